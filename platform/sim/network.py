@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -34,7 +34,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from orchestray.platform.comm.channel.base import CLOSED_HERE, GONE, Channel, Message, Request, Tensors
+from orchestray.platform.comm.channel.base import CLOSED_HERE, GONE, Channel, Message, Meta, Request, Tensors
 from orchestray.platform.comm.channel.threads import Inbox, copied, num_bytes
 from orchestray.platform.sim.programs import Due, Promise, SimulatedProgram, VirtualHandle
 from orchestray.platform.sim.virtual_time import Clock
@@ -175,7 +175,7 @@ class SimulatedChannel(Channel):
         self._other: SimulatedChannel = self
         self._end: str | None = None
 
-    def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> VirtualHandle[None]:
+    def isend(self, tensors: Tensors, *, tag: str = "", meta: Meta = None) -> VirtualHandle[None]:
         message = copied(tensors, tag, meta)
         if self._end is not None:
             raise self.closed_error(self._end)

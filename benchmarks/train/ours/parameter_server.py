@@ -27,6 +27,7 @@ from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
+from orchestray.trainers.ps.protocol.requests import Answer, Entry
 from orchestray.trainers.ps.server.server import ShardServer
 from orchestray.trainers.ps.server.shard import Rates, Shard
 from orchestray.trainers.ps.server.state_machine import Machine
@@ -56,9 +57,9 @@ def serve(spec: dict[str, Any]) -> dict[str, Any]:
     times: list[float] = []
     apply = machine.apply
 
-    def timed(entry: Any, tensors: Any = ()) -> dict[str, Any]:
+    def timed(entry: Entry, tensors: Any = ()) -> Answer:
         answer = apply(entry, tensors)
-        if "push" in entry:
+        if entry.push is not None:
             times.append(time.perf_counter())
         return answer
 

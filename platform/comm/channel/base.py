@@ -1,8 +1,8 @@
 """The contract of every channel: it carries tensors between two endpoints, with a timeout and counted bytes.
 
 A channel is ordered, reliable and two-way. One call of `send` is one message: one or more tensors, with a short `tag`
-and a small JSON `meta` in its header. The receiver can thus learn from a message what it is. The other end receives
-messages in the order they were sent.
+and a small `meta` in its header: JSON values, or bytes that mean something to both ends. The receiver can thus learn
+from a message what it is. The other end receives messages in the order they were sent.
 
 - **Sending.** `send` returns when the tensors may be changed again. It may have to wait until the other end receives,
   so two ends that both send first and then receive must use `isend`. A `send` that times out closes the channel,
@@ -24,10 +24,12 @@ messages in the order they were sent.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -44,6 +46,7 @@ CLOSED_HERE = "it was closed at this end"
 GONE = "the peer closed it or died"
 
 Tensors = Tensor | Sequence[Tensor]
+Meta = Mapping[str, Any] | bytes | None
 Result = TypeVar("Result")
 
 
@@ -72,7 +75,14 @@ class Message:
 
     tensors: tuple[Tensor, ...]
     tag: str = ""
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    content: bytes = b"{}"
+    """The `meta`, as it was sent."""
+
+    @cached_property
+    def meta(self) -> Mapping[str, Any]:
+        """The JSON values that were sent."""
+        found: Mapping[str, Any] = json.loads(self.content)
+        return found
 
     @property
     def tensor(self) -> Tensor:
@@ -157,13 +167,13 @@ class Channel(ABC):
         self.messages_received = 0
 
     @abstractmethod
-    def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> Handle[None]:
+    def isend(self, tensors: Tensors, *, tag: str = "", meta: Meta = None) -> Handle[None]:
         """Start a send; the tensors must not change until the handle is done.
 
         Args:
             tensors: one or more dense tensors.
             tag: short name of the message.
-            meta: any mapping that JSON can represent.
+            meta: any mapping that JSON can represent, or bytes.
 
         Raises:
             ChannelClosedError: the channel is already closed.
@@ -209,9 +219,7 @@ class Channel(ABC):
         self.bytes_sent += sent_bytes
         self.bytes_received += received_bytes
 
-    def send(
-        self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None, timeout_s: float | None = None
-    ) -> None:
+    def send(self, tensors: Tensors, *, tag: str = "", meta: Meta = None, timeout_s: float | None = None) -> None:
         """Send one message, and wait until the tensors may be changed again."""
         try:
             self.isend(tensors, tag=tag, meta=meta).wait(timeout_s)

@@ -85,7 +85,7 @@ class GlooChannel(LaneChannel):
 
     def _read_blob(self) -> bytearray:
         self._read_into(self._frame)
-        (blob_bytes, _) = PREFIX.unpack_from(self._frame.numpy().data)
+        (blob_bytes, *_) = PREFIX.unpack_from(self._frame.numpy().data)
         blob = bytearray(blob_bytes)
         whole = torch.frombuffer(blob, dtype=torch.uint8)
         whole[:_FRAME_BYTES].copy_(self._frame[:blob_bytes])

@@ -11,7 +11,6 @@ import atexit
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,6 +22,7 @@ from orchestray.platform.comm.channel.base import (
     ChannelMismatchError,
     Handle,
     Message,
+    Meta,
     Request,
     Tensors,
     as_tuple,
@@ -93,7 +93,7 @@ class LaneChannel(Channel):
         # A thread that returns from the transport while the interpreter shuts down would abort the process.
         atexit.register(self.close)
 
-    def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> Handle[None]:
+    def isend(self, tensors: Tensors, *, tag: str = "", meta: Meta = None) -> Handle[None]:
         return Handle(self._begin(pack(as_tuple(tensors), tag, meta)), self.waiting_to("take", tag), self.timeout_s)
 
     def _begin(self, packed: Packed) -> Future[None]:

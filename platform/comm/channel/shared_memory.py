@@ -135,7 +135,7 @@ class SharedMemoryChannel(LaneChannel):
     def _read_blob(self) -> bytearray:
         while True:
             prefix, files = self._receive_prefix()
-            blob_bytes, header_bytes = PREFIX.unpack(prefix)
+            blob_bytes, header_bytes, _ = PREFIX.unpack(prefix)
             if header_bytes:
                 return prefix + self._receive(blob_bytes - PREFIX.size)
             self._blocks.theirs += [SharedBlock(file) for file in files]

@@ -6,12 +6,10 @@ is shared, as over a network.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import torch
 
@@ -23,11 +21,12 @@ from orchestray.platform.comm.channel.base import (
     ChannelMismatchError,
     Handle,
     Message,
+    Meta,
     Request,
     Tensors,
     as_tuple,
 )
-from orchestray.platform.comm.channel.wire import check_dense, deliver
+from orchestray.platform.comm.channel.wire import check_dense, content_of, deliver
 
 
 class Inbox:
@@ -138,7 +137,7 @@ class ThreadChannel(Channel):
         self._released = 0
         self._end: str | None = None
 
-    def isend(self, tensors: Tensors, *, tag: str = "", meta: Mapping[str, Any] | None = None) -> Handle[None]:
+    def isend(self, tensors: Tensors, *, tag: str = "", meta: Meta = None) -> Handle[None]:
         message = copied(tensors, tag, meta)
         with self._lock:
             number = self.messages_sent
@@ -200,14 +199,12 @@ def thread_pair(
     return a, b
 
 
-def copied(tensors: Tensors, tag: str, meta: Mapping[str, Any] | None) -> Message:
+def copied(tensors: Tensors, tag: str, meta: Meta) -> Message:
     """Return the message with its tensors copied, so that the sender may change its own afterwards."""
     given = as_tuple(tensors)
     check_dense(given)
     copies = tuple(t if t.is_meta else t.detach().clone(memory_format=torch.contiguous_format) for t in given)
-    return Message(
-        copies, tag, json.loads(json.dumps(meta)) if meta else {}
-    )  # meta goes through JSON, as over other channels
+    return Message(copies, tag, content_of(meta))
 
 
 def num_bytes(message: Message) -> int:

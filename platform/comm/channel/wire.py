@@ -1,4 +1,4 @@
-"""The byte format of a message: `blob` (prefix, JSON header, small tensors), and then each large tensor in place.
+"""The byte format of a message: `blob` (prefix, JSON header, meta, small tensors), then each large tensor in place.
 
 Tensors of up to SMALL_BYTES are part of the blob, so a message of small tensors is one write. Larger ones are read from
 and written into their own memory. Pickle is not used: a peer can choose shapes and dtypes, but cannot run code.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.channel.base import ChannelMismatchError, Message, Request
+from orchestray.platform.comm.channel.base import ChannelMismatchError, Message, Meta, Request
 
 SMALL_BYTES = 16 * 1024
-PREFIX = struct.Struct("<QQ")  # bytes of the whole blob, bytes of its JSON header
+PREFIX = struct.Struct("<QII")  # bytes of the whole blob, of its JSON header, and of its meta
 
 _TO_JSON = json.JSONEncoder(separators=(",", ":"))  # making one takes longer than using it
 
@@ -67,42 +66,47 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return plain.view(-1).view(torch.uint8)
 
 
-def pack(tensors: tuple[Tensor, ...], tag: str, meta: Mapping[str, Any] | None) -> Packed:
+def content_of(meta: Meta) -> bytes:
+    """Return the bytes of a message's meta; raise TypeError if it is neither bytes nor JSON."""
+    return meta if isinstance(meta, bytes) else _TO_JSON.encode(meta or {}).encode()
+
+
+def pack(tensors: tuple[Tensor, ...], tag: str, meta: Meta) -> Packed:
     """Pack a message; raise TypeError if a tensor is sparse or quantized, or if `meta` is not JSON."""
     check_dense(tensors)
-    header = _TO_JSON.encode([tag, meta or {}, [spec_of(t) for t in tensors]]).encode()
+    header, content = _TO_JSON.encode([tag, [spec_of(t) for t in tensors]]).encode(), content_of(meta)
     flats = [flat_bytes(t) for t in tensors]
-    blob = bytearray(PREFIX.size) + header
+    blob = bytearray(PREFIX.size) + header + content
     for flat in flats:
         if flat.numel() <= SMALL_BYTES:
             blob += flat.numpy().data
-    PREFIX.pack_into(blob, 0, len(blob), len(header))
-    return Packed(
-        blob, [f for f in flats if f.numel() > SMALL_BYTES], sum(f.numel() for f in flats), PREFIX.size + len(header)
-    )
+    PREFIX.pack_into(blob, 0, len(blob), len(header), len(content))
+    large = [flat for flat in flats if flat.numel() > SMALL_BYTES]
+    return Packed(blob, large, sum(flat.numel() for flat in flats), PREFIX.size + len(header) + len(content))
 
 
 def pack_offer(file: int) -> Packed:
     """Return the packed offer of a block: a prefix alone."""
-    return Packed(bytearray(PREFIX.pack(PREFIX.size, 0)), [], 0, PREFIX.size, file)
+    return Packed(bytearray(PREFIX.pack(PREFIX.size, 0, 0)), [], 0, PREFIX.size, file)
 
 
 class Arrival:
     """A blob that has arrived."""
 
     def __init__(self, blob: bytearray) -> None:
-        _, header_bytes = PREFIX.unpack_from(blob)
+        _, header_bytes, content_bytes = PREFIX.unpack_from(blob)
         start = PREFIX.size + header_bytes
-        self.tag, self.meta, specs = json.loads(blob[PREFIX.size : start])
+        self.tag, specs = json.loads(blob[PREFIX.size : start])
+        self.content = bytes(blob[start : start + content_bytes])
         self.specs: list[Spec] = [(dtype, tuple(shape)) for dtype, shape in specs]
-        self._small = memoryview(blob)[start:]
+        self._small = memoryview(blob)[start + content_bytes :]
 
     def land(self, request: Request, who: str) -> Landing:
         """Return the tensors to write the message into, with the small ones already filled.
 
         The caller fills `landing.large` in order, and then calls `finish`.
         """
-        landing = Landing(self.tag, self.meta, self.specs, request, who)
+        landing = Landing(self.tag, self.content, self.specs, request, who)
         start = 0
         for flat in landing.flats:
             if flat.numel() <= SMALL_BYTES:
@@ -118,8 +122,8 @@ class Landing:
     A message that does not fit the request is written into memory of its own, and `finish` raises an error.
     """
 
-    def __init__(self, tag: str, meta: Mapping[str, Any], specs: list[Spec], request: Request, who: str) -> None:
-        self._tag, self._meta = tag, meta
+    def __init__(self, tag: str, content: bytes, specs: list[Spec], request: Request, who: str) -> None:
+        self._tag, self._content = tag, content
         self._mismatch = _mismatch(tag, specs, request, who)
         if request.in_place and request.targets is not None and not self._mismatch:
             self.targets = tuple(target.detach() for target in request.targets)
@@ -151,7 +155,7 @@ class Landing:
         for target, flat in zip(self.targets, self.flats, strict=True):
             if target.data_ptr() != flat.data_ptr() and target.numel():
                 target.copy_(flat.view(target.dtype).view(target.shape))
-        return Message(self._answer, self._tag, self._meta)
+        return Message(self._answer, self._tag, self._content)
 
 
 def deliver(message: Message, request: Request, who: str) -> Message:
@@ -167,10 +171,10 @@ def deliver(message: Message, request: Request, who: str) -> Message:
         return message
     if not request.in_place:
         moved = (t.to(like.device) for t, like in zip(message.tensors, request.targets, strict=True))
-        return Message(tuple(moved), message.tag, message.meta)
+        return Message(tuple(moved), message.tag, message.content)
     for target, tensor in zip(request.targets, message.tensors, strict=True):
         target.detach().copy_(tensor)
-    return Message(request.targets, message.tag, message.meta)
+    return Message(request.targets, message.tag, message.content)
 
 
 def _mismatch(tag: str, specs: list[Spec], request: Request, who: str) -> str | None:

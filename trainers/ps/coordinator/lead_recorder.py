@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.ps.coordinator.coordinator import Coordinator
     from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
+    from orchestray.trainers.ps.protocol.requests import Traffic
     from orchestray.trainers.ps.server.server import ShardServer
 
 
@@ -154,16 +155,16 @@ class LeadRecorder:
         self._last_s = now_s
         self._recorder.record(line)
 
-    def _exchanged(self, traffic: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _exchanged(self, traffic: Traffic | None) -> dict[str, Any]:
         """Return the bytes and the compression error of the step, as far as the lead knew them then."""
         if traffic is None:
             return {}
-        for text in traffic["warnings"]:
+        for text in traffic.warnings:
             self._recorder.record({"event": "warning", "step": self.position.step, "text": text})
-        self.position.bytes_sent += traffic["bytes"]
-        self.position.bytes_dense += traffic["bytes"] + traffic["saved"]
-        errors = traffic["errors"]
-        return {"bytes_sent": traffic["bytes"], **({"compression_error": errors[0][1]} if errors else {})}
+        self.position.bytes_sent += traffic.bytes
+        self.position.bytes_dense += traffic.bytes + traffic.saved
+        errors = traffic.errors
+        return {"bytes_sent": traffic.bytes, **({"compression_error": errors[0][1]} if errors else {})}
 
     def _on_validated(self, means: Mapping[str, float], best: dict[str, Any] | None) -> None:
         position = self.position

@@ -5,7 +5,7 @@ Reuter 1992, section 9.3, of logs). If the last record of a log is incomplete, t
 sent its effects.
 
 `snapshot-N.safetensors` holds the tensors after N entries. `snapshot-N.json` holds the rest and is written last.
-`log-N` holds the records after it: two lengths, a checksum, the entry as JSON, its tensors' bytes.
+`log-N` holds the records after it: three lengths, a checksum, the entry, its tensors' types, their bytes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from torch import Tensor
 from orchestray.platform.comm.channel.wire import flat_bytes, spec_of
 from orchestray.platform.errors import CheckpointError, OrchestrayError, StorageError
 from orchestray.platform.run.tensor_file import pack, unpack
-from orchestray.trainers.ps.server.state_machine import Entry, Machine
+from orchestray.trainers.ps.protocol.requests import Entry, Header
+from orchestray.trainers.ps.server.state_machine import Machine
 
-_RECORD = struct.Struct("<QQI")  # bytes of the JSON, bytes of the tensors, CRC-32 of both
+_RECORD = struct.Struct("<QQQI")  # bytes of the entry, of the tensors' types, of the tensors; CRC-32 of all
 _LOG_BYTES = 1 << 30
 
 
@@ -67,12 +68,12 @@ class DiskLog:
         if self._log.tell() > self._limit_bytes:
             self._begin_log()
         flats = [flat_bytes(tensor) for tensor in tensors]
-        header = json.dumps({"entry": entry, "specs": [spec_of(tensor) for tensor in tensors]}).encode()
-        checksum = zlib.crc32(header)
+        header, specs = Header(entry).encode(), json.dumps([spec_of(tensor) for tensor in tensors]).encode()
+        checksum = zlib.crc32(specs, zlib.crc32(header))
         for flat in flats:
             checksum = zlib.crc32(flat.numpy().data, checksum)
-        prefix = _RECORD.pack(len(header), sum(flat.numel() for flat in flats), checksum)
-        parts: list[bytes | memoryview] = [prefix + header, *(flat.numpy().data for flat in flats)]
+        prefix = _RECORD.pack(len(header), len(specs), sum(flat.numel() for flat in flats), checksum)
+        parts: list[bytes | memoryview] = [prefix + header + specs, *(flat.numpy().data for flat in flats)]
         begins_at = self._log.tell()
         try:
             for part in parts:
@@ -157,14 +158,13 @@ def restore(directory: Path, machine: Machine) -> int:
 def _records(path: Path) -> Iterator[tuple[Entry, list[Tensor]]]:
     with path.open("rb") as log:
         while len(prefix := log.read(_RECORD.size)) == _RECORD.size:
-            header_bytes, value_bytes, checksum = _RECORD.unpack(prefix)
-            header, values = log.read(header_bytes), bytearray(log.read(value_bytes))
-            if len(header) + len(values) < header_bytes + value_bytes:
+            *num_bytes, checksum = _RECORD.unpack(prefix)
+            header, specs, values = (log.read(length) for length in num_bytes)
+            if len(header) + len(specs) + len(values) < sum(num_bytes):
                 return
-            if zlib.crc32(values, zlib.crc32(header)) != checksum:
+            if zlib.crc32(values, zlib.crc32(specs, zlib.crc32(header))) != checksum:
                 return
-            record = json.loads(header)
-            yield record["entry"], _tensors(values, record["specs"])
+            yield Header.decode(Entry, header).sections, _tensors(bytearray(values), json.loads(specs))
 
 
 def _tensors(values: bytearray, specs: Sequence[Any]) -> list[Tensor]:

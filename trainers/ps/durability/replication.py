@@ -10,15 +10,17 @@ Before a backup is promoted, its primary must be known to be dead: two primaries
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Message
+from orchestray.platform.comm.channel.base import Channel, ChannelClosedError
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.trainers.ps.protocol.messages import DONE, ENTRY, SNAPSHOT, flat_state, result, start, tensors_of
-from orchestray.trainers.ps.server.state_machine import Entry, Machine
+from orchestray.trainers.ps.protocol.requests import Entry, Header, State
+from orchestray.trainers.ps.server.state_machine import Machine
 
 
 class Replicator:
@@ -32,10 +34,10 @@ class Replicator:
         """Send the state that the entries build on."""
         state, tensors = machine.state()
         names, copies = flat_state(tensors)
-        start(self._channel, SNAPSHOT, {"state": state, "names": names}, copies)
+        start(self._channel, SNAPSHOT, State(json.dumps(state), names), copies)
 
     def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:
-        start(self._channel, ENTRY, {"entry": entry}, [tensor.clone() for tensor in tensors])
+        start(self._channel, ENTRY, entry, [tensor.clone() for tensor in tensors])
         done = self._channel.irecv(tag=DONE)
 
         def wait() -> None:
@@ -75,10 +77,15 @@ class Backup:
         try:
             is_primary = True
             while is_primary:
-                header = result(channel.irecv())
-                is_primary = self._take(header, tensors_of(channel, header))
-                if is_primary and header.tag == ENTRY:
-                    channel.send([], tag=DONE)
+                message = result(channel.irecv())
+                if message.tag == SNAPSHOT:
+                    snapshot = Header.decode(State, message.content)
+                    is_primary = self._begin(snapshot.sections, tensors_of(channel, snapshot))
+                else:
+                    header = Header.decode(Entry, message.content)
+                    is_primary = self._take(header.sections, tensors_of(channel, header))
+                    if is_primary:
+                        channel.send([], tag=DONE)
         except ChannelClosedError:
             return
         finally:
@@ -102,16 +109,19 @@ class Backup:
             )
         return self._machine
 
-    def _take(self, header: Message, tensors: Sequence[Tensor]) -> bool:
-        """Apply a message of the primary; return False if this backup has been promoted."""
+    def _begin(self, state: State, tensors: Sequence[Tensor]) -> bool:
+        """Take on the primary's state; return False if this backup has been promoted."""
         with self._lock:
-            if self._promoted:
-                return False
-            if header.tag == SNAPSHOT:
-                self._machine.load_state(header.meta["state"], dict(zip(header.meta["names"], tensors, strict=True)))
+            if not self._promoted:
+                self._machine.load_state(json.loads(state.state), dict(zip(state.names, tensors, strict=True)))
                 self._has_state, self.num_entries = True, 0
-                return True
-            with contextlib.suppress(OrchestrayError):  # the primary had the same error, and sent it to its worker
-                self._machine.apply(header.meta["entry"], tensors)
-            self.num_entries += 1
-            return True
+            return not self._promoted
+
+    def _take(self, entry: Entry, tensors: Sequence[Tensor]) -> bool:
+        """Apply an entry of the primary; return False if this backup has been promoted."""
+        with self._lock:
+            if not self._promoted:
+                with contextlib.suppress(OrchestrayError):  # the primary had the same error, and sent it to its worker
+                    self._machine.apply(entry, tensors)
+                self.num_entries += 1
+            return not self._promoted

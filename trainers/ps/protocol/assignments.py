@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -107,18 +107,6 @@ def order_from_json(value: Mapping[str, Any]) -> Order:
     if kind is Compute:
         values["pieces"] = tuple((int(start), int(stop)) for start, stop in values["pieces"])
     return kind(**values)
-
-
-def compute_to_row(order: Compute) -> list[Any]:
-    """Return a share's order as JSON values without field names, for messages that hold many."""
-    return list(vars(order).values())
-
-
-def compute_from_row(row: Sequence[Any]) -> Compute:
-    """Return the order that `compute_to_row` described."""
-    values = dict(zip(_FIELDS[Compute], row, strict=True))
-    values["pieces"] = tuple((int(start), int(stop)) for start, stop in values["pieces"])
-    return Compute(**values)
 
 
 @dataclass(frozen=True)

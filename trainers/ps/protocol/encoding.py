@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.base import Compressor
-from orchestray.trainers.ps.protocol.messages import COMPRESSED, DENSE, RUNS, SPARSE
 from orchestray.trainers.ps.protocol.partition import Partition, slice_views
+from orchestray.trainers.ps.protocol.requests import COMPRESSED, DENSE, RUNS, SPARSE, Encoding
 from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
 
 Sparse = tuple[Tensor, Tensor]
@@ -54,8 +54,8 @@ class GradientEncoder:
         has_news, self._has_news = self._has_news, False
         return has_news
 
-    def encode(self, shard: int, gradient: Gradient, step: int) -> tuple[str, list[Tensor]]:
-        """Return a shard's part of a gradient: the name of its encoding (`messages`), and the tensors to send.
+    def encode(self, shard: int, gradient: Gradient, step: int) -> tuple[Encoding, list[Tensor]]:
+        """Return a shard's part of a gradient: its encoding, and the tensors to send.
 
         Args:
             shard: index of the shard.

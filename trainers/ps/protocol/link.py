@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
 from orchestray.platform.comm.channel.blocks import SharedBlock
 from orchestray.trainers.ps.protocol.messages import ANSWER, REQUEST, TENSORS, ServerError, num_bytes_of, result, start
+from orchestray.trainers.ps.protocol.requests import Answer, Header, Hello, Request
 
 
 @dataclass(eq=False)
@@ -20,19 +20,19 @@ class Asked:
     """A request in progress."""
 
     link: Link
-    request: Mapping[str, Any]
+    request: Request
     sent: Sequence[Tensor]
     """Tensors of the request, which must not change until it is answered."""
     into: Sequence[Tensor] | None
     always: bool
     """True if every answer brings tensors for `into`; they are then received before anything waits for them."""
-    answer: Mapping[str, Any] | None = None
+    answer: Answer | None = None
     tensors: Sequence[Tensor] = ()
     handles: list[Handle[None]] = field(default_factory=list)
     header: Handle[Message] | None = None
     payload: Handle[Message] | None = None
 
-    def wait(self) -> Mapping[str, Any]:
+    def wait(self) -> Answer:
         """Wait for the answer and return it.
 
         Raises:
@@ -41,8 +41,8 @@ class Asked:
         """
         while self.answer is None:
             self.link.finish_first()
-        if "error" in self.answer:
-            raise ServerError(str(self.answer["error"]))
+        if self.answer.error is not None:
+            raise ServerError(self.answer.error)
         return self.answer
 
     def done(self) -> bool:
@@ -57,7 +57,7 @@ class Link:
         self,
         shard: int,
         channel: Channel,
-        hello: Mapping[str, Any],
+        worker: int,
         *,
         replace: Callable[[int, Exception], Channel] | None,
         block: SharedBlock | None = None,
@@ -65,20 +65,20 @@ class Link:
         self._shard = shard
         self._channel = channel
         self._block = block
-        self._hello = hello
+        self._worker = worker
         self._replace = replace
         self._unanswered: deque[Asked] = deque()
         self._bytes_of_earlier = 0
         with suppress(ChannelClosedError):  # the first request handles it
             self._offer()
 
-    def hello(self, *, is_new: bool) -> dict[str, Any]:
+    def hello(self, *, is_new: bool) -> Request:
         """Return the request that introduces the worker."""
-        return {"hello": {**self._hello, "is_new": is_new}}
+        return Request(hello=Hello(self._worker, is_new))
 
     def ask(
         self,
-        request: Mapping[str, Any],
+        request: Request,
         tensors: Sequence[Tensor] = (),
         *,
         into: Sequence[Tensor] | None = None,
@@ -87,7 +87,7 @@ class Link:
         """Send a request; answers come in the order of the requests.
 
         Args:
-            request: sections of the request, as JSON values.
+            request: request to send.
             tensors: tensors that go with it; they must not change until it is answered.
             into: memory for the answer's tensors.
             always: True if every answer brings tensors for `into`.
@@ -117,9 +117,9 @@ class Link:
         self._channel = channel
         self._offer()
         greeting = Asked(self, self.hello(is_new=False), (), None, always=True)
-        again = [asked for asked in self._unanswered if "hello" not in asked.request]
+        again = [asked for asked in self._unanswered if asked.request.hello is None]
         for asked in self._unanswered:
-            if "hello" in asked.request:
+            if asked.request.hello is not None:
                 greeting = asked
         self._unanswered = deque([greeting, *again])
         for asked in self._unanswered:
@@ -144,10 +144,11 @@ class Link:
     def _start(self, asked: Asked) -> None:
         # The receives begin now, so that a large answer arrives while the worker computes.
         channel, request = self._channel, asked.request
-        places = [channel.lend(tensor) for tensor in asked.into or ()] if "pull" in request else []
-        is_placed = bool(places) and None not in places
-        if is_placed:
-            request = {**request, "pull": {**request["pull"], "place": places}}
+        found = [] if request.pull is None else [channel.lend(tensor) for tensor in asked.into or ()]
+        places = tuple(place for place in found if place is not None)
+        is_placed = bool(places) and len(places) == len(found)
+        if request.pull is not None and is_placed:
+            request = replace(request, pull=replace(request.pull, places=places))
         asked.handles = start(channel, REQUEST, request, asked.sent)
         asked.header = channel.irecv(tag=ANSWER)
         asked.payload = None
@@ -156,21 +157,22 @@ class Link:
 
     def _finish(self, asked: Asked) -> None:
         assert asked.header is not None
-        header = result(asked.header)
-        if header.meta.get("placed"):
+        header = Header.decode(Answer, result(asked.header).content)
+        answer = header.sections
+        if answer.placed:
             assert asked.into is not None
             asked.tensors = asked.into
-            if "found" in header.meta:
-                asked.tensors = [self._channel.borrow(header.meta["found"]), *asked.into[1:]]
+            if answer.found is not None:
+                asked.tensors = [self._channel.borrow(answer.found), *asked.into[1:]]
             self._channel.count_lent(received_bytes=num_bytes_of(asked.into))
-        elif header.meta.get("tensors"):
+        elif header.num_tensors:
             payload = asked.payload or self._channel.irecv(into=asked.into, tag=TENSORS)
             asked.tensors = result(payload).tensors
         elif asked.payload is not None:
             asked.payload.cancel()  # the answer is an error
         for handle in asked.handles:
             handle.future.result()
-        asked.answer = header.meta
+        asked.answer = answer
 
     def _recover(self, error: ChannelClosedError) -> None:
         """Connect to another server instead of the lost one; raise the error if there is none."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.errors import TrainingError
+from orchestray.trainers.ps.protocol.requests import Request
 
 if TYPE_CHECKING:
     from orchestray.trainers.compression.base import Compressor
@@ -217,13 +218,13 @@ def take_up(client: ShardClient, kept: Kept | None) -> bool:
     if not any(compressor.state() for compressor in compressors):
         return False
     is_lost = False
-    for shard, (answer, tensors) in enumerate(client.ask_each([({"residual": True}, ())] * len(compressors))):
-        if answer["names"]:
-            compressors[shard].load_state(dict(zip(answer["names"], tensors, strict=True)))
-        elif answer["heard"] and kept is not None:
+    for shard, (answer, tensors) in enumerate(client.ask_each([(Request(residual=True), ())] * len(compressors))):
+        if answer.names:
+            compressors[shard].load_state(dict(zip(answer.names, tensors, strict=True)))
+        elif answer.heard and kept is not None:
             compressors[shard].load_state(kept[shard])
         else:
-            is_lost |= bool(answer["heard"])
+            is_lost |= answer.heard
     return is_lost
 
 
@@ -237,14 +238,11 @@ def lost_text(worker: int) -> str:
 
 def deposit(client: ShardClient) -> None:
     """Give every shard a copy of the compressors' state."""
-    _tell(client, "deposit")
+    if (states := kept_by(client)) is not None:
+        client.ask_each([(Request(deposit=tuple(state)), list(state.values())) for state in states])
 
 
 def hand_over(client: ShardClient) -> None:
     """Hand the compressors' state over to every shard, because the worker leaves."""
-    _tell(client, "hand_over")
-
-
-def _tell(client: ShardClient, section: str) -> None:
     if (states := kept_by(client)) is not None:
-        client.ask_each([({section: list(state)}, list(state.values())) for state in states])
+        client.ask_each([(Request(hand_over=tuple(state)), list(state.values())) for state in states])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A share of a batch."""
 
     step: int
@@ -17,9 +15,6 @@ class Part:
     """Index of the share in its batch, from 0, in the order of its samples."""
     num_samples: int
     batch_samples: int
-
-    def to_json(self) -> list[int]:
-        return list(astuple(self))
 
 
 class SeenShares:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from orchestray.platform.comm.channel.base import Channel
+from orchestray.trainers.ps.protocol.requests import Traffic
 
 
 class TrafficCounter:
@@ -31,30 +29,24 @@ class TrafficCounter:
             self._channels.remove(channel)
             self._of_ended += _moved(channel)
 
-    def add(self, traffic: Mapping[str, Any]) -> None:
-        """Add the result of another counter's `take`, as JSON values."""
-        self._reported += int(traffic["bytes"])
-        self._saved += int(traffic["saved"])
-        self._errors |= {int(worker): float(error) for worker, error in traffic["errors"]}
-        self._warnings += traffic["warnings"]
+    def add(self, traffic: Traffic) -> None:
+        """Add the result of another counter's `take`."""
+        self._reported += traffic.bytes
+        self._saved += traffic.saved
+        self._errors |= dict(traffic.errors)
+        self._warnings += traffic.warnings
 
     def forget(self, worker: int) -> None:
         """Forget a worker that has left."""
         self._errors.pop(worker, None)
 
-    def take(self) -> dict[str, Any]:
-        """Return the traffic since the last call.
-
-        Returns:
-            `bytes` that went either way, bytes `saved` by compression, the newest `errors` as `[[worker, norm], ...]`,
-                and the `warnings`.
-        """
+    def take(self) -> Traffic:
+        """Return the traffic since the last call."""
         total = self._of_ended + self._reported + sum(_moved(channel) for channel in self._channels)
         before, self._taken = self._taken, total
         saved, self._saved = self._saved, 0
-        errors = [list(item) for item in sorted(self._errors.items())]
         warnings, self._warnings = self._warnings, []
-        return {"bytes": total - before, "saved": saved, "errors": errors, "warnings": warnings}
+        return Traffic(total - before, saved, tuple(sorted(self._errors.items())), tuple(warnings))
 
 
 def _moved(channel: Channel) -> int:

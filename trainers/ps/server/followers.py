@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from orchestray.trainers.ps.server.state_machine import Entry, Machine
+    from orchestray.trainers.ps.protocol.requests import Entry
+    from orchestray.trainers.ps.server.state_machine import Machine
 
 
 class Follower(Protocol):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +14,10 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
 from orchestray.platform.errors import OrchestrayError
-from orchestray.trainers.ps.protocol.assignments import Wait, order_to_json
+from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
 from orchestray.trainers.ps.protocol.load_balancing import Stopwatch
 from orchestray.trainers.ps.protocol.messages import (
     ANSWER,
-    DENSE,
     borrowed_tensors,
     finish,
     flat_state,
@@ -25,17 +26,29 @@ from orchestray.trainers.ps.protocol.messages import (
     start,
     tensors_of,
 )
+from orchestray.trainers.ps.protocol.requests import DENSE, NOBODY, Answer, Entry, Header, Pull, Request, Stop
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
 from orchestray.trainers.ps.server.event_queue import EventQueue
 from orchestray.trainers.ps.server.followers import Follower, Followers
 from orchestray.trainers.ps.server.snapshots import Versions
-from orchestray.trainers.ps.server.state_machine import Entry, Listener, Machine
+from orchestray.trainers.ps.server.state_machine import Listener, Machine
 
-_MUTATING = (
-    *("hello", "leave", "coordinator", "push", "acknowledge", "validated", "saved", "next", "advance"),
-    *("deposit", "hand_over", "deposited"),
-    *("relay", "change", "acknowledge_for"),
-)
+
+@dataclass
+class Asker:
+    """Who has sent a request, and what goes with it."""
+
+    worker: int | None
+    """None: it sent no `hello`."""
+    channel: Channel
+    asked: Handle[Message]
+    """Its next request, which it may send, or its death, before this one is answered."""
+    targets: tuple[Tensor, ...] = ()
+    """Its memory, where it wants the parameters."""
+    reusable: Tensor | None = None
+    """Memory of its gradient, if that is the server's own."""
+    found: Tensor | None = None
+    """The server's values, if they are lent to it."""
 
 
 class ShardServer:
@@ -105,9 +118,9 @@ class ShardServer:
                     channel.close()
             asked = channel.irecv()
             while True:
-                header = result(asked)
-                if "hello" in header.meta:
-                    worker = int(header.meta["hello"]["worker"])
+                header = Header.decode(Request, result(asked).content)
+                if header.sections.hello is not None:
+                    worker = header.sections.hello.worker
                     with self._changed:
                         self._serving[worker] = channel
                 asked = self._serve_one(channel, worker, header)
@@ -126,21 +139,21 @@ class ShardServer:
 
     def forget(self, worker: int) -> None:
         """Hand out again what a worker holds that is not connected and will not come back (after `promote`)."""
-        self.change({"worker": worker, "leave": True})
+        self.change(Entry(worker=worker, leave=True))
 
     def request_stop(self, reason: str, *, validate: bool = False) -> None:
         """End the run with a checkpoint, as in `Coordinator.request_stop`."""
-        self.change({"coordinator": ["request_stop", {"reason": reason, "validate": validate}]})
+        self.change(Entry(stop=Stop(reason, validate)))
 
     def resize(self, num_shares: int) -> None:
         """Cut the batches that have not begun into `num_shares` shares."""
-        self.change({"coordinator": ["resize", {"num_shares": num_shares}]})
+        self.change(Entry(resize=num_shares))
 
     def dismiss(self, worker: int) -> None:
         """Have a worker leave once it has done what it holds."""
-        self.change({"coordinator": ["dismiss", {"worker": worker}]})
+        self.change(Entry(worker=worker, dismiss=True))
 
-    def change(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
+    def change(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> Answer:
         """Apply an entry; return its answer once every follower has the entry."""
         with self._changed:
             answer = self._apply(entry, tensors)
@@ -160,7 +173,7 @@ class ShardServer:
         """
         with self._changed:
             if step is not None and step > self._machine.shard.version:
-                self._apply({"advance": step}, ())
+                self._apply(Entry(advance=step), ())
             shard = self._machine.shard
             state = {"values": shard.values}
             state |= {f"optimizer/{name}": tensor for name, tensor in shard.optimizer_slots().items()}
@@ -191,89 +204,86 @@ class ShardServer:
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
-    def _serve_one(self, channel: Channel, worker: int | None, header: Message) -> Handle[Message]:
+    def _serve_one(self, channel: Channel, worker: int | None, header: Header[Request]) -> Handle[Message]:
         """Answer one request; return the receive of the next."""
-        request = dict(header.meta)
-        push = request.get("push", {})
-        request["reusable"] = push.get("encoding") == DENSE and not self._is_borrowed(header)
-        if push.get("encoding") == DENSE:
-            tensors = self._received_dense(channel, header)
-        else:
-            tensors = tensors_of(channel, header)
-        if places := request.get("pull", {}).get("place"):
-            request["pull"] = {**request["pull"], "place": [channel.borrow(place) for place in places], "to": channel}
-        asked = channel.irecv()
+        request = header.sections
+        is_dense = request.push is not None and request.push.encoding == DENSE
+        tensors = self._received_dense(channel, header) if is_dense else tensors_of(channel, header)
+        places = () if request.pull is None else request.pull.places
+        asker = Asker(
+            worker,
+            channel,
+            asked=channel.irecv(),
+            targets=tuple(channel.borrow(place) for place in places),
+            reusable=tensors[0] if is_dense and not self._is_borrowed(header) else None,
+        )
         try:
-            answer, reply = self._answer(request, worker, tensors, asked)
+            answer, reply = self._answer(request, asker, tensors)
         except ChannelClosedError:
             raise
         except OrchestrayError as error:
-            answer, reply = {"error": str(error)}, []
-        if answer.get("placed"):
-            channel.count_lent(sent_bytes=num_bytes_of(request["pull"]["place"]))
-        if "found" in answer:
-            answer["found"] = self._versions.show(channel, answer["found"])
+            answer, reply = Answer(error=str(error)), []
+        if answer.placed:
+            channel.count_lent(sent_bytes=num_bytes_of(asker.targets))
+        if asker.found is not None:
+            answer.found = self._versions.show(channel, asker.found)
         try:
             finish(start(channel, ANSWER, answer, reply))
         finally:
             self._end_loan(request, reply)
-        return asked
+        return asker.asked
 
-    def _received_dense(self, channel: Channel, header: Message) -> list[Tensor]:
+    def _received_dense(self, channel: Channel, header: Header[Request]) -> list[Tensor]:
         """Return the gradient of a push, whole even if it came in pieces, and the tensors that came with it."""
         if self._is_borrowed(header):
             return borrowed_tensors(channel, header)
-        memory, num_pieces = self._memory(), int(header.meta["push"]["pieces"])
+        assert header.sections.push is not None
+        memory, num_pieces = self._memory(), header.sections.push.pieces
         sizes = [piece.num_elements for piece in self._machine.shard.slices]
         into = [memory] if num_pieces == 1 else list(memory.split_with_sizes(sizes))
-        received = tensors_of(channel, header, [*into, *self._buffer_memory(header.meta["tensors"] - num_pieces)])
+        received = tensors_of(channel, header, [*into, *self._buffer_memory(header.num_tensors - num_pieces)])
         return [memory, *received[num_pieces:]]
 
-    def _is_borrowed(self, header: Message) -> bool:
+    def _is_borrowed(self, header: Header[Request]) -> bool:
         """Return True if a gradient can stay in the worker's memory; the worker may send it again if this server is
         lost.
         """
-        is_lent = header.meta.get("lent", [None])[0] is not None and header.meta["push"]["pieces"] == 1
+        push = header.sections.push
+        is_lent = push is not None and push.pieces == 1 and bool(header.lent) and header.lent[0] is not None
         return is_lent and not self._machine.shard.changes_gradients
 
-    def _answer(
-        self, request: dict[str, Any], worker: int | None, tensors: Sequence[Tensor], asked: Handle[Message]
-    ) -> tuple[dict[str, Any], list[Tensor]]:
+    def _answer(self, request: Request, asker: Asker, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
         """Return the answer and its tensors. The first tensor of a pull is lent by the shard."""
         reply: list[Tensor] = []
-        entry = {name: request[name] for name in _MUTATING if name in request}
-        answer: dict[str, Any] = {}
+        worker, changes = asker.worker, request.changes
+        answer = Answer()
         with self._changed:
-            if "tally" in request:
-                self._tally.add(request["tally"])
-            if entry:
-                answer = self._apply({**entry, "worker": worker, **self._timed(worker, entry)}, tensors)
-            if not answer.pop("kept", False) and request["reusable"]:
-                self._spare.append(tensors[0])
-            if "next" in request and answer["order"] is None:
-                again = {"worker": worker, "next": request["next"]}
-                answer |= self._until(lambda: self._try_next(again), asked) or {"order": order_to_json(Wait())}
-            self._start_timing(worker, answer.get("order"))
-            if "residual" in request and worker is not None and self._machine.residuals is not None:
-                kept, answer["heard"] = self._machine.residuals.of(worker)
-                answer["names"], reply = flat_state(kept)
-            if "snapshot" in request:
-                answer["names"], reply = flat_state(self.snapshot(request["snapshot"]))
-            if "pull" in request:
-                self._until(lambda: self._reached(int(request["pull"]["min_version"])), asked)
-                newer_than = request["pull"]["newer_than"]
-                if newer_than is None or self._machine.shard.version > newer_than:
-                    if "place" in request["pull"]:
-                        answer |= self._placed(**request["pull"])
-                    else:
-                        reply = self._published()
-                answer["version"] = self._machine.shard.version
+            if request.tally is not None:
+                self._tally.add(request.tally)
+            if changes:
+                entry = Entry(worker=NOBODY if worker is None else worker, **changes)
+                answer = self._apply(self._timed(entry), tensors)
+            if asker.reusable is not None and not self._machine.keeps_gradient:
+                self._spare.append(asker.reusable)
+            if request.next is not None:
+                if answer.order is None:
+                    again = Entry(worker=NOBODY if worker is None else worker, next=request.next)
+                    found = self._until(lambda: self._try_next(again), asker.asked)
+                    answer.order, answer.more = (found.order, found.more) if found else (Wait(), ())
+                self._start_timing(worker, answer.order)
+            if request.residual and worker is not None and self._machine.residuals is not None:
+                kept, answer.heard = self._machine.residuals.of(worker)
+                answer.names, reply = flat_state(kept)
+            if request.snapshot is not None:
+                answer.names, reply = flat_state(self.snapshot(request.snapshot.step))
+            if request.pull is not None:
+                reply = self._pulled(request.pull, asker, answer)
             safe = self._followers.barrier()
         try:
             safe()
-            if "snapshot" in request or "run_state" in request:  # for a checkpoint: nothing happens until it is saved
+            if request.snapshot is not None or request.run_state:  # for a checkpoint: nothing happens until it is saved
                 self.events.deliver_all()
-                answer["run_state"] = self.run_state()
+                answer.run_state = json.dumps(self.run_state())
             else:
                 self.events.deliver()
         except BaseException:
@@ -281,25 +291,36 @@ class ShardServer:
             raise
         return answer, reply
 
-    def _end_loan(self, request: Mapping[str, Any], reply: Sequence[Tensor]) -> None:
+    def _pulled(self, pull: Pull, asker: Asker, answer: Answer) -> list[Tensor]:
+        """Return the parameters, or leave them where the worker can read them; the server is locked."""
+        self._until(lambda: self._reached(pull.min_version), asker.asked)
+        answer.version = self._machine.shard.version
+        if pull.newer_than is not None and answer.version <= pull.newer_than:
+            return []
+        if not asker.targets:
+            return self._published()
+        self._place(pull, asker)
+        answer.placed = True
+        return []
+
+    def _end_loan(self, request: Request, reply: Sequence[Tensor]) -> None:
         """End the loan of what `_published` lent for an answer, if anything."""
-        if reply and "pull" in request:
+        if reply and request.pull is not None:
             with self._changed:
                 self._machine.shard.give_back(reply[0])
 
-    def _timed(self, worker: int | None, entry: Entry) -> dict[str, Any]:
-        """Return how long the acknowledged shares took, as a section of the entry."""
-        if self._stopwatch is None or worker is None:
-            return {}
-        if "hello" in entry:
-            self._stopwatch.forget(worker)
-        acknowledged = entry.get("acknowledge", ())
-        took_s = [self._stopwatch.stop(worker, order_id) for order_id, *_ in acknowledged]
-        return {"took_s": took_s} if took_s else {}
+    def _timed(self, entry: Entry) -> Entry:
+        """Add how long the acknowledged shares took to an entry."""
+        if self._stopwatch is None or entry.worker == NOBODY:
+            return entry
+        if entry.hello is not None:
+            self._stopwatch.forget(entry.worker)
+        took_s = tuple(self._stopwatch.stop(entry.worker, report.order_id) for report in entry.acknowledge)
+        return replace(entry, took_s=took_s) if took_s else entry
 
-    def _start_timing(self, worker: int | None, order: Mapping[str, Any] | None) -> None:
-        if self._stopwatch is not None and worker is not None and order is not None and order["kind"] == "compute":
-            self._stopwatch.start(worker, order["order_id"])
+    def _start_timing(self, worker: int | None, order: Order | None) -> None:
+        if self._stopwatch is not None and worker is not None and isinstance(order, Compute):
+            self._stopwatch.start(worker, order.order_id)
 
     # -- events and entries ------------------------------------------------------------------------------------------
 
@@ -307,16 +328,16 @@ class ShardServer:
         """Take note of an event for the listener; the server is locked."""
         self.events.put({**event, "traffic": self._tally.take()} if event["event"] == "step" else event)
 
-    def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> Answer:
         self._followers.tell(entry, tensors)
         try:
             return self._machine.apply(entry, tensors)
         finally:
             self._changed.notify_all()
 
-    def _try_next(self, again: Entry) -> dict[str, Any] | None:
+    def _try_next(self, again: Entry) -> Answer | None:
         answer = self._machine.apply(again)
-        if answer["order"] is None:
+        if answer.order is None:
             return None  # nothing has changed, so the followers need no entry
         self._followers.tell(again, ())
         self._changed.notify_all()
@@ -325,7 +346,7 @@ class ShardServer:
     def _reached(self, version: int) -> bool:
         shard = self._machine.shard
         if shard.needs(version):
-            self._apply({"advance": version}, ())
+            self._apply(Entry(advance=version), ())
         return not shard.needs(version)
 
     def _until(self, ready: Callable[[], Any], asked: Handle[Message]) -> Any:
@@ -370,23 +391,21 @@ class ShardServer:
         return [values] if buffers is None else [values, buffers.floats.clone(), buffers.integers.clone()]
 
     @torch.no_grad()
-    def _placed(
-        self, place: Sequence[Tensor], to: Channel, reads: int | None = None, **_rest: object
-    ) -> dict[str, Any]:
+    def _place(self, pull: Pull, asker: Asker) -> None:
         """Write the present parameters into the worker's memory, or lend it the server's.
 
         They are lent if the worker says which version it reads.
         """
         shard = self._machine.shard
         held = [shard.values] if shard.buffers is None else [shard.values, shard.buffers.floats, shard.buffers.integers]
-        num_lent = 0 if reads is None else 1
-        for target, tensor in list(zip(place, held, strict=True))[num_lent:]:
+        num_lent = 0 if pull.reads is None else 1
+        for target, tensor in list(zip(asker.targets, held, strict=True))[num_lent:]:
             target.copy_(tensor)
-        if reads is None:
-            self._versions.end(to, reads_on=False)  # it asks for a copy, so it no longer reads the server's memory
-            return {"placed": True}
-        self._versions.settle(to, reads)
-        return {"placed": True, "found": self._versions.lend(to)}
+        if pull.reads is None:  # it asks for a copy, so it no longer reads the server's memory
+            self._versions.end(asker.channel, reads_on=False)
+            return
+        self._versions.settle(asker.channel, pull.reads)
+        asker.found = self._versions.lend(asker.channel)
 
     def _memory(self) -> Tensor:
         with self._changed:

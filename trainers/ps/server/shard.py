@@ -25,30 +25,13 @@ from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
 from orchestray.trainers.ps.protocol.partition import Slice, slice_views
+from orchestray.trainers.ps.protocol.requests import Origin
 from orchestray.trainers.ps.protocol.seen_shares import Part, SeenShares
 from orchestray.trainers.ps.server.batches import Batches, Push
 from orchestray.trainers.ps.server.dyn_sgd import Revision
 
 Consistency = Literal["synchronous", "stale", "asynchronous"]
 _SLOTS = "optimizer/"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The origin of a gradient."""
-
-    worker: int
-    parts: tuple[Part, ...]
-    """Shares whose gradients it sums, each weighted by num_samples / batch_samples."""
-    read_version: int
-    """Version of the shard in the parameters that the gradient was computed with."""
-
-    def to_json(self) -> list[Any]:
-        return [self.worker, [part.to_json() for part in self.parts], self.read_version]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Origin:
-        return cls(int(value[0]), tuple(Part(*part) for part in value[1]), int(value[2]))
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The whole state of a server as a state machine: a shard and, on the lead, the coordinator.
 
-Its inputs are entries (JSON, with a gradient). The same entries in the same order make the same state, bit for bit. So
+Its inputs are entries. The same entries in the same order make the same state, bit for bit. So
 a backup that receives them is a copy of its primary, and a log of them on disk can restore the server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -15,15 +16,26 @@ from torch import Tensor
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
-from orchestray.trainers.ps.protocol.assignments import Wait, order_to_json
+from orchestray.trainers.ps.protocol.assignments import Order, Wait
 from orchestray.trainers.ps.protocol.buffers import BufferPush
-from orchestray.trainers.ps.protocol.messages import COMPRESSED, RUNS, SPARSE, sparse_to_dense
+from orchestray.trainers.ps.protocol.messages import sparse_to_dense
 from orchestray.trainers.ps.protocol.partition import slice_views
+from orchestray.trainers.ps.protocol.requests import (
+    COMPRESSED,
+    RUNS,
+    SPARSE,
+    Answer,
+    Asking,
+    Encoding,
+    Entry,
+    Push,
+    Report,
+    Validated,
+)
 from orchestray.trainers.ps.protocol.residuals import Residuals
 from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
-from orchestray.trainers.ps.server.shard import Origin, Shard
+from orchestray.trainers.ps.server.shard import Applied, Shard
 
-Entry = Mapping[str, Any]
 Listener = Callable[[dict[str, Any]], None]
 
 
@@ -37,6 +49,7 @@ class Machine:
     Attributes:
         listener: receives the coordinator's events on the lead, in order: steps that are done, means of validations,
             copies that were dropped. Called while its server is locked, so it must only take note.
+        keeps_gradient: True if the first of the tensors of the last entry is now part of the state.
     """
 
     def __init__(
@@ -58,6 +71,7 @@ class Machine:
         self.shard = shard
         self.coordinator = coordinator
         self.listener: Listener = silent
+        self.keeps_gradient = False
         self._is_reached = is_reached
         self._decoder = decoder
         if decoder is not None:
@@ -65,40 +79,36 @@ class Machine:
         self.residuals = None if decoder is None else Residuals(decoder)
         """State of the workers' compressors; None if gradients are not compressed."""
 
-    def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
-        """Apply one entry.
+    def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> Answer:
+        """Apply one entry; return the answers of its sections.
 
         An OrchestrayError is raised again whenever the entry is applied to the same state.
 
         Args:
-            entry: sections as in `messages`, and `worker`. The run's driver adds `coordinator`: [method, arguments].
-                The server adds `took_s`: for each acknowledged share the seconds since it was handed out, or null.
-            tensors: tensors of a push; they may be changed.
-
-        Returns:
-            The result of each section, and `kept`: True if the first of the tensors is now part of the state.
+            entry: entry to apply.
+            tensors: tensors of a push, or of what a compressor keeps; they may be changed.
         """
-        worker, answer = int(entry.get("worker", -1)), dict[str, Any]()
-        if "hello" in entry:
-            self._greet(worker, bool(entry["hello"]["is_new"]))
-        if "leave" in entry:
+        worker, answer = entry.worker, Answer()
+        self.keeps_gradient = False
+        if entry.hello is not None:
+            self._greet(worker, entry.hello.is_new)
+        if entry.leave:
             self.lead.leave(worker)
-        if "coordinator" in entry:
-            self._drive(*entry["coordinator"])
-        if "push" in entry:
-            answer |= self._push(worker, entry, tensors)
-        elif "acknowledge" in entry:
-            answer["counts"] = self._acknowledge(worker, entry["acknowledge"], entry.get("took_s"))
-        answer |= self._deposits(worker, entry, tensors)
-        if "validated" in entry:
-            answer["means"] = self._validated(worker, *entry["validated"])
-        if "saved" in entry:
-            answer["saved"] = self.lead.saved(worker, entry["saved"])
-            self.listener({"event": "saved", "order_id": entry["saved"], "counts": answer["saved"]})
-        if "next" in entry:
-            answer["order"] = self._next(worker, entry["next"])
-        if "advance" in entry:
-            self.shard.advance(int(entry["advance"]))
+        self._drive(entry)
+        if entry.push is not None:
+            self._push(entry, entry.push, tensors, answer)
+        elif entry.acknowledge:
+            answer.counts = self._acknowledge(worker, entry.acknowledge, entry.took_s)
+        self._deposits(entry, tensors, answer)
+        if entry.validated is not None:
+            answer.means = self._validated(worker, entry.validated)
+        if entry.saved is not None:
+            answer.saved = self.lead.saved(worker, entry.saved)
+            self.listener({"event": "saved", "order_id": entry.saved, "counts": answer.saved})
+        if entry.next is not None:
+            answer.order = self._next(worker, entry.next)
+        if entry.advance is not None:
+            self.shard.advance(entry.advance)
         return answer
 
     @property
@@ -130,58 +140,58 @@ class Machine:
             self.residuals.load_state(state["residuals"], tensors)
         self.coordinator = None if state["coordinator"] is None else Coordinator.from_json(state["coordinator"])
 
-    def _drive(self, method: str, arguments: Mapping[str, Any]) -> None:
-        """Pass a call of the run's driver to the coordinator."""
-        if method == "request_stop":
-            self.lead.request_stop(**arguments)
-        elif method == "resize":
-            self.lead.resize(**arguments)
-        elif method == "dismiss":
-            self.lead.dismiss(**arguments)
-        else:
-            text = f"A driver cannot call {method!r} on the coordinator; only request_stop, resize and dismiss."
-            raise TrainingError(text)
+    def _drive(self, entry: Entry) -> None:
+        """Pass what the run's driver wants to the coordinator."""
+        if entry.stop is not None:
+            self.lead.request_stop(entry.stop.reason, validate=entry.stop.validate)
+        if entry.resize is not None:
+            self.lead.resize(entry.resize)
+        if entry.dismiss:
+            self.lead.dismiss(entry.worker)
 
     def _greet(self, worker: int, is_new: bool) -> None:
         if self.coordinator is not None and (is_new or worker not in self.coordinator.workers):
             self.coordinator.join(worker)
 
-    def _push(self, worker: int, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
-        push = entry["push"]
+    def _push(self, entry: Entry, push: Push, tensors: Sequence[Tensor], answer: Answer) -> None:
+        worker, answer.claimed = entry.worker, push.orders
         if self.coordinator is not None:
             known = worker in self.coordinator.workers
-            claimed = [order_id for order_id in push["orders"] if known and self.coordinator.claim(worker, order_id)]
-            if len(claimed) < len(push["orders"]):
-                return {"claimed": claimed, "counts": False, "taken": False, "version": self.shard.version}
-        gradient, buffers = self._decoded(push["encoding"], list(tensors))
-        residuals = self.residuals if push["encoding"] == COMPRESSED else None
+            answer.claimed = tuple(one for one in push.orders if known and self.coordinator.claim(worker, one))
+            if len(answer.claimed) < len(push.orders):
+                answer.version = self.shard.version
+                return
+        gradient, buffers = self._decoded(push.encoding, list(tensors))
+        residuals = self.residuals if push.encoding == COMPRESSED else None
         if residuals is not None:
             residuals.add_owed(gradient)
-        done = self.shard.push(Origin.from_json(push["origin"]), gradient, push["unused"], buffers)
+        done = self._applied(push, gradient, buffers, answer)
         if residuals is not None and done.taken:
             residuals.taken(worker)
             residuals.paid()
-        answer: dict[str, Any] = {"taken": done.taken, "staleness": done.staleness, "version": done.version}
-        answer |= {"claimed": push.get("orders", []), "kept": done.kept}
-        answer["missing"] = [part.to_json() for part in done.missing]
-        if "acknowledge" in entry:
-            read, write = push["origin"][2], push["origin"][2] + done.staleness
-            acknowledge = [[order_id, loss_sum, read, write] for order_id, loss_sum in entry["acknowledge"]]
-            answer["counts"] = not done.missing and self._acknowledge(worker, acknowledge, entry.get("took_s"))
-            answer["version"] = self.shard.version
-        return answer
+        if entry.acknowledge:
+            read, write = push.origin.read_version, push.origin.read_version + done.staleness
+            reports = [Report(report.order_id, report.loss_sum, read, write) for report in entry.acknowledge]
+            answer.counts = not done.missing and self._acknowledge(worker, reports, entry.took_s)
+            answer.version = self.shard.version
 
-    def _deposits(self, worker: int, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
+    def _applied(self, push: Push, gradient: Tensor, buffers: BufferPush | None, answer: Answer) -> Applied:
+        """Apply a gradient to the shard, and enter the outcome in the answer."""
+        done = self.shard.push(push.origin, gradient, push.unused, buffers)
+        answer.taken, answer.staleness, answer.version = done.taken, done.staleness, done.version
+        answer.missing, self.keeps_gradient = done.missing, done.kept
+        return done
+
+    def _deposits(self, entry: Entry, tensors: Sequence[Tensor], answer: Answer) -> None:
         """Take what a worker sends of its compressor's state."""
-        if "deposit" in entry:
-            self._kept.deposit(worker, entry["deposit"], tensors)
-        if "hand_over" in entry:
-            self._kept.hand_over(worker, entry["hand_over"], tensors)
-        if "deposited" in entry:
-            return {"deposited": self.lead.deposited(worker, entry["deposited"])}
-        return {}
+        if entry.deposit is not None:
+            self._kept.deposit(entry.worker, entry.deposit, tensors)
+        if entry.hand_over is not None:
+            self._kept.hand_over(entry.worker, entry.hand_over, tensors)
+        if entry.deposited is not None:
+            answer.deposited = self.lead.deposited(entry.worker, entry.deposited)
 
-    def _decoded(self, encoding: str, tensors: list[Tensor]) -> tuple[Tensor, BufferPush | None]:
+    def _decoded(self, encoding: Encoding, tensors: list[Tensor]) -> tuple[Tensor, BufferPush | None]:
         if encoding == COMPRESSED:
             if self._decoder is None:
                 raise TrainingError("A worker sent a compressed gradient, and this server knows of no compression.")
@@ -198,11 +208,9 @@ class Machine:
             gradient, rest = tensors[0], tensors[1:]
         return gradient, BufferPush(rest[0], rest[1]) if rest else None
 
-    def _acknowledge(
-        self, worker: int, acknowledged: Sequence[Sequence[Any]], took_s: Sequence[float | None] | None = None
-    ) -> bool:
-        counts, took_s = [], took_s or [None] * len(acknowledged)
-        for (order_id, loss_sum, read, write), seconds in zip(acknowledged, took_s, strict=True):
+    def _acknowledge(self, worker: int, reports: Sequence[Report], took_s: Sequence[float | None] = ()) -> bool:
+        counts = []
+        for (order_id, loss_sum, read, write), seconds in zip_longest(reports, took_s):
             ack = self.lead.acknowledge(
                 worker, order_id, loss_sum, read_version=read, write_version=write, took_s=seconds
             )
@@ -214,19 +222,18 @@ class Machine:
                 self.listener({"event": "dropped", "order_id": order_id, "workers": list(ack.dropped)})
         return all(counts)
 
-    def _validated(self, worker: int, order_id: int, sums: Mapping[str, float]) -> dict[str, float] | None:
-        means = self.lead.validated(worker, order_id, sums)
+    def _validated(self, worker: int, report: Validated) -> dict[str, float] | None:
+        means = self.lead.validated(worker, report.order_id, report.sums)
         if means is not None:
             if self._is_reached is not None and self._is_reached(means):
                 self.lead.request_stop("until")
-            self.listener({"event": "validated", "order_id": order_id, "means": means, "best": self.lead.best})
+            told = {"event": "validated", "order_id": report.order_id, "means": means, "best": self.lead.best}
+            self.listener(told)
         return means
 
-    def _next(self, worker: int, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    def _next(self, worker: int, asking: Asking) -> Order | None:
         """Return the next order; None if there is none yet and nothing has changed."""
         if worker not in self.lead.workers:
             raise TrainingError(f"Worker {worker} was given up by the lead server; it must say hello again.")
-        order = self.lead.next(worker, asked["holding"])
-        if isinstance(order, Wait) and asked["wait"] and not order.drain:
-            return None
-        return order_to_json(order)
+        order = self.lead.next(worker, asking.holding)
+        return None if isinstance(order, Wait) and asking.wait and not order.drain else order

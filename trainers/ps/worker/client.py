@@ -7,6 +7,7 @@ arrived.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,11 +21,23 @@ from orchestray.platform.comm.channel.base import Channel
 from orchestray.platform.comm.channel.blocks import SharedBlock
 from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.compression.base import Compressor
-from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate, order_from_json
+from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
 from orchestray.trainers.ps.protocol.encoding import Gradient, GradientEncoder
 from orchestray.trainers.ps.protocol.link import Asked, Link
 from orchestray.trainers.ps.protocol.partition import Partition
+from orchestray.trainers.ps.protocol.requests import (
+    Answer,
+    Asking,
+    Origin,
+    Pull,
+    Push,
+    Report,
+    Request,
+    Snapshot,
+    Traffic,
+    Validated,
+)
 from orchestray.trainers.ps.protocol.seen_shares import Part
 
 
@@ -100,8 +113,7 @@ class ShardClient:
         self._parts = partition.cut(values)
         another = None if replace is None else partial(self._wait_for_another, replace)
         self._links = [
-            Link(shard, channel, {"worker": worker}, replace=another, block=block)
-            for shard, channel in enumerate(channels)
+            Link(shard, channel, worker, replace=another, block=block) for shard, channel in enumerate(channels)
         ]
         self.versions = [0] * len(self._links)
         self._reads_version: int | None = None
@@ -146,30 +158,27 @@ class ShardClient:
 
     def next(self, *, wait: bool = True) -> Order:
         """Return the next order, once there is one; with `wait=False` it may be `Wait`."""
-        asked = self._links[0].ask({"next": self._asking(wait), **self._tally()})
-        return self._received(self._one(asked)["order"])
+        asked = self._links[0].ask(Request(next=self._asking(wait), tally=self._tally()))
+        return self._received(self._one(asked).order)
 
     def validated(self, order: Validate, sums: Mapping[str, float]) -> dict[str, float] | None:
         """Report a part of a validation; return the means if it was the last part."""
-        answer = self._one(self._links[0].ask({"validated": [order.order_id, dict(sums)]}))
+        answer = self._one(self._links[0].ask(Request(validated=Validated(order.order_id, dict(sums)))))
         self._drop([order.order_id])
-        means: dict[str, float] | None = answer["means"]
-        return means
+        return answer.means
 
     def saved(self, order: Save) -> bool:
         """Report a checkpoint as written; return False if the order belongs to another worker by now."""
-        answer = self._one(self._links[0].ask({"saved": order.order_id}))
+        answer = self._one(self._links[0].ask(Request(saved=order.order_id)))
         self._drop([order.order_id])
-        return bool(answer["saved"])
+        return answer.saved
 
     def deposited(self, order: Deposit) -> None:
         """Report that all shards have a copy of the compressors' state."""
-        self._one(self._links[0].ask({"deposited": order.order_id}))
+        self._one(self._links[0].ask(Request(deposited=order.order_id)))
         self._drop([order.order_id])
 
-    def ask_each(
-        self, requests: Sequence[tuple[Mapping[str, Any], Sequence[Tensor]]]
-    ) -> list[tuple[Mapping[str, Any], Sequence[Tensor]]]:
+    def ask_each(self, requests: Sequence[tuple[Request, Sequence[Tensor]]]) -> list[tuple[Answer, Sequence[Tensor]]]:
         """Send each shard a request of its own, with tensors, all at once; return the answers and their tensors."""
         asked = [link.ask(*request) for link, request in zip(self._links, requests, strict=True)]
         return [(answer, one.tensors) for answer, one in zip(self._all(asked), asked, strict=True)]
@@ -189,20 +198,20 @@ class ShardClient:
         asked = []
         for shard, link in enumerate(self._links):
             newer_than = self.versions[shard] if only_newer else None
-            pull = {"min_version": min_version, "newer_than": newer_than, **self._read_section()}
-            asked.append(link.ask({"pull": pull}, into=self._targets(shard, self._parts), always=not only_newer))
+            pull = Pull(min_version, newer_than, self._reads_version)
+            asked.append(link.ask(Request(pull=pull), into=self._targets(shard, self._parts), always=not only_newer))
         for shard, answer in enumerate(self._all(asked)):
-            self.versions[shard] = int(answer["version"])
+            self.versions[shard] = answer.version
             if shard == 0:
                 self._adopt(asked[0])
         return list(self.versions)
 
     def snapshot(self, step: int | None = None) -> list[dict[str, Tensor]]:
         """Return `values` and the optimizer's state of each shard, by name; see `ShardServer.snapshot`."""
-        asked = [link.ask({"snapshot": step}) for link in self._links]
+        asked = [link.ask(Request(snapshot=Snapshot(step))) for link in self._links]
         answers = self._all(asked)
-        self.run_state = answers[0]["run_state"]
-        return [dict(zip(a["names"], one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
+        self.run_state = json.loads(answers[0].run_state or "{}")
+        return [dict(zip(a.names, one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
@@ -239,26 +248,29 @@ class ShardClient:
             A handle of the push in progress.
         """
         read = list(self.versions if versions is None else versions)
-        parts = [Part(order.step, order.share, order.num_samples, order.batch_samples).to_json() for order in orders]
-        ids = [order.order_id for order in orders]
+        parts = tuple(Part(order.step, order.share, order.num_samples, order.batch_samples) for order in orders)
+        ids = tuple(order.order_id for order in orders)
         single = len(self._links) == 1
         into = None if pull_into is None else self._partition.cut(pull_into)
         asked = []
         for shard, link in enumerate(self._links):
             encoding, tensors = self.encoder.encode(shard, gradient, max(order.step for order in orders))
-            push = {"origin": [self.worker, parts, read[shard]], "unused": list(unused), "encoding": encoding}
-            push["pieces"] = len(tensors)
-            request: dict[str, Any] = {"push": push}
-            if shard == 0:
-                request |= self._tally()
-                push["orders"] = ids
-                tensors += [] if buffers is None else [buffers.floats, buffers.integers]
-            if single:
-                request["acknowledge"] = list(zip(ids, loss_sums, strict=True))
-                if next_order is not None:
-                    request["next"] = self._asking(next_order, without=ids)
-            if into is not None:
-                request["pull"] = {"min_version": 0, "newer_than": None, **self._read_section()}
+            push = Push(
+                origin=Origin(self.worker, parts, read[shard]),
+                encoding=encoding,
+                pieces=len(tensors),
+                unused=tuple(unused),
+                orders=() if shard else ids,
+            )
+            request = Request(
+                push=push,
+                tally=None if shard else self._tally(),
+                acknowledge=tuple(map(Report, ids, loss_sums)) if single else (),
+                next=self._asking(next_order, without=ids) if single and next_order is not None else None,
+                pull=None if into is None else Pull(reads=self._reads_version),
+            )
+            if shard == 0 and buffers is not None:
+                tensors += [buffers.floats, buffers.integers]
             asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
         return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
 
@@ -279,16 +291,16 @@ class ShardClient:
         for link in self._links:
             link.close()
 
-    def _tally(self) -> dict[str, Any]:
-        """Return the traffic section of a request to the lead; empty if nothing is new."""
+    def _tally(self) -> Traffic | None:
+        """Return the traffic section of a request to the lead; None if nothing is new."""
         moved = self._moved_elsewhere()
         new_bytes, self._bytes_reported = max(0, moved - self._bytes_reported), moved
         saved = self._saved_by_all()
         new_saved, self._saved_reported = saved - self._saved_reported, saved
-        errors = [[self.worker, self._error()]] if self.encoder.take_news() else []
+        errors = ((self.worker, self._error()),) if self.encoder.take_news() else ()
         warnings, self._warnings = self._warnings, []
-        traffic = {"bytes": new_bytes, "saved": new_saved, "errors": errors, "warnings": warnings}
-        return {"tally": traffic} if any(traffic.values()) else {}
+        traffic = Traffic(new_bytes, new_saved, errors, tuple(warnings))
+        return None if traffic == Traffic() else traffic
 
     def _moved_elsewhere(self) -> int:
         """Return the bytes, both ways, that did not pass the lead."""
@@ -303,10 +315,10 @@ class ShardClient:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def _one(self, asked: Asked) -> Mapping[str, Any]:
+    def _one(self, asked: Asked) -> Answer:
         return self._all([asked])[0]
 
-    def _all(self, asked: Sequence[Asked]) -> list[Mapping[str, Any]]:
+    def _all(self, asked: Sequence[Asked]) -> list[Answer]:
         with self._waiting():
             return [one.wait() for one in asked]
 
@@ -328,11 +340,11 @@ class ShardClient:
         with self._waiting():
             return replace(shard, error)
 
-    def _asking(self, wait: bool, without: Sequence[int] = ()) -> dict[str, Any]:
-        return {"holding": [held for held in self.holding if held not in without], "wait": wait}
+    def _asking(self, wait: bool, without: Sequence[int] = (), *, more: int = 0) -> Asking:
+        return Asking(tuple(held for held in self.holding if held not in without), wait, more)
 
-    def _received(self, value: Mapping[str, Any]) -> Order:
-        order = order_from_json(value)
+    def _received(self, order: Order | None) -> Order:
+        assert order is not None
         if isinstance(order, Compute | Validate | Save | Deposit):
             self.holding.append(order.order_id)
         return order
@@ -340,16 +352,13 @@ class ShardClient:
     def _drop(self, ids: Sequence[int]) -> None:
         self.holding = [held for held in self.holding if held not in ids]
 
-    def _read_section(self) -> dict[str, int]:
-        return {} if self._reads_version is None else {"reads": self._reads_version}
-
     def _adopt(self, asked: Asked) -> None:
         """Make `values` the tensor in which the answer's parameters are, unless they went to other memory."""
         if not asked.tensors:
             return
         assert asked.answer is not None
-        if "found" in asked.answer:
-            self.values, self._reads_version = asked.tensors[0], int(asked.answer["version"])
+        if asked.answer.found is not None:
+            self.values, self._reads_version = asked.tensors[0], asked.answer.version
         elif asked.tensors[0].data_ptr() == self.home.data_ptr():
             self.values = self.home
 
@@ -399,27 +408,26 @@ class PushHandle:
         client = self._client
         answers = client._all(self._asked)
         if self._pulls:
-            client.versions = [int(answer["version"]) for answer in answers]
+            client.versions = [answer.version for answer in answers]
             client._adopt(self._asked[0])
-        lead, staleness = answers[0], int(answers[0].get("staleness", 0))
-        whole = len(lead["claimed"]) == len(self._ids)
-        again = len(self._ids) > 1 and (any(a.get("missing") for a in answers) or (lead["claimed"] and not whole))
-        client._drop([i for i in self._ids if not again or i not in lead["claimed"]])
+        lead, staleness = answers[0], answers[0].staleness
+        whole = len(lead.claimed) == len(self._ids)
+        again = len(self._ids) > 1 and (any(a.missing for a in answers) or (bool(lead.claimed) and not whole))
+        client._drop([i for i in self._ids if not again or i not in lead.claimed])
         if len(answers) == 1:
             answer = lead
         elif whole and not again:
             answer = self._acknowledge(staleness)
         else:
-            answer = {"counts": False}
-        order = client._received(answer["order"]) if "order" in answer else None
+            answer = Answer()
+        order = None if answer.order is None else client._received(answer.order)
         if order is None and self._next_order is not None and not again:
             order = client.next(wait=self._next_order)
-        return PushResult(bool(answer["counts"]), staleness, order, tuple(lead["claimed"]) if again else ())
+        return PushResult(answer.counts, staleness, order, lead.claimed if again else ())
 
-    def _acknowledge(self, staleness: int) -> Mapping[str, Any]:
+    def _acknowledge(self, staleness: int) -> Answer:
         client, read = self._client, self._read_version
-        acknowledge = [[i, loss, read, read + staleness] for i, loss in zip(self._ids, self._loss_sums, strict=True)]
-        request: dict[str, Any] = {"acknowledge": acknowledge, **client._tally()}
-        if self._next_order is not None:
-            request["next"] = client._asking(self._next_order)
+        reports = [Report(i, loss, read, read + staleness) for i, loss in zip(self._ids, self._loss_sums, strict=True)]
+        asking = None if self._next_order is None else client._asking(self._next_order)
+        request = Request(acknowledge=tuple(reports), tally=client._tally(), next=asking)
         return client._one(client._links[0].ask(request))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from torch import Tensor
 from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.ps.protocol.buffers import BufferPush
-from orchestray.trainers.ps.protocol.messages import COMPRESSED, RUNS, SPARSE, flat_state, sparse_to_dense
+from orchestray.trainers.ps.protocol.messages import flat_state, sparse_to_dense
 from orchestray.trainers.ps.protocol.partition import Partition, slice_views
+from orchestray.trainers.ps.protocol.requests import COMPRESSED, RUNS, SPARSE, Encoding, Push, Report
 from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
-from orchestray.trainers.ps.protocol.seen_shares import Part
 from orchestray.trainers.ps.protocol.state import whole_slots
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import LocalCopy
@@ -43,24 +43,23 @@ class Decode:
         if decoder is not None:
             decoder.init(slice_views(partition.slices(0), torch.zeros_like(like)))
 
-    def __call__(self, worker: int, request: Mapping[str, Any], tensors: Sequence[Tensor]) -> Collected:
-        """Return the gradient of a push, whole, with the origin that the request gives."""
-        push, rest = request["push"], list(tensors)
+    def __call__(self, worker: int, push: Push, reports: Sequence[Report], tensors: Sequence[Tensor]) -> Collected:
+        """Return the gradient of a push, whole, with its origin and the reports that come with it."""
+        rest = list(tensors)
         buffers = BufferPush(*rest[-2:]) if self._has_buffers else None
         rest = rest[:-2] if self._has_buffers else rest
-        _, parts, read_version = push["origin"]
         return Collected(
             worker=worker,
-            orders=tuple(push["orders"]),
-            loss_sums=tuple(loss_sum for _, loss_sum in request["acknowledge"]),
-            parts=tuple(Part(*part) for part in parts),
-            read_version=int(read_version),
-            gradient=self._gradient(push["encoding"], rest),
-            unused=frozenset(push["unused"]),
+            orders=push.orders,
+            loss_sums=tuple(report.loss_sum for report in reports),
+            parts=push.origin.parts,
+            read_version=push.origin.read_version,
+            gradient=self._gradient(push.encoding, rest),
+            unused=frozenset(push.unused),
             buffers=buffers,
         )
 
-    def _gradient(self, encoding: str, tensors: list[Tensor]) -> Tensor:
+    def _gradient(self, encoding: Encoding, tensors: list[Tensor]) -> Tensor:
         if encoding == COMPRESSED:
             if self._decoder is None:
                 raise TrainingError("A worker sent a compressed gradient, and this server knows of no compression.")
@@ -74,7 +73,7 @@ class Decode:
 
 def snapshot_of(
     upstream: Upstream, copy: BatchCopy | LocalCopy, step: int | None
-) -> tuple[list[str], list[Tensor], Any]:
+) -> tuple[tuple[str, ...], list[Tensor], str | None]:
     """Return the state of all shards in the form of a single server's snapshot.
 
     If leaf servers have optimizers, the optimizer state is this leaf's.
@@ -85,7 +84,7 @@ def snapshot_of(
         step: see `ShardServer.snapshot`.
 
     Returns:
-        Names, tensors, and the lead's state of the run.
+        Names, tensors, and the lead's state of the run as JSON.
     """
     snapshots, run_state = upstream.snapshots(step)
     whole = {"values": torch.cat([snapshot["values"] for snapshot in snapshots])}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
 from orchestray.trainers.ps.protocol.messages import ANSWER, finish, result, start, tensors_of
+from orchestray.trainers.ps.protocol.requests import NOBODY, Header, Request
 from orchestray.trainers.ps.variants.hierarchy.decode import Decode
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
@@ -70,12 +71,12 @@ class LeafServer:
         try:
             asked = channel.irecv()
             while True:
-                header = result(asked)
-                if "hello" in header.meta:
-                    worker = int(header.meta["hello"]["worker"])
+                header = Header.decode(Request, result(asked).content)
+                if header.sections.hello is not None:
+                    worker = header.sections.hello.worker
                 tensors = tensors_of(channel, header)
                 asked = channel.irecv()
-                self._serve_one(Asker(-1 if worker is None else worker, header.meta, tensors, channel), asked)
+                self._serve_one(Asker(NOBODY if worker is None else worker, header.sections, tensors, channel), asked)
         except ChannelClosedError:
             pass
         finally:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace as with_fields
 
 import torch
 from torch import Tensor
@@ -12,8 +12,20 @@ from torch import Tensor
 from orchestray.platform.comm.channel.base import Channel
 from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.link import Asked, Link
-from orchestray.trainers.ps.protocol.messages import DENSE
 from orchestray.trainers.ps.protocol.partition import Partition
+from orchestray.trainers.ps.protocol.requests import (
+    Answer,
+    AskingOf,
+    Change,
+    Entry,
+    Origin,
+    Pull,
+    Push,
+    ReportOf,
+    Request,
+    Snapshot,
+    Traffic,
+)
 from orchestray.trainers.ps.protocol.seen_shares import Part
 from orchestray.trainers.ps.variants.hierarchy.root_server import number_of_leaf
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import pack, unpack
@@ -64,9 +76,7 @@ class Upstream:
             replace: see `ShardClient`.
         """
         self.number = number_of_leaf(leaf)
-        self.links = [
-            Link(shard, channel, {"worker": self.number}, replace=replace) for shard, channel in enumerate(channels)
-        ]
+        self.links = [Link(shard, channel, self.number, replace=replace) for shard, channel in enumerate(channels)]
         self.partition = partition
         self.values = torch.zeros_like(like)
         self.versions = [0] * len(self.links)
@@ -83,14 +93,11 @@ class Upstream:
         self._wait([link.ask(link.hello(is_new=True)) for link in self.links])
         self.pull(0)
 
-    def relay(self, reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Pass workers' reports on to the lead; return its answer to each."""
-        answer = self._wait([self.links[0].ask({"relay": list(reports)})])[0]
-        return list(answer["relayed"])
+    def relay(self, report: Entry) -> Answer:
+        """Pass a worker's report on to the lead; return its answer."""
+        return self._wait([self.links[0].ask(Request(relay=(report,)))])[0].relayed[0]
 
-    def ask_orders(
-        self, acknowledged: Sequence[Sequence[Any]], asks: Sequence[Sequence[Any]], tally: Mapping[str, Any]
-    ) -> Asked:
+    def ask_orders(self, acknowledged: Sequence[ReportOf], asks: Sequence[AskingOf], tally: Traffic) -> Asked:
         """Report shares that all shards have applied (except those of `change`), and request orders; see `root_server`.
 
         Args:
@@ -99,36 +106,29 @@ class Upstream:
             tally: traffic of this leaf's connections to them.
         """
         moved = sum(link.bytes_moved for link in self.links[1:])
-        traffic = {**tally, "bytes": tally["bytes"] + max(0, moved - self._bytes_reported)}
+        traffic = with_fields(tally, bytes=tally.bytes + max(0, moved - self._bytes_reported))
         self._bytes_reported = moved
-        request: dict[str, Any] = {"asks": list(asks), "tally": traffic}
-        if acknowledged:
-            request["acknowledge_for"] = list(acknowledged)
-        return self.links[0].ask(request)
+        return self.links[0].ask(Request(asks=tuple(asks), tally=traffic, acknowledge_for=tuple(acknowledged)))
 
-    def push_sum(self, collected: Sequence[Collected]) -> list[Mapping[str, Any]]:
+    def push_sum(self, collected: Sequence[Collected]) -> list[Answer]:
         """Send the sum of shares of one batch to all shards; return their answers."""
         total = collected[0].gradient
         if len(collected) > 1:
             total = total + collected[1].gradient
             for one in collected[2:]:
                 total += one.gradient
-        parts = [part.to_json() for one in collected for part in one.parts]
+        parts = tuple(part for one in collected for part in one.parts)
         unused = frozenset.intersection(*(one.unused for one in collected))
         buffers = [one.buffers for one in collected if one.buffers is not None]
-        push: dict[str, Any] = {
-            "origin": [self.number, parts, min(one.read_version for one in collected)],
-            "unused": sorted(unused),
-            "encoding": DENSE,
-            "pieces": 1,
-        }
+        origin = Origin(self.number, parts, min(one.read_version for one in collected))
+        push = Push(origin=origin, unused=tuple(sorted(unused)))
         asked = []
         for shard, part in enumerate(self.partition.cut(total)):
-            request, tensors = {"push": push}, [part]
+            request, tensors = Request(push=push), [part]
             if shard == 0:
-                orders = [order for one in collected for order in one.orders]
-                workers = [one.worker for one in collected for _ in one.orders]
-                request = {"push": {**push, "orders": orders, "workers": workers}}
+                orders = tuple(order for one in collected for order in one.orders)
+                workers = tuple(one.worker for one in collected for _ in one.orders)
+                request = Request(push=with_fields(push, orders=orders, workers=workers))
                 if buffers:
                     added = sum(buffers[1:], start=buffers[0])
                     tensors += [added.floats, added.integers]
@@ -140,9 +140,8 @@ class Upstream:
     def pull(self, min_version: int) -> None:
         """Pull all values into new memory; the earlier tensors do not change."""
         values = torch.empty_like(self.values)
-        pull = {"min_version": min_version, "newer_than": None}
-        asked = [link.ask({"pull": pull}) for link in self.links]
-        self.versions = [int(answer["version"]) for answer in self._wait(asked)]
+        asked = [link.ask(Request(pull=Pull(min_version))) for link in self.links]
+        self.versions = [answer.version for answer in self._wait(asked)]
         torch.cat([one.tensors[0] for one in asked], out=values)
         self.values, self.buffer_values = values, list(asked[0].tensors[1:])
         self.bytes_dense += self._dense_bytes
@@ -155,8 +154,8 @@ class Upstream:
         buffers: BufferPush | None,
         *,
         owes: bool,
-        acknowledged: Sequence[Sequence[Any]] = (),
-    ) -> list[bool]:
+        acknowledged: Sequence[ReportOf] = (),
+    ) -> Sequence[bool]:
         """Send the change that this leaf has made to the parameters, and take what is new.
 
         Args:
@@ -170,40 +169,40 @@ class Upstream:
             For each of these True if it counts.
         """
         self._num_changes += 1
-        header = [self._num_changes, owes]
+        header = Change(self._num_changes, owes)
         cut = []
         for first, last in self.partition.bounds:
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
             cut.append(pack(places[begin:end] - first, change[begin:end], last - first))
         if buffers is not None:
             cut[0] += [buffers.floats, buffers.integers]
-        requests = [{"change": header, "refresh": version} for version in self.versions]
+        requests = [Request(change=header, refresh=version) for version in self.versions]
         # The lead comes last: once it has the change, the shares are done even if this process dies.
         others = [
             link.ask(request, tensors)
             for link, request, tensors in zip(self.links[1:], requests[1:], cut[1:], strict=True)
         ]
         answers = self._wait(others)
-        lead = self.links[0].ask({**requests[0], "acknowledge_for": list(acknowledged)}, cut[0])
+        lead = self.links[0].ask(with_fields(requests[0], acknowledge_for=tuple(acknowledged)), cut[0])
         answers = [lead.wait(), *answers]
         self.num_pushes += 1
         self.bytes_dense += 2 * self._dense_bytes
         self.values.index_add_(0, places, change)
         self._take_news([lead, *others], answers)
-        return list(answers[0]["counts"])
+        return answers[0].counts_for
 
     def refresh(self) -> None:
         """Take what is new."""
-        asked = [link.ask({"refresh": version}) for link, version in zip(self.links, self.versions, strict=True)]
+        asked = [link.ask(Request(refresh=version)) for link, version in zip(self.links, self.versions, strict=True)]
         self.bytes_dense += self._dense_bytes
         self._take_news(asked, self._wait(asked))
 
-    def snapshots(self, step: int | None) -> tuple[list[dict[str, Tensor]], Any]:
+    def snapshots(self, step: int | None) -> tuple[list[dict[str, Tensor]], str | None]:
         """Return every shard's snapshot (see `ShardServer.snapshot`), and the lead's state of the run."""
-        asked = [link.ask({"snapshot": step}) for link in self.links]
+        asked = [link.ask(Request(snapshot=Snapshot(step))) for link in self.links]
         answers = self._wait(asked)
-        found = [dict(zip(a["names"], one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
-        return found, answers[0]["run_state"]
+        found = [dict(zip(a.names, one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
+        return found, answers[0].run_state
 
     @property
     def bytes_sent(self) -> int:
@@ -219,7 +218,7 @@ class Upstream:
             link.close()
 
     @torch.no_grad()
-    def _take_news(self, asked: Sequence[Asked], answers: Sequence[Mapping[str, Any]]) -> None:
+    def _take_news(self, asked: Sequence[Asked], answers: Sequence[Answer]) -> None:
         for shard, (one, (first, last)) in enumerate(zip(asked, self.partition.bounds, strict=True)):
             tensors = list(one.tensors)
             if shard == 0 and self.buffer_values:
@@ -230,8 +229,8 @@ class Upstream:
                 part.copy_(values)
             else:
                 part.index_copy_(0, places, values)
-            self.versions[shard] = int(answers[shard]["version"])
+            self.versions[shard] = answers[shard].version
 
     @staticmethod
-    def _wait(asked: Sequence[Asked]) -> list[Mapping[str, Any]]:
+    def _wait(asked: Sequence[Asked]) -> list[Answer]:
         return [one.wait() for one in asked]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from orchestray.trainers.ps.protocol.buffers import BufferPush
-from orchestray.trainers.ps.server.shard import Applied, Origin, Shard
+from orchestray.trainers.ps.protocol.requests import Origin, ReportOf
+from orchestray.trainers.ps.server.shard import Applied, Shard
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import Residual
 
@@ -136,7 +137,7 @@ class LocalCopy:
             self._buffers = collected.buffers if self._buffers is None else self._buffers + collected.buffers
         return done
 
-    def send(self, acknowledged: Sequence[Sequence[Any]] = (), *, everything: bool = False) -> list[bool]:
+    def send(self, acknowledged: Sequence[ReportOf] = (), *, everything: bool = False) -> Sequence[bool]:
         """Pass on what is significant, or everything, and take what the other leaves have passed on.
 
         Args:

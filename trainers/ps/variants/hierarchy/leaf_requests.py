@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
 from orchestray.platform.errors import OrchestrayError
-from orchestray.trainers.ps.protocol.assignments import Wait, order_to_json
+from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
 from orchestray.trainers.ps.protocol.link import Asked
 from orchestray.trainers.ps.protocol.messages import ServerError
+from orchestray.trainers.ps.protocol.requests import Answer, AskingOf, Entry, Push, Report, ReportOf, Request
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
 from orchestray.trainers.ps.variants.hierarchy.decode import Decode, snapshot_of
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
 
-_WAIT = order_to_json(Wait())
 _RELAYED = ("hello", "validated", "saved", "acknowledge")
 
 
@@ -32,10 +31,10 @@ class Asker:
     """A worker's request in progress."""
 
     worker: int
-    request: Mapping[str, Any]
+    request: Request
     tensors: list[Tensor]
     channel: Channel
-    answer: dict[str, Any] = field(default_factory=dict)
+    answer: Answer = field(default_factory=Answer)
     reply: list[Tensor] = field(default_factory=list)
     lent: bool = False
     waits: bool = False
@@ -52,7 +51,7 @@ class _OrderRequest:
     """A request for orders in progress."""
 
     asked: Asked
-    acknowledged: list[tuple[Asker, Sequence[Any]]]
+    acknowledged: list[tuple[Asker, ReportOf]]
     askers: list[Asker]
     waits: bool
     """True if the lead answers only once it has an order."""
@@ -85,7 +84,7 @@ class Requests:
         """Requests that wait for orders."""
         self._pushed: dict[int, list[tuple[Asker, Collected]]] = {}
         """Pushes of each worker that are kept back until their batch is sent."""
-        self._acknowledging: list[tuple[Asker, Sequence[Any]]] = []
+        self._acknowledging: list[tuple[Asker, ReportOf]] = []
         self._out: dict[int, tuple[int, int]] = {}
         """Worker and step of each share that is being computed, by order."""
         self._in_flight: deque[_OrderRequest] = deque()
@@ -105,18 +104,18 @@ class Requests:
         """Begin with a request."""
         request = asker.request
         try:
-            if "tally" in request:
-                self._tally.add(request["tally"])
-            if "hello" in request:
+            if request.tally is not None:
+                self._tally.add(request.tally)
+            if request.hello is not None:
                 self._forget(asker.worker)
                 self._connected[asker.worker] = asker.channel
                 self._tally.open(asker.channel)
-            if "push" in request:
-                self._collect(asker)
+            if request.push is not None:
+                self._collect(asker, request.push)
                 return
-            reports = {name: request[name] for name in _RELAYED if name in request}
+            reports = {name: section for name, section in request.changes.items() if name in _RELAYED}
             if reports:
-                asker.answer |= self._upstream.relay([{**reports, "worker": asker.worker}])[0]
+                asker.answer = self._upstream.relay(Entry(worker=asker.worker, **reports))
         except ChannelClosedError:
             raise
         except OrchestrayError as error:
@@ -126,7 +125,7 @@ class Requests:
 
     def _order(self, asker: Asker) -> None:
         """Go on to the order, after a push of the request."""
-        if "next" in asker.request:
+        if asker.request.next is not None:
             asker.waits = True
             self._waiting.append(asker)
         else:
@@ -136,11 +135,11 @@ class Requests:
         """Complete a request with its last section: parameters."""
         request = asker.request
         try:
-            if "pull" in request:
-                self._copy.fetch(int(request["pull"]["min_version"]))
-            if "snapshot" in request:
-                asker.answer["names"], asker.reply, asker.answer["run_state"] = snapshot_of(
-                    self._upstream, self._copy, request["snapshot"]
+            if request.pull is not None:
+                self._copy.fetch(request.pull.min_version)
+            if request.snapshot is not None:
+                asker.answer.names, asker.reply, asker.answer.run_state = snapshot_of(
+                    self._upstream, self._copy, request.snapshot.step
                 )
         except ChannelClosedError:
             raise
@@ -148,9 +147,9 @@ class Requests:
             self._fail(asker, error)
             return
         with self._changed:
-            if "pull" in request:
-                version, newer_than = self._copy.version, request["pull"]["newer_than"]
-                asker.answer["version"] = version
+            if request.pull is not None:
+                version, newer_than = self._copy.version, request.pull.newer_than
+                asker.answer.version = version
                 if not asker.is_gone and (newer_than is None or version > newer_than):
                     asker.reply, asker.lent = self._copy.lend(), True
             asker.is_done = True
@@ -158,33 +157,35 @@ class Requests:
 
     def _fail(self, asker: Asker, error: OrchestrayError) -> None:
         with self._changed:
-            asker.answer, asker.reply, asker.is_done = {"error": str(error)}, [], True
+            asker.answer, asker.reply, asker.is_done = Answer(error=str(error)), [], True
             self._changed.notify_all()
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
-    def _collect(self, asker: Asker) -> None:
-        collected = self._decode(asker.worker, asker.request, asker.tensors)
+    def _collect(self, asker: Asker, push: Push) -> None:
+        collected = self._decode(asker.worker, push, asker.request.acknowledge, asker.tensors)
         asker.tensors = []
         for order in collected.orders:
             self._out.pop(order, None)
-        asker.answer |= {"claimed": list(collected.orders), "counts": True, "missing": [], "version": 0}
+        answer = asker.answer
+        answer.claimed, answer.counts = collected.orders, True
         copy = self._copy
         if isinstance(copy, BatchCopy):
             copy.add(collected)
             self._pushed.setdefault(asker.worker, []).append((asker, collected))
             return
         done = copy.apply(collected)
-        asker.answer |= {"staleness": done.staleness, "version": done.version}
+        answer.staleness, answer.version = done.staleness, done.version
         if done.missing:
-            asker.answer |= {"missing": [part.to_json() for part in done.missing], "counts": False}
+            answer.missing, answer.counts = done.missing, False
             self._order(asker)
             return
         self._acknowledge(asker, collected, collected.read_version, done.staleness)
 
     def _acknowledge(self, asker: Asker, collected: Collected, read: int, staleness: int) -> None:
         for order, loss_sum in zip(collected.orders, collected.loss_sums, strict=True):
-            self._acknowledging.append((asker, [asker.worker, order, loss_sum, read, read + staleness]))
+            report = Report(order, loss_sum, read, read + staleness)
+            self._acknowledging.append((asker, ReportOf(asker.worker, report)))
 
     def forward(self) -> None:
         """Send to the shards what is due."""
@@ -215,24 +216,24 @@ class Requests:
 
     def _push(self, collected: list[Collected]) -> None:
         answers = self._upstream.push_sum(collected)
-        claimed = set(answers[0]["claimed"])
+        claimed = set(answers[0].claimed)
         refused = [one for one in collected if not claimed.issuperset(one.orders)]
         if refused:  # another worker was first
             for one in refused:
                 asker = self._asker_of(one)
-                asker.answer |= {"claimed": [], "counts": False, "staleness": 0}
+                asker.answer.claimed, asker.answer.counts, asker.answer.staleness = (), False, 0
                 self._order(asker)
             rest = [one for one in collected if one not in refused]
             if rest:
                 self._push(rest)
             return
-        if any(answer["missing"] for answer in answers):  # a lost leaf's sum has reached some shards with a part of it
+        if any(answer.missing for answer in answers):  # a lost leaf's sum has reached some shards with a part of it
             for one in collected:
                 self._upstream.push_sum([one])
-        staleness = int(answers[0]["staleness"])
+        staleness = answers[0].staleness
         for one in collected:
             asker = self._asker_of(one)
-            asker.answer["staleness"] = staleness
+            asker.answer.staleness = staleness
             self._acknowledge(asker, one, one.read_version, staleness)
 
     def _asker_of(self, collected: Collected) -> Asker:
@@ -250,16 +251,16 @@ class Requests:
         acknowledged, self._acknowledging = self._acknowledging, []
         pushers = dict.fromkeys(asker for asker, _ in acknowledged)
         for asker in pushers:
-            if "next" in asker.request:
+            if asker.request.next is not None:
                 self._order(asker)
         if not (acknowledged or self._is_to_ask()):
             return
         # A push that waits for the rest of its batch, and one whose worker wants no order, wait for the answer.
-        waits = not self._pushed and all("next" in asker.request for asker in pushers)
+        waits = not self._pushed and all(asker.request.next is not None for asker in pushers)
         asks = []
         for asker in self._waiting:
-            asked = asker.request["next"]
-            asks.append([asker.worker, asked["holding"], bool(asked["wait"]) and waits])
+            assert asker.request.next is not None
+            asks.append(AskingOf(asker.worker, replace(asker.request.next, wait=asker.request.next.wait and waits)))
         reports = [report for _, report in acknowledged]
         sent = self._upstream.ask_orders(acknowledged=reports, asks=asks, tally=self._tally.take())
         self._in_flight.append(_OrderRequest(sent, acknowledged, list(self._waiting), waits))
@@ -292,35 +293,36 @@ class Requests:
                 continue
             self._on_orders(order_request, answer)
 
-    def _on_orders(self, order_request: _OrderRequest, answer: Mapping[str, Any]) -> None:
+    def _on_orders(self, order_request: _OrderRequest, answer: Answer) -> None:
         if order_request.acknowledged:
-            for asker in _count(order_request.acknowledged, answer["counts"]):
-                if "next" not in asker.request:
+            for asker in _count(order_request.acknowledged, answer.counts_for):
+                if asker.request.next is None:
                     self._finish(asker)
-        if answer["flush"] and isinstance(self._copy, LocalCopy):
+        if answer.flush and isinstance(self._copy, LocalCopy):
             self._copy.send(everything=True)
-        given = []
-        for asker, order in zip(order_request.askers, answer["orders"], strict=True):
+        given: list[tuple[Asker, Order]] = []
+        for asker, order in zip(order_request.askers, answer.orders, strict=True):
             if not asker.waits:
                 continue  # it has one, or is gone
-            asker.is_told = bool(asker.request["next"]["wait"]) and order in (None, _WAIT)
+            assert asker.request.next is not None
+            asker.is_told = asker.request.next.wait and order in (None, Wait())
             if not asker.is_told:
-                given.append((asker, order or _WAIT))
+                given.append((asker, order or Wait()))
         if given:
             self._fetch_for([order for _, order in given])
         for asker, order in given:
             asker.waits = False
             self._waiting.remove(asker)
-            asker.answer["order"] = order
-            if order["kind"] == "compute":
-                self._out[order["order_id"]] = (asker.worker, order["step"])
+            asker.answer.order = order
+            if isinstance(order, Compute):
+                self._out[order.order_id] = (asker.worker, order.step)
             self._finish(asker)
 
-    def _fetch_for(self, orders: Sequence[Mapping[str, Any]]) -> None:
+    def _fetch_for(self, orders: Sequence[Order]) -> None:
         """Fetch the parameters that orders need before a worker asks for them."""
         if isinstance(self._copy, BatchCopy):
-            self._copy.prepare(max(order.get("min_version", 0) for order in orders))
-        elif any(order["kind"] not in ("compute", "wait") for order in orders):
+            self._copy.prepare(max(order.min_version if isinstance(order, Compute) else 0 for order in orders))
+        elif not all(isinstance(order, Compute | Wait) for order in orders):
             self._copy.fetch()
 
     # -- lost workers ------------------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ class Requests:
             return
         self._forget(worker)
         del self._connected[worker]
-        self._upstream.relay([{"worker": worker, "leave": True}])
+        self._upstream.relay(Entry(worker=worker, leave=True))
         if not self._connected and isinstance(self._copy, LocalCopy):
             self._copy.send(everything=True)
 
@@ -350,8 +352,8 @@ class Requests:
             self._waiting.remove(asker)
 
 
-def _count(acknowledged: Sequence[tuple[Asker, Sequence[Any]]], counts: Sequence[bool]) -> dict[Asker, None]:
+def _count(acknowledged: Sequence[tuple[Asker, ReportOf]], counts: Sequence[bool]) -> dict[Asker, None]:
     """Record for each share if it counts; return the requests that pushed them, in order."""
     for (asker, _), one in zip(acknowledged, counts, strict=True):
-        asker.answer["counts"] = asker.answer["counts"] and one
+        asker.answer.counts = asker.answer.counts and one
     return dict.fromkeys(asker for asker, _ in acknowledged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait, compute_from_row
+from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
 from orchestray.trainers.ps.protocol.link import Asked
 from orchestray.trainers.ps.protocol.partition import Partition
+from orchestray.trainers.ps.protocol.requests import Report, Request
 from orchestray.trainers.ps.protocol.settings import MAX_AHEAD
 from orchestray.trainers.ps.worker.client import ShardClient
 
@@ -32,7 +34,7 @@ class HogwildClient(ShardClient):
         super().__init__(channels, partition, worker, values)
         self._queue: deque[Order] = deque()
         self._asked: Asked | None = None
-        self._reports: list[list[Any]] = []
+        self._reports: list[Report] = []
         self._filled = 0
         """Number of orders held when it last got some."""
         self._share_s = 0.0
@@ -67,13 +69,14 @@ class HogwildClient(ShardClient):
             write_version: number of updates in the parameters when it was applied.
             took_s: seconds that the share took.
         """
-        self._reports.append([order.order_id, loss_sum, read_version, write_version])
+        self._reports.append(Report(order.order_id, loss_sum, read_version, write_version))
         self._share_s = took_s if self._share_s == 0.0 else 0.8 * self._share_s + 0.2 * took_s
 
     def flush_reports(self) -> Mapping[str, Any]:
         """Report what is done, without a request for orders; return the lead's state of the run."""
-        run_state = self._one(self._links[0].ask({**self._acknowledgement(), "run_state": True}))["run_state"]
-        return dict(run_state)
+        answer = self._one(self._links[0].ask(Request(acknowledge=self._acknowledged(), run_state=True)))
+        run_state: Mapping[str, Any] = json.loads(answer.run_state or "{}")
+        return run_state
 
     @property
     def _ahead(self) -> int:
@@ -83,22 +86,21 @@ class HogwildClient(ShardClient):
         return max(2, min(MAX_AHEAD, 1 + math.ceil(_AHEAD_S / self._share_s)))
 
     def _ask(self, *, wait: bool) -> None:
-        request = self._acknowledgement()
+        acknowledged = self._acknowledged()
         more = max(0, self._ahead - len(self._queue) - 1)
-        self._asked = self._links[0].ask({**request, "next": {**self._asking(wait), "more": more}})
+        self._asked = self._links[0].ask(Request(acknowledge=acknowledged, next=self._asking(wait, more=more)))
 
-    def _acknowledgement(self) -> dict[str, Any]:
+    def _acknowledged(self) -> tuple[Report, ...]:
         reports, self._reports = self._reports, []
-        self._drop([report[0] for report in reports])
-        return {"acknowledge": reports} if reports else {}
+        self._drop([report.order_id for report in reports])
+        return tuple(reports)
 
     def _receive(self, asked: Asked) -> None:
         answer = self._one(asked)
         self._asked = None
-        order = self._received(answer["order"])
+        order = self._received(answer.order)
         if isinstance(order, Wait):
             return
-        more = [compute_from_row(row) for row in answer.get("more", ())]
-        self.holding += [following.order_id for following in more]
-        self._queue += [order, *more]
+        self.holding += [following.order_id for following in answer.more]
+        self._queue += [order, *answer.more]
         self._filled = len(self._queue)

@@ -37,6 +37,7 @@ from orchestray.trainers.ps.protocol.buffers import Buffers, SharedBuffers
 from orchestray.trainers.ps.protocol.grad_into_buffer import Pair
 from orchestray.trainers.ps.protocol.messages import ANSWER, REQUEST, result, start
 from orchestray.trainers.ps.protocol.partition import Partition, trainable
+from orchestray.trainers.ps.protocol.requests import Request
 from orchestray.trainers.ps.variants.hogwild.client import HogwildClient
 from orchestray.trainers.ps.variants.hogwild.fused_low_rank_update import LowRankUpdate, add_product
 from orchestray.trainers.ps.variants.hogwild.reading import read_together
@@ -352,6 +353,6 @@ def find_memory(worker: HogwildWorker, server: Address, channel: Channel) -> Non
         worker.attach(address)
     except ClusterError:
         # If the server has just died, its placement is not the cause: then this raises.
-        start(channel, REQUEST, {})
+        start(channel, REQUEST, Request())
         result(channel.irecv(tag=ANSWER))
         raise

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from orchestray.trainers.ps.protocol.assignments import compute_to_row
+from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.partition import Slice
+from orchestray.trainers.ps.protocol.requests import Answer, Entry, Report
 from orchestray.trainers.ps.protocol.settings import MAX_AHEAD
 from orchestray.trainers.ps.server.server import ShardServer
-from orchestray.trainers.ps.server.state_machine import Entry, Machine
+from orchestray.trainers.ps.server.state_machine import Machine
 from orchestray.trainers.ps.variants.hogwild.hogwild import shape_of
 from orchestray.trainers.ps.variants.hogwild.shared_values import SharedValues
 
@@ -56,13 +57,10 @@ def share_state(shared: SharedValues, optimizer: Optimizer, slices: Sequence[Sli
 class OrderingMachine(Machine):
     """A state machine that answers a `next` with several orders, if it asks for `more`."""
 
-    def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> dict[str, Any]:
+    def apply(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> Answer:
         answer = super().apply(entry, tensors)
-        order, num_more = answer.get("order"), int(entry.get("next", {}).get("more", 0))
-        if order is None or order["kind"] != "compute":
-            return answer
-        more = self.lead.next_shares(int(entry["worker"]), min(num_more, self._fair_part()))
-        answer["more"] = [compute_to_row(following) for following in more]
+        if entry.next is not None and isinstance(answer.order, Compute):
+            answer.more = tuple(self.lead.next_shares(entry.worker, min(entry.next.more, self._fair_part())))
         return answer
 
     def _fair_part(self) -> int:
@@ -86,12 +84,12 @@ class HogwildServer(ShardServer):
         super().__init__(machine)
         self._shared = shared
 
-    def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> dict[str, Any]:
-        worker = int(entry.get("worker", -1))
-        if "leave" in entry:
+    def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> Answer:
+        worker = entry.worker
+        if entry.leave:
             self._shared.expel(worker)
-        if "leave" in entry or "hello" in entry:
+        if entry.leave or entry.hello is not None:
             begun = self._shared.left_by(worker)
             if begun:
-                super()._apply({"worker": worker, "acknowledge": begun}, ())
+                super()._apply(Entry(worker=worker, acknowledge=tuple(Report(*report) for report in begun)), ())
         return super()._apply(entry, tensors)

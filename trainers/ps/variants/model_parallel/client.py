@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.encoding import Gradient
+from orchestray.trainers.ps.protocol.requests import Origin, Push, Report, Request
 from orchestray.trainers.ps.protocol.seen_shares import Part
 from orchestray.trainers.ps.worker.client import ShardClient
 
@@ -59,16 +60,21 @@ class StageClient(ShardClient):
             unused: parameters that the share had no gradient for.
             buffers: changes that the share made to the stage's buffers, if it has any.
         """
-        part = Part(order.step, order.share, order.num_samples, order.batch_samples).to_json()
+        part = Part(order.step, order.share, order.num_samples, order.batch_samples)
         asked = []
         for shard, link in enumerate(self._links):
             encoding, tensors = self.encoder.encode(shard, gradient, order.step)
-            origin = [self.worker, [part], self.versions[shard]]
-            push = {"origin": origin, "unused": list(unused), "encoding": encoding, "pieces": len(tensors)}
+            push = Push(
+                origin=Origin(self.worker, (part,), self.versions[shard]),
+                encoding=encoding,
+                pieces=len(tensors),
+                unused=tuple(unused),
+                orders=(order.order_id,),
+            )
             if shard == 0 and buffers is not None:
                 tensors += [buffers.floats, buffers.integers]
-            asked.append(link.ask({"push": {**push, "orders": [order.order_id]}}, tensors))
-        return int(self._all(asked)[0].get("staleness", 0))
+            asked.append(link.ask(Request(push=push), tensors))
+        return self._all(asked)[0].staleness
 
     def acknowledge(self, order: Compute, loss_sum: float, staleness: int) -> bool:
         """Report to the lead that the servers of all stages have a share; return True if it counts.
@@ -79,7 +85,7 @@ class StageClient(ShardClient):
             staleness: largest staleness at the stages' first servers.
         """
         read = self.versions[0]
-        report = [order.order_id, loss_sum, read, read + staleness]
-        answer = self._one(self._links[0].ask({"acknowledge": [report], **self._tally()}))
+        report = Report(order.order_id, loss_sum, read, read + staleness)
+        answer = self._one(self._links[0].ask(Request(acknowledge=(report,), tally=self._tally())))
         self._drop([order.order_id])
-        return bool(answer["counts"])
+        return answer.counts

@@ -18,8 +18,9 @@ from orchestray.platform.errors import CheckpointError, StorageError, TrainingEr
 from orchestray.trainers.ps.durability.persistence import DiskLog, holds_snapshot, restore
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.assignments import Compute
+from orchestray.trainers.ps.protocol.requests import Entry, Hello
 from orchestray.trainers.ps.server.server import ShardServer
-from orchestray.trainers.ps.server.state_machine import Entry, Machine
+from orchestray.trainers.ps.server.state_machine import Machine
 from support.central import JOIN_S, Plan, Servers, Worker, run_all, spawn, train_plain
 
 torch.set_num_threads(1)
@@ -274,6 +275,9 @@ def logged(plan: Plan, directory: Path) -> Tensor:
     return values
 
 
+HELLO = Entry(worker=0, hello=Hello(0, is_new=True))
+
+
 def restored(plan: Plan, directory: Path) -> Machine:
     machine = plan.machine(0)
     restore(directory, machine)
@@ -283,7 +287,7 @@ def restored(plan: Plan, directory: Path) -> Machine:
 def test_a_worker_that_leaves_as_its_server_closes_is_written_to_no_closed_log(tmp_path: Path) -> None:
     machine = Plan("asynchronous").machine(0)
     server = ShardServer(machine, [DiskLog(tmp_path)])
-    server.change({"worker": 0, "hello": {"is_new": True}})
+    server.change(HELLO)
     server.close()
     server.forget(0)
     assert machine.coordinator is not None
@@ -324,14 +328,13 @@ def test_an_update_that_the_disk_takes_only_a_part_of_is_refused_and_the_log_sta
     machine = Plan("asynchronous").machine(0)
     log = DiskLog(tmp_path)
     log.begin(machine)
-    entry: Entry = {"worker": 0, "hello": {"is_new": True}}
     values = [torch.arange(100, dtype=torch.float64)]
-    log.append(entry, values)
+    log.append(HELLO, values)
     (path,) = tmp_path.glob("log-*")
     record_bytes = path.stat().st_size
     with files_of_at_most(2 * record_bytes - left_out), pytest.raises(StorageError, match="could not be written"):
-        log.append(entry, values)
-    log.append(entry, values)
+        log.append(HELLO, values)
+    log.append(HELLO, values)
     log.close()
     assert path.stat().st_size == 2 * record_bytes
     assert restore(tmp_path, Plan("asynchronous").machine(0)) == 2

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from orchestray.platform.comm.channel import thread_pair
+from orchestray.trainers.ps.protocol.requests import Traffic
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
 from support.central import Plan, Servers, Worker
 from support.central_run import central_settings, train_central
@@ -81,7 +82,7 @@ def test_the_error_is_the_norm_of_what_the_worker_keeps() -> None:
     worker = Worker(plan, 0, servers.channels(0))
     worker.run()
     kept = torch.cat([compressor.state()["residual"] for compressor in worker.client.encoder.compressors or ()])
-    assert servers.servers[0]._tally.take()["errors"] == [[0, pytest.approx(float(kept.norm()), rel=1e-12)]]
+    assert servers.servers[0]._tally.take().errors == ((0, pytest.approx(float(kept.norm()), rel=1e-12)),)
     worker.client.close()
     servers.close()
 
@@ -92,21 +93,21 @@ def test_a_tally_counts_each_byte_once_and_forgets_nothing_of_channels_that_end(
     tally.open(theirs)
     ours.isend([torch.zeros(100)]).wait()
     theirs.irecv().wait()
-    first = tally.take()["bytes"]
+    first = tally.take().bytes
     assert first >= 400
-    assert tally.take()["bytes"] == 0
+    assert tally.take().bytes == 0
     ours.isend([torch.zeros(50)]).wait()
     theirs.irecv().wait()
     tally.end(theirs)
     tally.end(theirs)
-    tally.add({"bytes": 7, "saved": 3, "errors": [[1, 0.5], [0, 0.25]], "warnings": ["it is late"]})
+    tally.add(Traffic(bytes=7, saved=3, errors=((1, 0.5), (0, 0.25)), warnings=("it is late",)))
     second = tally.take()
-    assert second["saved"] == 3
-    assert 207 <= second["bytes"] < first
-    assert second["errors"] == [[0, 0.25], [1, 0.5]]
-    assert second["warnings"] == ["it is late"]
+    assert second.saved == 3
+    assert 207 <= second.bytes < first
+    assert second.errors == ((0, 0.25), (1, 0.5))
+    assert second.warnings == ("it is late",)
     tally.forget(0)
-    assert tally.take() == {"bytes": 0, "saved": 0, "errors": [[1, 0.5]], "warnings": []}
+    assert tally.take() == Traffic(errors=((1, 0.5),))
     ours.close()
     theirs.close()
 

@@ -12,8 +12,9 @@ from orchestray.platform.comm.channel import thread_pair
 from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.messages import ServerError
+from orchestray.trainers.ps.protocol.requests import Entry, Pull, Request
 from orchestray.trainers.ps.server.shard import Shard
-from orchestray.trainers.ps.server.state_machine import Entry, Machine
+from orchestray.trainers.ps.server.state_machine import Machine
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import LocalCopy
 from orchestray.trainers.ps.variants.hierarchy.leaf_requests import Asker
 from support.central import Plan, Servers, Worker
@@ -84,7 +85,7 @@ def test_a_leaf_lends_nothing_to_a_worker_that_is_gone_before_its_answer() -> No
     assert isinstance(leaf.copy, LocalCopy)
     ours, theirs = thread_pair("worker 0", "leaf")
     for is_gone in (True, False):
-        asker = Asker(0, {"pull": {"min_version": 0, "newer_than": None}}, [], theirs, is_gone=is_gone)
+        asker = Asker(0, Request(pull=Pull()), [], theirs, is_gone=is_gone)
         leaf.server._requests._finish(asker)
         assert asker.lent != is_gone
         assert is_lent(leaf.copy.shard) != is_gone

@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import HashStore
 from orchestray.platform.comm.channel import Channel, FaultScript, GlooChannel
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
 from orchestray.trainers.ps.protocol.messages import ServerError
+from orchestray.trainers.ps.protocol.requests import Entry, Origin, Push
 from orchestray.trainers.ps.protocol.seen_shares import Part
-from orchestray.trainers.ps.server.shard import Origin
 from orchestray.trainers.ps.server.state_machine import Machine
 from support.central import JOIN_S, Plan, Schedule, Servers, Worker, run_all, spawn, train_central, train_plain
 
@@ -308,9 +308,7 @@ def test_shares_pushed_together_are_one_update_and_come_apart_where_one_of_them_
     # A worker that was lost had pushed the first of them to the second shard alone.
     stray = Origin(7, (Part(orders[0].step, orders[0].share, orders[0].num_samples, orders[0].batch_samples),), 0)
     values = servers.machines[1].shard.values
-    servers.servers[1].change(
-        {"worker": 7, "push": {"origin": stray.to_json(), "unused": [], "encoding": "dense"}}, [torch.ones_like(values)]
-    )
+    servers.servers[1].change(Entry(worker=7, push=Push(origin=stray)), [torch.ones_like(values)])
     client.pull()
     done = client.push(orders, torch.ones_like(client.values), loss_sums=[0.0, 0.0])
     assert (done.counts, done.recompute) == (False, tuple(order.order_id for order in orders))

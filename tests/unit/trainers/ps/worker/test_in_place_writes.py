@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.ps.protocol.partition import FlatModel
+from orchestray.trainers.ps.protocol.requests import Traffic
 from orchestray.trainers.ps.worker import worker as central_worker
 from orchestray.trainers.ps.worker.client import ShardClient
 from orchestray.trainers.ps.worker.in_place_writes import InPlaceWrites
@@ -163,8 +164,10 @@ def test_a_warning_is_told_again_to_the_server_that_takes_over() -> None:
     client = Worker(plan, 0, servers.channels(0)).client
     client.hello()
     client.warn("A model that writes.")
-    assert [client._tally()["tally"]["warnings"], client._tally()] == [["A model that writes."], {}]
+    assert [client._tally(), client._tally()] == [Traffic(warnings=("A model that writes.",)), None]
     client.reconnect(0, servers.channel(0, 0))
-    assert client._tally()["tally"]["warnings"] == ["A model that writes."]
+    told = client._tally()
+    assert told is not None
+    assert told.warnings == ("A model that writes.",)
     client.close()
     servers.close()

@@ -11,6 +11,7 @@ from orchestray.platform.comm.channel import FaultScript
 from orchestray.platform.comm.channel.base import ChannelClosedError
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish
+from orchestray.trainers.ps.protocol.requests import Answer, Asking, AskingOf, Change, Entry, Hello, Report, ReportOf
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import LocalCopy
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import pack, threshold
 from support.central import Plan, Worker, run_all, train_central, train_plain
@@ -207,6 +208,10 @@ def test_a_worker_cut_off_at_any_message_leaves_the_others_going_and_its_share_i
     assert cuts >= 4
 
 
+def hello(worker: int) -> Entry:
+    return Entry(worker=worker, hello=Hello(worker, is_new=True))
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_change_that_is_sent_again_is_applied_once_also_by_a_copy_that_has_taken_over(sparse: bool) -> None:
     plan = Plan("asynchronous", shards=2)
@@ -214,44 +219,44 @@ def test_a_change_that_is_sent_again_is_applied_once_also_by_a_copy_that_has_tak
     num = machine.shard.values.numel()
     places = torch.tensor([1, 3]) if sparse else torch.arange(num)
     tensors = pack(places, torch.full((len(places),), 0.25, dtype=torch.float64), num)
-    machine.apply({"worker": -1, "hello": {"worker": -1, "is_new": True}})
-    machine.apply({"worker": -1, "change": [1, False]}, tensors)
+    machine.apply(hello(-1))
+    machine.apply(Entry(worker=-1, change=Change(1, owes=False)), tensors)
     wanted = machine.shard.values.clone()
     state, held = machine.state()
     copy.load_state(state, {name: tensor.clone() for name, tensor in held.items()})
     for one in (machine, copy):
-        one.apply({"worker": -1, "change": [1, False]}, tensors)
+        one.apply(Entry(worker=-1, change=Change(1, owes=False)), tensors)
         assert torch.equal(one.shard.values, wanted)
-        one.apply({"worker": -1, "change": [2, False]}, tensors)
+        one.apply(Entry(worker=-1, change=Change(2, owes=False)), tensors)
         assert not torch.equal(one.shard.values, wanted)
-        one.apply({"worker": -1, "leave": True})
+        one.apply(Entry(worker=-1, leave=True))
         with pytest.raises(TrainingError, match="given up"):  # it was on its way when its leaf died
-            one.apply({"worker": -1, "change": [3, False]}, tensors)
+            one.apply(Entry(worker=-1, change=Change(3, owes=False)), tensors)
 
 
 def test_nothing_is_saved_once_a_leaf_is_lost_until_it_begins_again() -> None:
     lead = root_machine(Plan("asynchronous", num_workers=2, steps=1), 0)
     for worker, leaf in enumerate((-1, -2)):
-        lead.apply({"worker": leaf, "hello": {"worker": leaf, "is_new": True}})
-        lead.apply({"worker": leaf, "relay": [{"worker": worker, "hello": {"worker": worker, "is_new": True}}]})
-    asks = [[1, [], False]]
-    while (order := lead.apply({"worker": -2, "asks": asks})["orders"][0])["kind"] == "compute":
-        lead.apply({"worker": -2, "acknowledge_for": [[1, order["order_id"], 0.0, 0, 0]]})
+        lead.apply(hello(leaf))
+        lead.apply(Entry(worker=leaf, relay=(hello(worker),)))
+    asks = Entry(worker=-2, asks=(AskingOf(1, Asking((), wait=False)),))
+    while isinstance(order := lead.apply(asks).orders[0], Compute):
+        lead.apply(Entry(worker=-2, acknowledge_for=(ReportOf(1, Report(order.order_id, 0.0, 0, 0)),)))
     assert lead.lead.at_barrier
-    lead.apply({"worker": -1, "leave": True})
-    assert lead.apply({"worker": -2, "asks": asks}) == {"orders": [None], "flush": False}
-    lead.apply({"worker": -1, "hello": {"worker": -1, "is_new": True}})
-    assert lead.apply({"worker": -2, "asks": asks})["orders"] != [None]
+    lead.apply(Entry(worker=-1, leave=True))
+    assert lead.apply(asks) == Answer(orders=(None,))
+    lead.apply(hello(-1))
+    assert lead.apply(asks).orders != (None,)
 
 
 def test_a_worker_that_has_come_back_by_another_leaf_is_not_taken_for_lost_by_its_old_one() -> None:
     lead = root_machine(Plan("asynchronous"), 0)
     for leaf in (-1, -2):
-        lead.apply({"worker": leaf, "hello": {"worker": leaf, "is_new": True}})
-        lead.apply({"worker": leaf, "relay": [{"worker": 0, "hello": {"worker": 0, "is_new": True}}]})
-    lead.apply({"worker": -1, "relay": [{"worker": 0, "leave": True}]})
+        lead.apply(hello(leaf))
+        lead.apply(Entry(worker=leaf, relay=(hello(0),)))
+    lead.apply(Entry(worker=-1, relay=(Entry(worker=0, leave=True),)))
     assert lead.lead.workers == [0]
-    lead.apply({"worker": -2, "relay": [{"worker": 0, "leave": True}]})
+    lead.apply(Entry(worker=-2, relay=(Entry(worker=0, leave=True),)))
     assert lead.lead.workers == []
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,9 @@ from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
-from orchestray.trainers.ps.protocol.assignments import Compute, Validate, compute_from_row, order_from_json
+from orchestray.trainers.ps.protocol.assignments import Compute, Validate
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
+from orchestray.trainers.ps.protocol.requests import Answer, Asking, Entry, Header
 from orchestray.trainers.ps.variants.hogwild import hogwild
 from orchestray.trainers.ps.variants.hogwild.hogwild import HogwildWorker
 from orchestray.trainers.ps.variants.hogwild.server import OrderingMachine
@@ -226,10 +225,10 @@ def test_a_worker_that_was_given_up_begins_no_more_updates() -> None:
 # -- orders ahead of need ----------------------------------------------------------------------------------------------
 
 
-def received(answer: Mapping[str, Any]) -> list[Any]:
-    """Return the orders that an answer brings, by way of JSON."""
-    told = json.loads(json.dumps(answer))
-    return [order_from_json(told["order"]), *(compute_from_row(row) for row in told.get("more", ()))]
+def received(answer: Answer) -> list[Any]:
+    """Return the orders that an answer brings, by way of its bytes."""
+    told = Header.decode(Answer, Header(answer).encode()).sections
+    return [told.order, *told.more]
 
 
 def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for() -> None:
@@ -239,9 +238,9 @@ def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for(
     )  # fmt: skip
     machine = OrderingMachine.__new__(OrderingMachine)
     machine.coordinator = coordinator = Coordinator(plan)
-    asked = {"holding": [], "wait": True, "more": 9}
+    asked = Asking((), wait=True, more=9)
     coordinator.join(0)
-    answer = OrderingMachine.apply(machine, {"worker": 0, "next": asked})
+    answer = OrderingMachine.apply(machine, Entry(worker=0, next=asked))
     orders = received(answer)
     assert [(order.step, order.share) for order in orders] == [(1 + n // 2, n % 2) for n in range(10)]
     coordinator.join(1)
@@ -250,7 +249,7 @@ def test_several_orders_come_at_once_and_never_one_that_others_have_to_wait_for(
         for order in orders:
             coordinator.acknowledge(worker, order.order_id, 1.0, read_version=0, write_version=0)
         worker = 1 - worker
-        answer = OrderingMachine.apply(machine, {"worker": worker, "next": asked})
+        answer = OrderingMachine.apply(machine, Entry(worker=worker, next=asked))
         orders = received(answer)
         sizes.append(len(orders))
     # 22 shares are left of the epoch: fewer and fewer at a time, so that both end at about the same time.
