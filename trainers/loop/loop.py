@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -20,7 +20,7 @@ from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -230,10 +230,11 @@ class Loop:
         is_new = position.stopped_by is None and position.step > position.validated_step
         if is_new and (position.step % every == 0 or last):
             replica.validate()
-            validation = _means(position.validation)
+            validation = position.means
             if settings.until is not None and settings.until.reached(validation):
                 position.stopped_by = "until"
-            if (early := settings.early_stop) is not None:
+            # A validation because the time is up, or a trial pauses, is one more than those that patience counts.
+            if (early := settings.early_stop) is not None and position.step % every == 0:
                 position.best, position.num_worse = early.after(position.best, position.num_worse, validation)
                 if position.num_worse >= early.patience:
                     position.stopped_by = position.stopped_by or "early_stopping"
@@ -262,7 +263,7 @@ class Loop:
             return
         # Rank 0, which writes, may have finished before a loss that the others saw earlier.
         before = objects.share_json(world, position.best_checkpoint, 0) if world.size > 1 else position.best_checkpoint
-        found = rule.after(before, position.step, _means(position.validation))
+        found = rule.after(before, position.step, position.means)
         if found != before and found is not None:
             if world.rank == 0:
                 position.best_checkpoint = found  # before it is saved with the position
@@ -303,11 +304,6 @@ class Loop:
             staleness=dict(self._log.staleness),
             summary={**({"exchange": summary} if summary else {}), **position.summary()},
         )
-
-
-def _means(validation: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the means of a validation over all members, if the run trains an ensemble."""
-    return {key: value for key, value in (validation or {}).items() if key != "members"}
 
 
 def _samples_before(stream: SampleStream, step: int) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.checkpoint_files import BEST_STEP, checkpoint_name
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.settings import ReplicaSettings
 
 
 @dataclass
@@ -33,6 +36,24 @@ class Position:
     """Number of validations since that value."""
     best_checkpoint: dict[str, Any] | None = None
     """Best checkpoint so far: `step`, `metric`, `mode` and `value`; None if there is none."""
+
+    def begin_attempt(self, settings: ReplicaSettings) -> None:
+        """Forget the reason for which an earlier attempt ended, if it is none any more.
+
+        Each attempt has its own time limit, and may have another goal or more patience.
+        """
+        until, early = settings.until, settings.early_stop
+        still = {
+            "until": until is not None and self.validation is not None and until.reached(self.means),
+            "early_stopping": early is not None and self.num_worse >= early.patience,
+        }
+        if self.stopped_by is not None and not still.get(self.stopped_by, False):
+            self.stopped_by = None
+
+    @property
+    def means(self) -> dict[str, Any]:
+        """The means of the last validation; over all members, if the run trains an ensemble."""
+        return {key: value for key, value in (self.validation or {}).items() if key != "members"}
 
     def state(self) -> dict[str, Any]:
         """Return the entries of a checkpoint's state, JSON values, in which a run that resumes finds its position."""

@@ -250,7 +250,7 @@ class Replica:
             self.saved_step = self.position.step
         if world.size > 1 and (nobody_has_state or min(steps) != max(steps)):
             self._adopt(source)
-        self._clear_time_limit()
+        self.position.begin_attempt(self.settings)
 
     def _adopt(self, source: int) -> None:
         """Copy the state of the replica of rank `source`. All replicas call."""
@@ -342,18 +342,13 @@ class Replica:
         if takes_own:
             own_state.load_own_state(self, streams)
         self.position = Position(**state["position"]) if state is not None else Position()
-        self._clear_time_limit()
+        self.position.begin_attempt(self.settings)
         self.saved_step = self.position.step
         self.recorder.forget_after(self.position.step)
         if state is not None and world.rank == 0:
             self._warn(change_of_members(int(state.get("members", 0)), num_members))
             if not takes_own:
                 self._warn(dropped_residuals(state))
-
-    def _clear_time_limit(self) -> None:
-        """Forget that an earlier attempt ended by its time limit: this attempt applies its own."""
-        if self.position.stopped_by == "time_limit_s":
-            self.position.stopped_by = None
 
     def _warn(self, text: str | None) -> None:
         if text:

@@ -31,6 +31,7 @@ from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.grouped_optimizer import check_matches
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.saved.model_json import describe_model
@@ -78,6 +79,8 @@ class OneShotTrial(ABC):
             )
         if self._settings.average is not None:
             raise ConfigError("train.average: weights that networks share are not averaged; take it out")
+        if self._settings.early_stop is not None:
+            raise ConfigError("train.early_stopping: weights that networks share train for all steps; take it out")
         self._task = task
         self.space = task.space
         self.seed, self._num_finalists = seed, finalists
@@ -298,6 +301,7 @@ class SharedTrial(OneShotTrial):
             self.supernet = space.supernet(*self._task.shapes()).to(self._device, self._dtype).train()
         self._named = [(name, p) for name, p in self.supernet.named_parameters() if p.requires_grad]
         self._params = [parameter for _, parameter in self._named]
+        check_matches(self._settings.optimizer.get("groups", ()), self.supernet.named_parameters())
         self._optimizer = self._make_optimizer(self._named)
 
     def child_state(self, genome: Genome) -> dict[str, Tensor]:

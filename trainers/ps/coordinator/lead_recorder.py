@@ -35,8 +35,7 @@ class LeadRecorder:
             recorder: receives the metric lines.
         """
         self.position = Position(**position)
-        if self.position.stopped_by == "time_limit_s":
-            self.position.stopped_by = None
+        self.position.begin_attempt(settings)
         if settings.best is None:
             self.position.best_checkpoint = None
         self.written_step = 0

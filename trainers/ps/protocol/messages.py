@@ -3,9 +3,9 @@
 A message is a `Header` (see `requests`), and a message of tensors if there are any. Between processes of one machine
 tensors need not be sent. A worker offers its servers a block of memory. For tensors in that block the header gives the
 places (`lent`), and the server uses them there until it has answered. A pull also gives the places where parameters are
-wanted: the server writes them there, and its answer says so (`placed`). For a worker that only reads them (`reads`) the
-answer gives the place of the server's own values (`found`), which stay unchanged until the worker reads a newer
-version. It still gets copies of the buffers.
+wanted: the server writes them there, and its answer says so (`placed`). If a worker only reads them (`reads`), the
+answer gives the place of the server's own values (`found`). They stay unchanged until the worker reads a newer version.
+It still gets copies of the buffers.
 """
 
 from __future__ import annotations

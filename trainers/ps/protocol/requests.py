@@ -1,4 +1,4 @@
-"""What workers, leaf servers and servers tell each other, as frozen classes, and the entries of a server's log.
+"""The messages between workers, leaf servers and servers, as frozen classes, and the entries of a server's log.
 
 Every exchange is one `Request` and one `Answer`, in order; tensors follow their header in a message of their own. The
 sections of a request are processed in the order of its fields; those that are absent have their defaults. The sections
@@ -199,7 +199,7 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry(Changes):
-    """What a server applies to its state machine: what someone has sent, or what its driver or itself decides."""
+    """A change that a server applies to its state machine: sent to it, or decided by its driver or itself."""
 
     worker: int = NOBODY
     leave: bool = False
@@ -226,7 +226,7 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Changes):
-    """What a worker or a leaf asks of a server."""
+    """A request of a worker or a leaf to a server."""
 
     tally: Traffic | None = None
     """To the lead."""
@@ -320,7 +320,7 @@ class Header(Generic[Sections]):
         """Return the header that `encode` made bytes of.
 
         Raises:
-            TrainingError: the bytes are no header with such sections.
+            TrainingError: the bytes are not a header with such sections.
         """
         try:
             return cls(*_CODECS[kind].validate_json(content))

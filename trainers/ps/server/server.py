@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
 from orchestray.trainers.ps.protocol.load_balancing import Stopwatch
 from orchestray.trainers.ps.protocol.messages import (
@@ -36,7 +37,7 @@ from orchestray.trainers.ps.server.state_machine import Listener, Machine
 
 @dataclass
 class Asker:
-    """Who has sent a request, and what goes with it."""
+    """The sender of a request, and what goes with it."""
 
     worker: int | None
     """None: it sent no `hello`."""
@@ -126,6 +127,9 @@ class ShardServer:
                 asked = self._serve_one(channel, worker, header)
         except ChannelClosedError:
             pass
+        except TrainingError as error:  # a message that cannot be understood, and so nothing after it
+            with suppress(ChannelClosedError):
+                finish(start(channel, ANSWER, Answer(error=str(error))))
         finally:
             channel.close()
             self._gone(worker, channel)

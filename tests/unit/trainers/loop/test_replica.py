@@ -22,6 +22,7 @@ from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.replica import Replica
 from support.threads import run_replicas
 from support.tiny_task import TinyTask
@@ -153,6 +154,34 @@ def test_early_stopping_ends_a_run_after_as_many_validations_without_a_gain_as_i
         assert outcome.ended == "early_stopping"
         assert outcome.epochs == 4  # the first is the best, and three are not better
         assert replica.position.num_worse == 3
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_now_has_more_patience_or_a_higher_goal() -> None:
+    early = EarlyStop("loss", patience=3, min_delta=0.0, mode="min")
+    position = Position(stopped_by="early_stopping", num_worse=3, validation={"accuracy": 0.8, "members": []})
+    for changes, stopped_by in (
+        ({"early_stop": early}, "early_stopping"),
+        ({"early_stop": replace(early, patience=4)}, None),
+        ({"until": Until("accuracy", 0.8, "max")}, None),
+    ):
+        again = replace(position)
+        again.begin_attempt(replace(SETTINGS, **changes))
+        assert again.stopped_by == stopped_by
+    for value, stopped_by in ((0.8, "until"), (0.9, None)):
+        again = replace(position, stopped_by="until")
+        again.begin_attempt(replace(SETTINGS, until=Until("accuracy", value, "max")))
+        assert again.stopped_by == stopped_by
+
+
+def test_a_validation_that_a_pause_or_a_time_limit_adds_costs_no_patience() -> None:
+    never_better = EarlyStop("loss", patience=1, min_delta=100.0, mode="min")
+    settings = replace(SETTINGS, validate_every_steps=2, early_stop=never_better)
+    replica = make(settings, TinyTask())
+    replica.pause_at = 3
+    replica.connect(SoloCollective())
+    assert replica.run(started_at=0.0).ended == "finished"
+    assert [line["step"] for line in lines(replica, split="validation")] == [2, 3]
+    assert replica.position.num_worse == 0
 
 
 def test_an_unknown_until_metric_names_the_nearest_and_those_there_are() -> None:

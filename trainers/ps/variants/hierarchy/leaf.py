@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.ps.protocol.messages import ANSWER, finish, result, start, tensors_of
-from orchestray.trainers.ps.protocol.requests import NOBODY, Header, Request
+from orchestray.trainers.ps.protocol.requests import NOBODY, Answer, Header, Request
 from orchestray.trainers.ps.variants.hierarchy.decode import Decode
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
@@ -79,6 +81,9 @@ class LeafServer:
                 self._serve_one(Asker(NOBODY if worker is None else worker, header.sections, tensors, channel), asked)
         except ChannelClosedError:
             pass
+        except TrainingError as error:  # a message that cannot be understood, and so nothing after it
+            with suppress(ChannelClosedError):
+                finish(start(channel, ANSWER, Answer(error=str(error))))
         finally:
             channel.close()
             with self._changed:

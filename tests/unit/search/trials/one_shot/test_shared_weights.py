@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import orchestray
+from orchestray.platform.errors import ConfigError
 from orchestray.search.trials.one_shot.darts import DartsTrial
 from orchestray.search.trials.one_shot.data import two_parts
 from orchestray.search.trials.one_shot.enas import EnasTrial
@@ -34,6 +35,23 @@ def test_darts_gives_the_planted_operations_most_weight(order: int) -> None:
     progress = trial.advance(80)
     assert trial.alphas["halves"].argmax(dim=1).tolist() == [1, 2]
     assert progress.told["genomes"] == [BEST]
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"average": {"type": "ema"}}, "train.average: weights that networks share are not averaged"),
+        ({"early_stopping": {"metric": "loss"}}, "train.early_stopping: weights that networks share train for all"),
+        (
+            {"optimizer": {"type": "adam", "lr": 0.02, "groups": [{"match": "no.such", "lr": 0.1}]}},
+            "groups.0.match: no parameter has a name like 'no.such'",
+        ),
+    ],
+    ids=["average", "early stopping", "groups"],
+)
+def test_what_shared_weights_have_not_is_refused(train: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EnasTrial(mixed_config(steps=10, **train), **COMMON)
 
 
 def test_enas_children_share_the_same_tensors() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from orchestray.platform.comm.channel import Channel, FaultScript, GlooChannel
+from orchestray.platform.comm.channel import Channel, ChannelClosedError, FaultScript, GlooChannel
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
-from orchestray.trainers.ps.protocol.messages import ServerError
-from orchestray.trainers.ps.protocol.requests import Entry, Origin, Push
+from orchestray.trainers.ps.protocol.messages import ANSWER, REQUEST, ServerError
+from orchestray.trainers.ps.protocol.requests import Answer, Entry, Header, Origin, Push
 from orchestray.trainers.ps.protocol.seen_shares import Part
 from orchestray.trainers.ps.server.state_machine import Machine
 from support.central import JOIN_S, Plan, Schedule, Servers, Worker, run_all, spawn, train_central, train_plain
@@ -321,6 +321,18 @@ def test_shares_pushed_together_are_one_update_and_come_apart_where_one_of_them_
     together = [client.next(), client.next()]
     assert client.push(together, torch.ones_like(client.values), loss_sums=[0.0, 0.0]).counts
     assert [machine.shard.version for machine in servers.machines] == [2, 3]
+    servers.close()
+
+
+def test_a_message_that_is_not_understood_is_answered_with_the_reason_and_ends_the_connection() -> None:
+    servers = Servers(Plan("asynchronous"))
+    channel = servers.channel(0, 0)
+    channel.send([], tag=REQUEST, meta={"push": {"origin": [0, [], 0]}})
+    answer = Header.decode(Answer, channel.recv(tag=ANSWER).content).sections
+    assert answer.error is not None
+    assert answer.error.endswith("all processes of a run must have the same version of orchestray.")
+    with pytest.raises(ChannelClosedError):
+        channel.recv()
     servers.close()
 
 
