@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -145,11 +145,9 @@ class Link:
         # The receives begin now, so that a large answer arrives while the worker computes.
         channel, request = self._channel, asked.request
         found = [] if request.pull is None else [channel.lend(tensor) for tensor in asked.into or ()]
-        places = tuple(place for place in found if place is not None)
+        places = [place for place in found if place is not None]
         is_placed = bool(places) and len(places) == len(found)
-        if request.pull is not None and is_placed:
-            request = replace(request, pull=replace(request.pull, places=places))
-        asked.handles = start(channel, REQUEST, request, asked.sent)
+        asked.handles = start(channel, REQUEST, request, asked.sent, places if is_placed else ())
         asked.header = channel.irecv(tag=ANSWER)
         asked.payload = None
         if asked.into is not None and asked.always and not is_placed:

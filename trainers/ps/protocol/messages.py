@@ -2,10 +2,10 @@
 
 A message is a `Header` (see `requests`), and a message of tensors if there are any. Between processes of one machine
 tensors need not be sent. A worker offers its servers a block of memory. For tensors in that block the header gives the
-places (`lent`), and the server uses them there until it has answered. A pull also gives the places where parameters are
-wanted: the server writes them there, and its answer says so (`placed`). If a worker only reads them (`reads`), the
-answer gives the place of the server's own values (`found`). They stay unchanged until the worker reads a newer version.
-It still gets copies of the buffers.
+places (`lent`), and the server uses them there until it has answered. It also gives the places where the parameters of
+a pull are wanted (`wanted`): the server writes them there, and its answer says so (`placed`). If a worker only reads
+them (`reads`), the answer gives the place of the server's own values (`found`). They stay unchanged until the worker
+reads a newer version. It still gets copies of the buffers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, Handle, Message
+from orchestray.platform.comm.channel.blocks import Place
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.ps.protocol.requests import Header, Sections
@@ -28,7 +29,9 @@ class ServerError(OrchestrayError):
     """An error of a server that could not do what was requested; the text is the server's."""
 
 
-def start(channel: Channel, tag: str, sections: Sections, tensors: Sequence[Tensor] = ()) -> list[Handle[None]]:
+def start(
+    channel: Channel, tag: str, sections: Sections, tensors: Sequence[Tensor] = (), wanted: Sequence[Place] = ()
+) -> list[Handle[None]]:
     """Send a header and its tensors.
 
     The tensors must not change until the handles are done; those in a block that was offered, until the answer has
@@ -39,13 +42,14 @@ def start(channel: Channel, tag: str, sections: Sections, tensors: Sequence[Tens
         tag: kind of message.
         sections: content of the header.
         tensors: tensors that go with the header.
+        wanted: places where the tensors of the answer are wanted.
     """
     places = tuple(channel.lend(tensor) for tensor in tensors)
     sent = [tensor for tensor, place in zip(tensors, places, strict=True) if place is None]
     lent = places if len(sent) < len(tensors) else ()
     if lent:
         channel.count_lent(sent_bytes=num_bytes_of(t for t, p in zip(tensors, places, strict=True) if p is not None))
-    handles = [channel.isend([], tag=tag, meta=Header(sections, len(tensors), lent).encode())]
+    handles = [channel.isend([], tag=tag, meta=Header(sections, len(tensors), lent, tuple(wanted)).encode())]
     if sent:
         handles.append(channel.isend(sent, tag=TENSORS))
     return handles

@@ -142,8 +142,6 @@ class Pull:
     """Version of the server's own memory that the worker reads, -1: none; it wants to read them there. None: it wants
     copies.
     """
-    places: tuple[Place, ...] = ()
-    """Places, in memory that the worker has lent, where it wants them."""
 
 
 @dataclass(frozen=True)
@@ -310,9 +308,11 @@ class Header(Generic[Sections]):
     num_tensors: int = 0
     lent: tuple[Place | None, ...] = ()
     """Places of the tensors in memory that is shared; None: it is sent in the message that follows."""
+    wanted: tuple[Place, ...] = ()
+    """Places, in memory that the sender has lent, where it wants the tensors of the answer."""
 
     def encode(self) -> bytes:
-        row = (self.sections, self.num_tensors, self.lent)
+        row = (self.sections, self.num_tensors, self.lent, self.wanted)
         return _CODECS[type(self.sections)].dump_json(row, exclude_defaults=True)
 
     @classmethod
@@ -340,6 +340,6 @@ def _first_line(error: Exception) -> str:
 
 _DEFAULTS = tuple((field.name, field.default) for field in fields(Changes))
 _CODECS: dict[type, TypeAdapter[Any]] = {
-    kind: TypeAdapter(tuple[kind, int, tuple[Place | None, ...]], config=_STRICT)  # type: ignore[valid-type]
+    kind: TypeAdapter(tuple[kind, int, tuple[Place | None, ...], tuple[Place, ...]], config=_STRICT)  # type: ignore[valid-type]
     for kind in (Request, Answer, Entry, State)
 }

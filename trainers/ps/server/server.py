@@ -213,12 +213,11 @@ class ShardServer:
         request = header.sections
         is_dense = request.push is not None and request.push.encoding == DENSE
         tensors = self._received_dense(channel, header) if is_dense else tensors_of(channel, header)
-        places = () if request.pull is None else request.pull.places
         asker = Asker(
             worker,
             channel,
             asked=channel.irecv(),
-            targets=tuple(channel.borrow(place) for place in places),
+            targets=tuple(channel.borrow(place) for place in header.wanted),
             reusable=tensors[0] if is_dense and not self._is_borrowed(header) else None,
         )
         try:
