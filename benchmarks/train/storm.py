@@ -31,6 +31,7 @@ _TIMEOUT_S = 600.0
 _HEADROOM_BYTES, _LEAK_BYTES = 4 * 2**30, 2**33
 """Memory that Ray's monitor lets all workers take together; memory that a worker leaks if nobody stops it."""
 _KINDS = ("SIGKILL", "memory", "SIGSTOP")
+_PEERS = ("Ray Train", "torchrun")
 _GOAL = 0.8
 _PATIENCE_OF_PEERS_S = 5.0
 """Seconds for which a peer's worker may be silent: with less, busy ones are taken for lost."""
@@ -243,7 +244,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     rounds, period_s = options.rounds(1), options.arguments.period_s
     num_kills = 3 if options.quick else options.arguments.kills
     hang_timeout_s = options.arguments.hang_timeout_s
-    found: dict[str, list[dict[str, Any]]] = {"ours": [], "Ray Train": [], "torchrun": []}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("ours", *options.arguments.peers)}
 
     def weather(name: str) -> None:
         place = options.workspace / f"{name.replace(' ', '-')}-{len(found[name])}"
@@ -316,6 +317,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
 
 def _add_options(parser: Any) -> None:
     parser.add_argument("--kills", type=int, default=200, help="number of kills of a storm")
+    parser.add_argument("--peers", nargs="*", choices=_PEERS, default=_PEERS, help="peers that are measured as well")
     parser.add_argument("--period-s", type=float, default=5.0, help="seconds between two kills")
     parser.add_argument("--hang-timeout-s", type=float, default=0.7, help="patience with a silent worker")
 
