@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.batching.admit import Intake
+from orchestray.serving.batching.intake import Intake
 from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.dispatch import Dispatch
 from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orchestray.platform.actors.gang import Gang
     from orchestray.platform.actors.scale_up import Growth
     from orchestray.trainers.config.settings import ReplicaSettings
-    from orchestray.trainers.driver.control.losses import Losses
+    from orchestray.trainers.driver.runlog.losses import Losses
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
 _LOOK_S = 2.0
