@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.batching.intake import Intake
 from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.dispatch import Dispatch
 from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError
+from orchestray.serving.batching.intake import Intake
 from orchestray.serving.batching.listener import BatcherStats, BatchListener, RunnerStats
 from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Adaptive, Policy

@@ -21,12 +21,12 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.driver.control import controller, decisions, events
-from orchestray.trainers.driver.runlog.losses import Losses
 from orchestray.trainers.driver.control.scaling import Scaling, scaled
 from orchestray.trainers.driver.engines.evacuation import Evacuation
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
 from orchestray.trainers.driver.runlog.line_fetcher import LineFetcher, copies_of
+from orchestray.trainers.driver.runlog.losses import Losses
 
 if TYPE_CHECKING:
     import threading

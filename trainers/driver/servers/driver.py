@@ -25,10 +25,10 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.settings import Start
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.driver.control import controller, decisions, events
-from orchestray.trainers.driver.runlog.losses import Losses
 from orchestray.trainers.driver.control.scaling import Scaling
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule, described
+from orchestray.trainers.driver.runlog.losses import Losses
 from orchestray.trainers.driver.servers.lead_lines import Lines
 from orchestray.trainers.driver.servers.leaf_group import LEAF_HOST, Leaves
 from orchestray.trainers.driver.servers.resizing import Resizing
