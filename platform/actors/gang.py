@@ -252,6 +252,8 @@ class Gang:
             self.check_places()
             for reference in ready:
                 yield rank_of[reference], self._answer(rank_of[reference], reference)
+            if unheard := self.unheard({reference: rank_of[reference] for reference in pending}):
+                raise MemberLostError({rank_of[reference]: cause for reference, cause in unheard.items()})
 
     def check_places(self) -> None:
         """Check that every member has its place, starts there, answers and goes on; call this repeatedly while waiting.
@@ -283,6 +285,18 @@ class Gang:
                 )
             else:
                 slot.placed_s = None  # our own: the place is there again once the cluster has a machine for it
+
+    def unheard(self, rank_of: Mapping[Any, int]) -> dict[Any, str]:
+        """Return the calls that do not end although the member is dead, with the cause of its death.
+
+        Ray ends the calls of a dead process with an error, but once in many deaths some of them stay open for good.
+
+        Args:
+            rank_of: rank of the member, by the Ray reference of each open call to it.
+        """
+        now_s = time.monotonic()
+        gone = {rank: slot.death for rank, slot in enumerate(self.slots) if slot.is_unheard(now_s)}
+        return {call: self.cause(rank, error) for call, rank in rank_of.items() if (error := gone.get(rank))}
 
     def is_deadlocked(self) -> bool:
         """Return True if members work, and all that do have waited too long: for each other, so none is to blame."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayError
 
+from orchestray.platform.actors.death_cause import LOSSES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _FLUSH_TIMEOUT_S = 0.5
 _PING_INTERVAL_S = 2.0
+_UNHEARD_S = 3.0
+"""Seconds after which a dead member's calls have ended: usually they do within a tenth of one."""
 _TIMES_A_SHARE = 10.0
 _TIMES_TO_BUILD = 5.0
 """Factor on the patience with a member that builds its object: imports and data may hold Python's lock for long."""
@@ -67,9 +71,12 @@ class MemberSlot:
     """Reason for which it was killed."""
     sign: Sign | None = None
     """State of its work, as it answered last."""
+    death: RayError | None = None
+    """Error by which Ray has answered a question, since it is dead."""
     _ping: Any = None
     """Ray reference of a question that it has not answered yet."""
     _pinged_s: float = 0.0
+    """Time of the last question."""
     _is_built: bool = False
 
     def answered(self) -> Identity | None:
@@ -97,7 +104,7 @@ class MemberSlot:
         Any thread of its process answers. So it is silent if the process is stopped, starved, or holds Python's lock.
         One that answers may still be stuck: it makes no progress, and waits for no other process.
         """
-        if self.killed_because is not None or self.answered() is None:
+        if self.death is not None or self.answered() is None:
             return None
         self._is_built = self._is_built or (self.hosting is not None and bool(ray.wait([self.hosting], timeout=0)[0]))
         hang_s = (patience.hang_s or math.inf) * (1.0 if self._is_built else _TIMES_TO_BUILD)
@@ -105,14 +112,27 @@ class MemberSlot:
             if now_s - self._pinged_s >= patience.ping_interval_s:
                 self._ping, self._pinged_s = beside(self.actor.look).remote(), now_s
         elif ray.wait([self._ping], timeout=0)[0]:
-            with contextlib.suppress(RayError):  # it is dead, which its work reports
-                self.sign = ray.get(self._ping)
+            self._hear(self._ping)
             self._ping = None
-            if self.sign is not None and not self.sign.is_waiting and patience.is_over(self.sign):
+            is_stuck = self.sign is not None and not self.sign.is_waiting and patience.is_over(self.sign)
+            if self.sign is not None and is_stuck and self.killed_because is None:
                 return f"it made no progress for {self.sign.quiet_s:.3g} s, and waited for no other process"
-        elif now_s - self._pinged_s >= hang_s:
+        elif now_s - self._pinged_s >= hang_s and self.killed_because is None:
             return f"it did not answer for {hang_s:g} s: it was stopped, or starved"
         return None
+
+    def _hear(self, ping: Any) -> None:
+        """Take the answer to a question, or note that it is dead."""
+        try:
+            self.sign = ray.get(ping)
+        except LOSSES as error:
+            self.death = error
+        except RayError:
+            return  # the node could not deliver the answer: its work tells more
+
+    def is_unheard(self, now_s: float) -> bool:
+        """Return True if it has been dead for so long that all calls to it should have ended."""
+        return self.death is not None and now_s - self._pinged_s >= _UNHEARD_S
 
     def forget_sign(self) -> None:
         """Forget the state of earlier work, also if it is still to be answered."""

@@ -243,8 +243,8 @@ class Driver:
         """Wait for answers, losses and lines, for a while; return what the controller has to know."""
         gang, progress = self._gang, self.run_progress
         is_stopping = self._settle_by_s is not None
-        # Not when stopping: requests to a dead rank 0 fail at once, again and again.
-        asked = [] if is_stopping else [self._ask_lines()]
+        # Not when stopping, or dead: requests to a dead rank 0 fail at once, again and again.
+        asked = [] if is_stopping or gang.slots[0].death else [self._ask_lines()]
         ready, _ = ray.wait([*self._rank_of, *asked], num_returns=1, timeout=_LISTEN_S)
         self._writer.raise_if_failed()
         happened: list[events.Event] = [events.StopWanted()] if self._stop.is_set() else []
@@ -253,6 +253,9 @@ class Driver:
                 self._line_fetcher.take()
             else:
                 happened.append(self._answered(self._rank_of.pop(reference), reference))
+        for reference, cause in gang.unheard(self._rank_of).items():
+            self._losses.begin()
+            happened.append(events.Lost(self._rank_of.pop(reference), cause))
         if progress.lost_at_s is None:
             gang.refill_spares()
             if self._is_under_way():

@@ -352,6 +352,9 @@ class CentralDriver:
                 primaries.go_on_building(reference)
             elif reference in group.working:
                 self._hear(group.working.pop(reference), reference)
+        for reference, cause in self._workers.unheard(group.working).items():
+            self._losses.begin()
+            self._events.append(events.Lost(group.working.pop(reference), cause))
         if lost := primaries.lost():
             self._on_servers_lost(lost)
         self._handle()

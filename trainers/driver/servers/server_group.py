@@ -80,7 +80,8 @@ class ServerGroup:
                     ray.get(reference)
                 except RayError as error:
                     causes[rank] = self.gang.cause(rank, error)
-        return causes
+        unheard = self.gang.unheard({reference: rank for rank, reference in self.ends.items()})
+        return causes | {rank: unheard[reference] for rank, reference in self.ends.items() if reference in unheard}
 
     # -- the lead ----------------------------------------------------------------------------------------------------
 
