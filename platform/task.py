@@ -5,6 +5,7 @@ Nothing here imports torch or pyarrow: a process that only starts others needs a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import linecache
@@ -39,6 +40,22 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "metrics": ("outputs", "batch"),
 }
 """Methods of a task, and the arguments of each."""
+OPTIONAL_METHODS: Mapping[str, tuple[str, ...]] = {"weight": ("batch",), "final_metrics": ("totals",)}
+"""Methods that a task may have besides, and the arguments of each.
+
+`weight(batch)` returns the number by which the loss of a batch is divided, where that is not its number of samples (the
+valid tokens, the sum of class weights): a number that is not negative, and depends on the batch alone.
+
+With `final_metrics(totals)`, `metrics` returns values that are added over the whole validation set: numbers and tensors
+by their sum, lists of a tensor by concatenation along its first dimension. `final_metrics` gets the totals, and returns
+the metrics.
+"""
+ASKED = ("step", "gather")
+"""Keyword arguments that a task's `loss` gets if its signature names them.
+
+`step` is the number of the step, from 1, also after a resumption; in a validation that of the last step. `gather(x)`
+returns the tensors of all replicas for the whole batch, joined along their first dimension, for a loss between samples.
+"""
 
 
 class Task(Protocol):
@@ -57,7 +74,7 @@ class Task(Protocol):
         ...
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        """Return the mean loss over the samples of a batch, a scalar."""
+        """Return the mean loss over the samples of a batch, a scalar; see also `OPTIONAL_METHODS` and `ASKED`."""
         ...
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
@@ -160,11 +177,30 @@ def validate(task: object) -> None:
         call = f"{name}({', '.join(wanted)})"
         if not callable(method):
             problems.append(f"class {_name(type(task))} lacks method '{call}'")
-        elif not _takes(method, len(wanted)):
+        elif not _takes(method, wanted):
             takes = inspect.signature(method)
             problems.append(f"class {_name(type(task))}: {name}{takes} must be callable as '{call}'")
+    for name, wanted in OPTIONAL_METHODS.items():
+        method = getattr(task, name, None)
+        if method is not None and not (callable(method) and _takes(method, wanted)):
+            problems.append(f"class {_name(type(task))}: {name} must be callable as '{name}({', '.join(wanted)})'")
     if problems:
         raise TaskError("\n".join(problems))
+
+
+def asked_by(task: Task) -> tuple[str, ...]:
+    """Return those of `ASKED` that a task's `loss` asks for; for a task around another one, those of the other one."""
+    inner = getattr(task, "asks_as", None)
+    return _asked_by_class(type(task)) if inner is None else asked_by(inner)
+
+
+@functools.cache
+def _asked_by_class(task_class: type) -> tuple[str, ...]:
+    try:
+        parameters = inspect.signature(task_class.loss).parameters  # type: ignore[attr-defined]  # checked by `validate`
+    except (TypeError, ValueError):
+        return ()
+    return tuple(name for name in ASKED if name in parameters)
 
 
 def load_class(source: TaskSource, *, key: str = "task.type") -> type:
@@ -274,13 +310,14 @@ def _check_arguments(task_class: type, arguments: Mapping[str, Any]) -> None:
         raise TaskError("\n".join(problems))
 
 
-def _takes(method: Callable[..., Any], count: int) -> bool:
+def _takes(method: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
         return True
+    asked = ASKED if arguments == METHODS["loss"] else ()
     try:
-        signature.bind(*[None] * count)
+        signature.bind(*arguments, **dict.fromkeys(name for name in asked if name in signature.parameters))
     except TypeError:
         return False
     return True

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from orchestray.platform.data.order import EpochPlan, Indices
 from orchestray.platform.data.source import Source
-from orchestray.platform.data.stream import Share, cut_micro_batches
+from orchestray.platform.data.stream import Share, cut_micro_batches, halves_of
 from orchestray.platform.data.windows import LoadedWindow, load_window, take_across
 from orchestray.platform.process.pulse import PULSE
 
@@ -144,8 +144,10 @@ class ShareReader:
         with self._lock:
             plan = self._plan(order.epoch)
             take = partial(self._take, plan, order.epoch)
+            is_first = order.epoch == order.step_in_epoch == 0
+            halves = halves_of(order.pieces[0], take, self._to_batch) if is_first and order.pieces else ()
             micro_batches = cut_micro_batches(order.pieces, take, self._to_batch)
-        return Share(order.step_in_epoch, order.batch_samples, micro_batches, order.num_micro_batches)
+        return Share(order.step_in_epoch, order.batch_samples, micro_batches, order.num_micro_batches, halves=halves)
 
     def _take(self, plan: EpochPlan, epoch: int, start: int, stop: int) -> tuple[pa.Table, Indices]:
         return take_across(partial(self._window, plan, epoch), plan.windows_between(start, stop), start, stop)

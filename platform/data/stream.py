@@ -15,6 +15,7 @@ from orchestray.platform.data.prefetch import Prefetch
 from orchestray.platform.data.source import Source
 from orchestray.platform.data.tensors import ColumnError
 from orchestray.platform.data.windows import WindowReader
+from orchestray.platform.errors import TrainingError
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -28,6 +29,13 @@ class MicroBatch:
     num_samples: int
     sample_ids: Indices
     """Row of each sample in the dataset, [num_samples]."""
+    own_weight: float | None = None
+    """Weight that the task gives its loss; None: the number of samples."""
+
+    @property
+    def weight(self) -> float:
+        """Weight of its loss among those of the batch."""
+        return self.num_samples if self.own_weight is None else self.own_weight
 
 
 @dataclass(frozen=True)
@@ -42,11 +50,24 @@ class Share:
     """Parts of the micro-batches, none empty: a replica without samples of one has none of later ones either."""
     num_micro_batches: int
     """Micro-batches of the whole batch, the same on every replica."""
+    batch_weight: float | None = None
+    """Weight of the whole batch, over all replicas; None: its number of samples."""
+    halves: tuple[MicroBatch, ...] = ()
+    """Two halves of the first micro-batch, in the first batch of a run."""
 
     @cached_property
     def num_samples(self) -> int:
         """Number of samples of this part."""
         return sum(micro_batch.num_samples for micro_batch in self.micro_batches)
+
+    @cached_property
+    def weight(self) -> float:
+        """Weight of this part."""
+        return sum(micro_batch.weight for micro_batch in self.micro_batches)
+
+    def fraction(self, weight: float) -> float:
+        """Return the part that samples of this weight have in the mean loss of the batch."""
+        return weight / (self.batch_samples if self.batch_weight is None else self.batch_weight)
 
 
 class SampleStream:
@@ -69,6 +90,7 @@ class SampleStream:
         seed: int = 0,
         shuffle: bool = True,
         prefetch: int = 2,
+        weigh: Callable[[Batch], float] | None = None,
     ) -> None:
         """Prepare the stream; nothing is read yet.
 
@@ -83,6 +105,7 @@ class SampleStream:
             seed: seed of the run.
             shuffle: False: the dataset's own order.
             prefetch: number of shares prepared in advance.
+            weigh: returns the weight of a batch's loss (a method of the task); default: its number of samples.
         """
         self._source = source
         self._to_batch = to_batch
@@ -94,6 +117,7 @@ class SampleStream:
         self._seed = seed
         self._shuffle = shuffle
         self._prefetch = prefetch
+        self._weigh = weigh
 
     @property
     def steps_per_epoch(self) -> int:
@@ -131,8 +155,11 @@ class SampleStream:
             for step in range(start_step, self.steps_per_epoch):
                 pieces = self._pieces(step)
                 samples = self._batch_samples(step)
-                micro_batches = cut_micro_batches(pieces, reader.take, self._to_batch)
-                yield Share(step, samples, micro_batches, min(self._accumulate, samples))
+                # First: the batch may overwrite the rows' memory.
+                is_first = epoch == step == 0 and pieces and len([*plan.windows_between(*pieces[0])]) == 1
+                halves = halves_of(pieces[0], reader.take, self._to_batch, self._weigh) if is_first else ()
+                micro_batches = cut_micro_batches(pieces, reader.take, self._to_batch, self._weigh)
+                yield Share(step, samples, micro_batches, min(self._accumulate, samples), halves=halves)
 
     def _batch_samples(self, step: int) -> int:
         return min(self.batch_size, self.num_samples - step * self.batch_size)
@@ -162,6 +189,7 @@ def cut_micro_batches(
     pieces: Sequence[tuple[int, int]],
     take: Callable[[int, int], tuple[pa.Table, Indices]],
     to_batch: Callable[[pa.Table], Batch],
+    weigh: Callable[[Batch], float] | None = None,
 ) -> tuple[MicroBatch, ...]:
     """Return one micro-batch for each piece of an epoch.
 
@@ -169,14 +197,43 @@ def cut_micro_batches(
         pieces: positions (start, stop) in the epoch.
         take: returns the rows at such positions, and their indices in the dataset.
         to_batch: turns rows into tensors.
+        weigh: returns the weight of a batch's loss; default: its number of samples.
     """
     if len(pieces) < 2 or any(stop != start for (_, stop), (start, _) in pairwise(pieces)):
         taken = [take(start, stop) for start, stop in pieces]
-        return tuple(MicroBatch(convert(rows, to_batch), len(ids), ids) for rows, ids in taken)
+        return tuple(_micro_batch(rows, ids, to_batch, weigh) for rows, ids in taken)
     first = pieces[0][0]  # adjacent pieces, as of a single replica, need only one take
     rows, ids = take(first, pieces[-1][1])
     bounds = [(start - first, stop - first) for start, stop in pieces]
-    return tuple(MicroBatch(convert(rows.slice(a, b - a), to_batch), b - a, ids[a:b]) for a, b in bounds)
+    return tuple(_micro_batch(rows.slice(a, b - a), ids[a:b], to_batch, weigh) for a, b in bounds)
+
+
+def halves_of(
+    piece: tuple[int, int],
+    take: Callable[[int, int], tuple[pa.Table, Indices]],
+    to_batch: Callable[[pa.Table], Batch],
+    weigh: Callable[[Batch], float] | None = None,
+) -> tuple[MicroBatch, ...]:
+    """Return the two halves of a piece of an epoch, or nothing if it has only one sample; same arguments as above."""
+    start, stop = piece
+    middle = (start + stop) // 2
+    taken = [take(start, middle), take(middle, stop)] if middle > start else []
+    return tuple(_micro_batch(rows, ids, to_batch, weigh) for rows, ids in taken)
+
+
+def _micro_batch(
+    rows: pa.Table, ids: Indices, to_batch: Callable[[pa.Table], Batch], weigh: Callable[[Batch], float] | None
+) -> MicroBatch:
+    batch = convert(rows, to_batch)
+    if weigh is None:
+        return MicroBatch(batch, len(ids), ids)
+    weight = float(weigh(batch))
+    if not 0 <= weight < float("inf"):
+        raise TrainingError(
+            f"The task's weight(batch) returned {weight} for a batch of {len(ids)} samples. Return the number that the "
+            "loss of the batch is divided by: it is never negative."
+        )
+    return MicroBatch(batch, len(ids), ids, weight)
 
 
 def convert(rows: pa.Table, to_batch: Callable[[pa.Table], Batch]) -> Batch:

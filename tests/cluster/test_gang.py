@@ -78,6 +78,21 @@ def test_a_killed_member_is_replaced_and_the_others_keep_their_processes(cluster
         assert gang.generation == generation + 1
 
 
+def test_a_dead_member_is_lost_even_if_a_call_to_it_never_ends(cluster: Cluster) -> None:
+    with running(cluster, 2) as gang:
+        os.kill(gang.gather(gang.call("pid"))[1], signal.SIGKILL)
+        # Nothing can make Ray keep a dead process's call open, so it is one of another process, which lives.
+        open_call = gang.call_one(0, "wait")
+        assert gang.unheard({open_call: 1}) == {}
+        with pytest.raises(MemberLostError) as lost:
+            gang.gather_one(open_call, 1)
+        assert set(lost.value.lost) == {1}
+        assert gang.unheard({open_call: 0}) == {}
+        gang.control("release")
+        gang.replace(1)
+        gang.meet()
+
+
 def test_the_member_that_served_the_meeting_can_be_replaced_too(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
         before = gang.gather(gang.call("pid"))

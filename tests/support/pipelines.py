@@ -138,7 +138,7 @@ def one_process(model: nn.Module, shares: Sequence[Share], task: Any = None, see
     with torch.no_grad():
         for micro_batch in shares[-1].micro_batches:
             for name, value in forward.metrics(micro_batch).items():
-                result.metrics[name] = result.metrics.get(name, 0.0) + value * micro_batch.num_samples
+                result.metrics[name] = result.metrics.get(name, 0.0) + value
     result.buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     return result
 

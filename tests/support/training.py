@@ -143,6 +143,7 @@ def stream_of(task: Any, settings: ReplicaSettings) -> Callable[[str, int], Samp
             accumulate=settings.accumulate if training else 1,
             seed=settings.seed_of(rank),
             shuffle=training,
+            weigh=getattr(task, "weight", None),
         )
 
     return stream

@@ -114,6 +114,9 @@ class TrainSection(Section):
     """Largest norm of the whole gradient; a larger one is scaled down to it."""
     validate_every_steps: Positive | None = None
     """Number of steps between two validations; null: after every epoch."""
+    loss_is: Literal["mean", "between_samples"] = "mean"
+    """Kind of the loss: a `mean` over samples (or over what the task's `weight` counts), which is checked in the first
+    step; or one `between_samples`, of which each worker and micro-batch sees its own samples alone."""
 
 
 Schedule = Literal["naive", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "dual_pipe_v", "pipedream"]

@@ -65,6 +65,7 @@ class ReplicaSettings:
     time_limit_s: float | None = None
     validate_every_steps: int | None = None
     """None: after every epoch."""
+    loss_is: str = "mean"
     exchange: dict[str, Any] = field(default_factory=dict)
     members: tuple[MemberSettings, ...] = ()
     """Settings of each member of an ensemble whose members differ by config; otherwise empty."""
@@ -177,6 +178,7 @@ class ReplicaSettings:
             ),
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
+            loss_is=train.loss_is,
             exchange=_exchange(config),
             members=_members(config),
             compression=config.strategy.compression.model_dump(),

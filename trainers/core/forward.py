@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import MicroBatch, SampleStream
-    from orchestray.platform.task import Task
+    from orchestray.platform.task import Batch, Task
 
 _SHOWN_IDS = 10
 
@@ -26,6 +27,8 @@ class Forward:
         self.task = task
         self.model = model
         self.device = device
+        self.gather: Gather = alone
+        """Joins the tensors of all replicas, for losses between samples."""
         self._double = precision == "float64"
         self._autocast = precision == "bfloat16"
         self._as_it_is = contextlib.nullcontext()
@@ -53,7 +56,7 @@ class Forward:
         with user_code(step, rank):
             outputs, batch = self.outputs(micro_batch.batch)
             with self.precision():
-                loss = self.task.loss(outputs, batch)
+                loss = loss_of(self.task, outputs, batch, step=step, gather=self.gather)
         checked: Any = loss  # a user's task may return anything
         if not isinstance(checked, Tensor) or checked.numel() != 1:
             got = (
@@ -77,12 +80,13 @@ class Forward:
             start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
             loss.backward(start)  # type: ignore[no-untyped-call]
 
-    def metrics(self, micro_batch: MicroBatch) -> dict[str, float]:
-        """Return the loss and the task's metrics of a micro-batch, each a mean over its samples."""
+    def metrics(self, micro_batch: MicroBatch, *, step: int = 0) -> dict[str, Any]:
+        """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up."""
         outputs, batch = self.outputs(micro_batch.batch)
+        size, weight = micro_batch.num_samples, micro_batch.weight
         with self.precision():
-            values = {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
-        return {name: float(value) for name, value in values.items()}
+            loss = loss_of(self.task, outputs, batch, step=step, gather=self.gather)
+            return measure(self.task, outputs, batch, loss=loss, num_samples=size, weight=weight)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which model and loss are called."""
@@ -93,12 +97,17 @@ class Forward:
 
 def empty_pass(forward: Forward, stream: SampleStream) -> None:
     """Run a forward and backward pass without samples: batch normalisation over the replicas needs every replica."""
-    outputs, _ = forward.outputs(stream.empty_batch())
+    pass_without_loss(forward, stream.empty_batch())
+
+
+def pass_without_loss(forward: Forward, batch: Batch) -> None:
+    """Run a forward and backward pass whose gradients are 0."""
+    outputs, _ = forward.outputs(batch)
     leaves = [
         leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
     if leaves:
-        torch.stack([leaf.sum() for leaf in leaves]).sum().backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(leaves, [torch.zeros_like(leaf) for leaf in leaves])
 
 
 class user_code:  # noqa: N801 - used as a function; a generator-based context manager costs several times as much

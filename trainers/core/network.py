@@ -46,8 +46,8 @@ class Network(Protocol):
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
         """Run forward and backward of a share; afterwards every `.grad` is this copy's part of the gradient.
 
-        `exchange.begin_backward` is called before each backward pass. The loss of each micro-batch is weighted by
-        num_samples / batch_samples.
+        `exchange.begin_backward` is called before each backward pass. The loss of each micro-batch is weighted by its
+        part of the batch (`Share.fraction`).
 
         Returns:
             The share's part of the batch's mean loss; 0 if this worker does not know the loss.
@@ -63,8 +63,8 @@ class Network(Protocol):
         Called after the exchange. `gradients` are those of `updates`, in the same order.
         """
 
-    def evaluate(self, share: Share) -> dict[str, float]:
-        """Return loss and metrics of a share, each summed over its samples; empty if this worker does not know them.
+    def evaluate(self, share: Share) -> dict[str, Any]:
+        """Return loss and metrics of a share, added up (`task_calls.add`); empty if this worker does not know them.
 
         The model must be in evaluation mode, and gradients disabled.
         """

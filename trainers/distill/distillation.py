@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.task_calls import Gather, alone, has_totals, loss_of
 from orchestray.trainers.ensemble.ensemble import Ensemble, class_dimension
 from orchestray.trainers.ensemble.wrapped import WrappedTask
 
@@ -58,21 +59,23 @@ class DistilledTask(WrappedTask):
         self._temperature = temperature
         self._weight = weight
 
-    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+    def loss(self, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
         """Return the weighted sum of the task's loss and the distance from the teacher.
 
         Raises:
             ConfigError: the teacher's outputs have another shape, or are neither logits nor numbers.
         """
         if self._weight == 0:
-            return self.task.loss(outputs, batch)
+            return loss_of(self.task, outputs, batch, step=step, gather=gather)
         away = distance(outputs, self.teacher_outputs(batch), batch, self._temperature)
         if self._weight == 1:
             return away
-        return (1 - self._weight) * self.task.loss(outputs, batch) + self._weight * away
+        own = loss_of(self.task, outputs, batch, step=step, gather=gather)
+        return (1 - self._weight) * own + self._weight * away
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        return {**self.task.metrics(outputs, batch), "task_loss": self.task.loss(outputs, batch)}
+        found = self.task.metrics(outputs, batch)
+        return found if has_totals(self.task) else {**found, "task_loss": loss_of(self.task, outputs, batch)}
 
     @torch.no_grad()
     def teacher_outputs(self, batch: Batch) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
@@ -18,13 +19,17 @@ from orchestray.trainers.config.load import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.members import with_members
+from orchestray.trainers.core.rng import RngKey
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.driver.runlog.result import failed
 from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.ensemble.ensemble import Ensemble
+from orchestray.trainers.loop.evaluation import evaluate
+from orchestray.trainers.parallel.whole_model import WholeNetwork
 from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.saved.snapshots import average_snapshots, snapshot_ensemble
+from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
     import os
@@ -95,15 +100,11 @@ def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -
     """
     forward = Forward(task, _Answering(model), precision, torch.device("cpu"))
     source = open_source(task.dataset("validation"), split="validation")
-    stream = SampleStream(source, task.to_batch, batch_size=batch_size, shuffle=False)
-    sums: dict[str, float] = {}
-    num_samples = 0
-    with torch.no_grad(), stream.epoch(0) as shares:
-        for micro_batch in (part for share in shares for part in share.micro_batches):
-            num_samples += micro_batch.num_samples
-            for key, value in forward.metrics(micro_batch).items():
-                sums[key] = sums.get(key, 0.0) + value * micro_batch.num_samples
-    return with_members({key: value / max(1, num_samples) for key, value in sums.items()})
+    weigh = getattr(task, "weight", None)
+    stream = SampleStream(source, task.to_batch, batch_size=batch_size, shuffle=False, weigh=weigh)
+    network = WholeNetwork(forward, RngKey(), lambda: stream)
+    with torch.no_grad():
+        return with_members(evaluate(network, AllReduce(), stream, SoloCollective(), 0, task))
 
 
 class _Answering(nn.Module):

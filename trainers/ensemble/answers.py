@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.members import member_name
+from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.ensemble.ensemble import Average, log_of, probabilities
 from orchestray.trainers.ensemble.wrapped import WrappedTask
 
@@ -63,7 +64,7 @@ class EnsembleTask(WrappedTask):
         return {**answered, **alone}
 
     def _judge(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        return {"loss": self.task.loss(outputs, batch), **self.task.metrics(outputs, batch)}
+        return {"loss": loss_of(self.task, outputs, batch), **self.task.metrics(outputs, batch)}
 
 
 def check_alike(group: Collective, outputs: Any, metrics: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.ensemble.answers import EnsembleTask
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
 
@@ -38,6 +39,7 @@ class Members:
             group: returns the group of this worker and its counterparts in the other members.
             task_of: returns the user's task with a member's own arguments; default: `task`.
         """
+        refuse(task, ("final_metrics", "gather"), "ensembles", "train its members as runs of their own")
         self._average = settings.exchange["average"]
         self._group = group
         self._differ = settings.has_own_tasks

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orchestray.trainers.core.task_calls import Gather, alone, loss_of
+
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset as ds
@@ -16,7 +18,7 @@ class WrappedTask:
     """A task that delegates to the user's task unless a subclass overrides a method."""
 
     def __init__(self, task: Task) -> None:
-        self.task = task
+        self.task = self.asks_as = task
 
     def build_model(self) -> nn.Module:
         return self.task.build_model()
@@ -27,14 +29,14 @@ class WrappedTask:
     def to_batch(self, columns: pa.Table) -> Batch:
         return self.task.to_batch(columns)
 
-    def loss(self, outputs: Any, batch: Batch) -> Tensor:
-        return self.task.loss(outputs, batch)
+    def loss(self, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
+        return loss_of(self.task, outputs, batch, step=step, gather=gather)
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         return self.task.metrics(outputs, batch)
 
     def __getattr__(self, name: str) -> Any:
         """Look up optional methods (`layers`, `tensor_plan`, ...) in the wrapped task."""
-        if name == "task":  # not set yet, while the object is copied or unpickled
+        if name in ("task", "asks_as"):  # not set yet, while the object is copied or unpickled
             raise AttributeError(name)
         return getattr(self.task, name)

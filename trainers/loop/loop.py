@@ -16,6 +16,7 @@ from orchestray.platform.comm.collective import PeerLostError
 from orchestray.trainers.core.batch_norm import sync_buffers
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
+from orchestray.trainers.loop.batch_loss import check_gather, check_loss, weighed
 from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
 
@@ -59,6 +60,8 @@ class Loop:
         self._lr(self._total)  # a schedule that ends before the run does is refused here
         self._end = self._total if replica.pause_at is None else min(self._total, replica.pause_at)
         self._saves = self._takes_part_in_saving()
+        for split in ("train", "validation"):
+            check_gather(replica, replica.stream(split), split)
         in_step = not (replica.exchange.diverges or self._network.streams)
         self._agrees_at_once = in_step and settings.layout.model_size == 1
         """True if each step's sums over all workers come with the gradients."""
@@ -140,12 +143,15 @@ class Loop:
         """Make one step."""
         replica = self._replica
         exchange, network = replica.exchange, self._network
+        if number == 1:
+            check_loss(replica, share)
+        share = weighed(replica, share, step=number)
         step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
         replica.draw(number, self._share)
         exchange.before_step(number)
         with self._meter.step(number), replica.faults.during(number, network.model):
             step.loss = network.backward(share, exchange, step=number)
-        exchange.weigh(share.num_samples / share.batch_samples)
+        exchange.weigh(share.fraction(share.weight))
         step.sums = exchange.finish([step.loss, *self._votes()] if self._agrees_at_once else [])
         if self._settings.batch_norm == "local" and not exchange.diverges:
             sync_buffers(network.model, replica.groups.data, share.num_samples, share.batch_samples)
@@ -172,9 +178,9 @@ class Loop:
         samples: list[int] = []
 
         def taken() -> Iterator[Share]:
-            for share in shares:
+            for step, share in enumerate(shares, start=first):
                 samples.append(share.batch_samples)
-                yield share
+                yield weighed(replica, share, step=step)
 
         def update(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], number: int, _: int) -> None:
             replica.optimizer.step(parameters, gradients, self._lr(number))

@@ -57,6 +57,7 @@ class Replica:
 
     Attributes:
         settings: settings of the run.
+        task: the task; that of all members of an ensemble, if this is one.
         device: device of the model.
         position: position in the run.
         recorder: receives metric lines and events.
@@ -94,6 +95,7 @@ class Replica:
             task_of: returns a replica's task, if the members of an ensemble have different arguments; default: `task`.
         """
         self.settings = settings
+        self.task = task
         self.device = torch.device(device)
         self.position = Position()
         self.recorder = recorder or Recorder()
@@ -105,7 +107,7 @@ class Replica:
         self.faults = Faults()
         self._members = Members(task, settings, lambda: self.groups.data, task_of) if settings.num_members else None
         if self._members is not None:
-            task = self._members.task
+            self.task = task = self._members.task
         self._assembler = Assembler(task, settings, stream_of, self.device)
         self.exchange = make_exchange(
             **without_overlap(settings.exchange, settings.faults),
@@ -400,11 +402,19 @@ class Replica:
         """
         # Validating an ensemble as a whole is not part of its members' training.
         counting = contextlib.nullcontext() if self.exchange.shares_batch else self.log.uncounted()
-        with averaged(self, measured=True), _evaluating(self.model), self.exchange.consensus(), counting:
-            metrics = evaluate(self.network, self.exchange, self.stream("validation"), self.world, self._reporting_rank)
+        stream, source = self.stream("validation"), self._reporting_rank
+        with averaged(self, measured=True), self.evaluating(), self.exchange.consensus(), counting:
+            metrics = evaluate(self.network, self.exchange, stream, self.world, source, self.task)
         position, values = self.position, with_members(metrics)
         position.validation, position.validated_step = values, position.step
         self.recorder.record(self.log.line(position.step, position.epoch, split="validation", **values))
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Have the model evaluate inside the context: without gradients, and at the last completed step."""
+        self.draw(self.position.step, self.settings.share_of(self.groups.coordinate.data))
+        with _evaluating(self.model):
+            yield
 
     def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
         """Make this replica the one that writes checkpoints."""

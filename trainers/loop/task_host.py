@@ -64,6 +64,7 @@ class TaskHost:
             accumulate=settings.accumulate if training else 1,
             seed=settings.seed if seed is None else seed,
             shuffle=training,
+            weigh=getattr(task, "weight", None),
         )
 
     def _prepare_checkpoints(self) -> CheckpointWriter | None:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.task import asked_by
 from orchestray.trainers.core.batch_norm import aggregation_conflict, has_synchronized, synchronize
 from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.gathering import Gathering
 from orchestray.trainers.core.rng import RngKey, building, seed_modules
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.recompute import ActivationMeter, find_blocks, recompute
@@ -124,6 +126,8 @@ class Assembler:
             _check_aggregation(model, settings)
         seed_modules(model, self.draw, self._device)
         forward = Forward(self._task, model, settings.precision, self._device)
+        if "gather" in asked_by(self._task):
+            forward.gather = Gathering(lambda: groups().data)
         split = self._split(model, forward, groups) if layout.tensor > 1 else None
         if split is not None and groups().rank == 0:
             self.warnings = [*self.warnings, *split.warnings]

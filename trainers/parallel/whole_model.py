@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from orchestray.trainers.core.batch_norm import has_synchronized
-from orchestray.trainers.core.forward import empty_pass
+from orchestray.trainers.core.forward import empty_pass, pass_without_loss
 from orchestray.trainers.core.network import Usage
 from orchestray.trainers.core.rng import seed_pass
+from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.parallel.pipeline.tied import add_up
 
 if TYPE_CHECKING:
@@ -62,17 +63,23 @@ class WholeNetwork:
 
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
         loss_sum = 0.0
-        # Batch normalisation over the replicas needs each of them in every pass, with or without samples.
-        num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
-        for number, micro_batch in enumerate(share.micro_batches, start=1):
-            weight = micro_batch.num_samples / share.batch_samples
-            self._draw.micro_batch = number - 1
+        # Batch normalisation over the replicas needs each of them in every pass, with or without samples that count.
+        every = self._needs_every_pass
+        parts = [(index, part) for index, part in enumerate(share.micro_batches) if every or part.weight]
+        num_passes = share.num_micro_batches if every else len(parts)
+        for number, (index, micro_batch) in enumerate(parts, start=1):
+            self._draw.micro_batch = index
             seed_pass(self._draw, self._forward.device)
+            if not micro_batch.weight:
+                exchange.begin_backward(last_micro_batch=number == num_passes)
+                pass_without_loss(self._forward, micro_batch.batch)
+                continue
+            weight = share.fraction(micro_batch.weight)
             loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)
             exchange.begin_backward(last_micro_batch=number == num_passes)
             self._forward.backward(loss, weight, step=step, rank=self._rank)
             loss_sum += value * weight
-        for number in range(len(share.micro_batches) + 1, num_passes + 1):
+        for number in range(len(parts) + 1, num_passes + 1):
             exchange.begin_backward(last_micro_batch=number == num_passes)
             empty_pass(self._forward, self._stream())
         return loss_sum if self.is_reporting else 0.0
@@ -89,11 +96,10 @@ class WholeNetwork:
         if indices and self._tensor_group is not None:
             add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
 
-    def evaluate(self, share: Share) -> dict[str, float]:
-        sums: dict[str, float] = {}
+    def evaluate(self, share: Share) -> dict[str, Any]:
+        sums: dict[str, Any] = {}
         for micro_batch in share.micro_batches:
-            for name, value in self._forward.metrics(micro_batch).items():
-                sums[name] = sums.get(name, 0.0) + value * micro_batch.num_samples
+            add(sums, self._forward.metrics(micro_batch, step=self._draw.step))
         return sums if self.is_reporting else {}
 
     def usage(self) -> Usage:

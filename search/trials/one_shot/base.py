@@ -16,6 +16,7 @@ from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
+from orchestray.platform.task import ASKED, OPTIONAL_METHODS
 from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.searched_task import SearchedTask
 from orchestray.search.trials.metric_names import metric_names
@@ -26,6 +27,7 @@ from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.core.weights import load_model_tensors, model_tensors
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
@@ -81,6 +83,7 @@ class OneShotTrial(ABC):
             raise ConfigError("train.average: weights that networks share are not averaged; take it out")
         if self._settings.early_stop is not None:
             raise ConfigError("train.early_stopping: weights that networks share train for all steps; take it out")
+        refuse(task, (*OPTIONAL_METHODS, *ASKED), "weights that networks share", "choose another method")
         self._task = task
         self.space = task.space
         self.seed, self._num_finalists = seed, finalists

@@ -10,6 +10,7 @@ from torch import nn
 
 from orchestray.platform.comm import objects
 from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
 from orchestray.trainers.parallel.pipeline.network import PipelineNetwork
@@ -161,7 +162,7 @@ class PipelineAssembler:
         forward = Forward(self._task, layers.model, self._settings.precision, self._device)
         batch = forward.place(micro_batch.batch)
         with forward.precision():
-            costs = profile_layers(layers, batch["inputs"], lambda outputs: self._task.loss(outputs, batch))
+            costs = profile_layers(layers, batch["inputs"], lambda outputs: loss_of(self._task, outputs, batch))
         return [cost.compute_s for cost in costs]
 
 

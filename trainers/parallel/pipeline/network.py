@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from orchestray.trainers.core.batch_norm import has_synchronized
 from orchestray.trainers.core.network import Usage
+from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.pipeline.action_log import ActionLog, now_s
 from orchestray.trainers.parallel.pipeline.links import Links, Values
@@ -150,7 +151,7 @@ class PipelineNetwork:
 
     def _jobs(self, share: Share, step: int) -> list[Job]:
         jobs = [
-            Job(micro_batch.batch, micro_batch, micro_batch.num_samples / share.batch_samples, step, number)
+            Job(micro_batch.batch, micro_batch, share.fraction(micro_batch.weight), step, number)
             for number, micro_batch in enumerate(share.micro_batches)
         ]
         if self._empty_batch is not None:
@@ -229,8 +230,8 @@ class PipelineNetwork:
             add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
         self._tied.combine(updates, gradients)
 
-    def evaluate(self, share: Share) -> dict[str, float]:
-        sums: dict[str, float] = {}
+    def evaluate(self, share: Share) -> dict[str, Any]:
+        sums: dict[str, Any] = {}
         if not share.micro_batches:
             return sums
         program, _ = self._plan(len(share.micro_batches))
@@ -242,8 +243,7 @@ class PipelineNetwork:
                 sent, metrics = self._runners[stage].evaluate(self._given(stage, number), micro_batch)
                 if not self._runners[stage].is_last:
                     self._links.send(Kind.FORWARD, stage + 1, number, sent)
-                for name, value in metrics.items():
-                    sums[name] = sums.get(name, 0.0) + value * micro_batch.num_samples
+                add(sums, metrics)
         return sums if self.is_reporting else {}
 
     def usage(self) -> Usage:

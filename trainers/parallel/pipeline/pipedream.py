@@ -115,8 +115,8 @@ class PipeDreamNetwork(PipelineNetwork):
         """Train on a stream of batches; it ends with a flush, after which all stages have had all updates.
 
         All workers of all copies iterate over shares of the same batches, to the end. `update` is called once for each
-        micro-batch, in order. Its gradients are those of the mean loss times num_samples / batch_samples, summed over
-        the stage's replicas. Micro-batches of a batch come in while those of earlier ones are in flight. Each step is
+        micro-batch, in order. Its gradients are those of its part of the batch's mean loss, summed over the stage's
+        replicas. Micro-batches of a batch come in while those of earlier ones are in flight. Each step is
         yielded when its last update has been done here. Leaving the iteration early breaks the pipeline.
 
         Args:

@@ -136,14 +136,14 @@ class StageRunner:
         self._peak_live = max(self._peak_live, len(self._live))
         return sent, value
 
-    def evaluate(self, given: Values | None, micro_batch: MicroBatch) -> tuple[Values, dict[str, float]]:
+    def evaluate(self, given: Values | None, micro_batch: MicroBatch) -> tuple[Values, dict[str, Any]]:
         """Run a forward pass without a backward pass; return the values for the
         next stage, and on the last stage the metrics.
         """
         if given is not None:
             self._forward.values = _all_there(given)
         if self.is_last:
-            return Values((), ()), self._forward.metrics(micro_batch)
+            return Values((), ()), self._forward.metrics(micro_batch, step=self._draw.step)
         outputs, _ = self._forward.outputs(micro_batch.batch)
         return Values(tuple(outputs), (False,) * len(outputs)), {}
 
@@ -217,12 +217,12 @@ class StageRunner:
 
     def _loss(self, job: Job) -> tuple[Tensor | None, float]:
         """Return the weighted loss to go back from, and the loss as a number."""
-        if job.micro_batch is not None:
+        if job.micro_batch is not None and job.weight:
             loss, value = self._forward.loss(job.micro_batch, step=job.step, rank=self._rank)
             return loss * job.weight, value
         with user_code(job.step, self._rank):
             outputs, _ = self._forward.outputs(job.batch)
-            return _sum_of_nothing(outputs), 0.0
+            return _without_effect(outputs), 0.0
 
 
 class _Enter(torch.autograd.Function):
@@ -241,9 +241,9 @@ def _all_there(given: Values) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in given.tensors if tensor is not None)
 
 
-def _sum_of_nothing(outputs: Any) -> Tensor | None:
-    """Return a scalar to go back from through a pass without samples."""
+def _without_effect(outputs: Any) -> Tensor | None:
+    """Return a scalar to go back from through a pass without samples that count: all gradients are 0."""
     leaves = [
         leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
-    return torch.stack([leaf.sum() for leaf in leaves]).sum() if leaves else None
+    return torch.stack([leaf.sum() for leaf in leaves]).sum() * 0.0 if leaves else None

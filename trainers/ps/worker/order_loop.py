@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.core.task_calls import add
+from orchestray.trainers.loop.batch_loss import why_no_mean
 from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from orchestray.platform.data.source import Source
     from orchestray.platform.data.stream import SampleStream, Share
@@ -128,6 +132,11 @@ class OrderLoop(ABC):
     def _backward(self, order: Compute, share: Share, draw: RngKey) -> float:
         """Run forward and backward of a share; return its part of the batch's mean loss."""
         draw.step, draw.replica = order.step, order.share
+        if share.halves and (share.num_micro_batches > 1 or share.num_samples < share.batch_samples):
+            with self._evaluating():
+                problem = why_no_mean(self.network, share, self.settings)
+            if problem is not None:
+                raise TrainingError(problem)
         with self._faults.during(order.step, self.network.model):
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
             self._combine()
@@ -145,16 +154,21 @@ class OrderLoop(ABC):
 
     def _evaluate(self, order: Validate) -> dict[str, float]:
         """Return loss and metrics, summed over the order's part of the validation samples."""
-        model, sums = self.network.model, dict[str, float]()
+        sums: dict[str, float] = {}
+        with self._evaluating(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
+            for share in shares:
+                add(sums, self.network.evaluate(share))
+        return sums
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        model = self.network.model
         model.eval()
         try:
-            with torch.no_grad(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
-                for share in shares:
-                    for name, value in self.network.evaluate(share).items():
-                        sums[name] = sums.get(name, 0.0) + value
+            with torch.no_grad():
+                yield
         finally:
             model.train()
-        return sums
 
     def _compressors(self, worker: int, num_shards: int) -> list[Compressor] | None:
         """Return a compressor of gradients for each shard; None without compression."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestray.platform.comm.channel.base import ChannelClosedError
+from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.loop.task_host import TaskHost
 from orchestray.trainers.ps.protocol.host_bases import ReroutedHost, dial
 
@@ -21,6 +22,12 @@ class EmployedHost(TaskHost, ReroutedHost):
 
     def __init__(self, settings: ReplicaSettings) -> None:
         TaskHost.__init__(self, settings)
+        refuse(
+            self._task,
+            ("weight", "final_metrics", "gather"),
+            "parameter servers, whose workers do not meet",
+            "set strategy.exchange.type: allreduce",
+        )
         ReroutedHost.__init__(self)
         self._channels: list[Channel] = []
         self._closing = threading.Lock()

@@ -1,0 +1,224 @@
+"""Losses that are divided by another number than that of the samples, losses between samples, and their check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.data.tensors import to_tensor
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.core.rng import building
+from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.training import stream_of
+
+LENGTH, CLASSES, STEPS = 6, 5, 5
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data 2": {"network": {"data": 2}},
+    "data 3, accumulate 4": {"network": {"data": 3}, "accumulate": 4},
+    "pipeline 2": {"network": {"pipeline": 2}},
+    "pipedream with data 2": {"network": {"data": 2, "pipeline": 2, "schedule": "pipedream", "microbatches": 1}},
+    "tensor 2": {"network": {"tensor": 2}},
+    "ZeRO-2": {"network": {"data": 2}, "exchange": {"shard": "gradients"}},
+    "ZeRO-3": {"network": {"data": 2}, "exchange": {"shard": "parameters"}, "accumulate": 2},
+}
+
+
+class Sequences:
+    """A task with a label a position, most of which are masked, and all of every third sequence."""
+
+    def __init__(self, *, is_normalised: bool = False) -> None:
+        rng = np.random.default_rng(5)
+        inputs, labels = rng.normal(size=(52, LENGTH * 4)), rng.integers(0, CLASSES, size=(52, LENGTH))
+        labels[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, size=(52, 1))] = -100
+        labels[::3] = -100
+        columns = {"inputs": list(inputs), "targets": list(labels)}
+        self._table = pa.table({name: pa.array(value) for name, value in columns.items()})
+        self._is_normalised = is_normalised
+
+    def build_model(self) -> nn.Module:
+        middle: nn.Module = nn.BatchNorm1d(LENGTH) if self._is_normalised else nn.Tanh()
+        first = nn.Sequential(nn.Unflatten(1, (LENGTH, 4)), nn.Linear(4, 16), nn.Tanh())
+        return nn.Sequential(*first, middle, nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+    def dataset(self, split: str) -> pa.Table:
+        return self._table
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        return {name: to_tensor(columns[name]) for name in ("inputs", "targets")}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, 1), batch["targets"].flatten(), ignore_index=-100)
+
+    def weight(self, batch: dict[str, Tensor]) -> Tensor:
+        return (batch["targets"] != -100).sum()
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+class Unweighted(Sequences):
+    """The same task without a word on its weight, and without sequences that have no loss."""
+
+    weight = None  # type: ignore[assignment]
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        batch = super().to_batch(columns)
+        return {**batch, "targets": torch.where(batch["targets"].max(1).values[:, None] < 0, 1, batch["targets"])}
+
+
+class Weighted(Sequences):
+    """A task whose classes weigh differently, by the last valid position of a sequence."""
+
+    WEIGHTS = torch.tensor([0.1, 3.0, 1.0, 7.0, 0.0], dtype=torch.float64)
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return functional.cross_entropy(outputs[:, 0], self._labels(batch), weight=self.WEIGHTS)
+
+    def weight(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.WEIGHTS[self._labels(batch)].sum()
+
+    def _labels(self, batch: dict[str, Tensor]) -> Tensor:
+        return batch["targets"].max(1).values.clamp(min=0)
+
+
+class Contrastive(Sequences):
+    """A task that compares the outputs of all samples of a batch with each other."""
+
+    weight = None  # type: ignore[assignment]
+
+    def loss(self, outputs: Any, batch: dict[str, Tensor], *, gather: Any) -> Tensor:  # type: ignore[override]
+        found, labels = gather((outputs.flatten(1), batch["targets"].max(1).values))
+        alike = functional.normalize(found) @ functional.normalize(found).T
+        return functional.binary_cross_entropy_with_logits(alike, (labels[:, None] == labels).double())
+
+
+class Annealed(Sequences):
+    """A task whose loss depends on the step."""
+
+    weight = None  # type: ignore[assignment]
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor], step: int = -1) -> Tensor:  # type: ignore[override]
+        return outputs.square().mean() * step + outputs.mean()
+
+
+class Noisy(Sequences):
+    """A task whose loss draws random numbers."""
+
+    weight = None  # type: ignore[assignment]
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return (outputs - torch.randn_like(outputs)).square().mean()
+
+
+def plain(task: Any, **asked: Any) -> LaidOut:
+    """Train by plain PyTorch on the same samples in the same order."""
+    settings = layout_settings({"microbatches": None}, steps=STEPS)
+    with building(settings.seed):
+        model = task.build_model().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses: list[float] = []
+    stream = stream_of(task, settings)("train", 0)
+    epoch = 0
+    while len(losses) < STEPS:
+        with stream.epoch(epoch) as shares:
+            for share in shares:
+                if len(losses) == STEPS:
+                    break
+                batch = {k: v.double() if v.is_floating_point() else v for k, v in share.micro_batches[0].batch.items()}
+                given = {"step": len(losses) + 1} if "step" in asked else asked
+                loss = task.loss(model(batch["inputs"]), batch, **given)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        epoch += 1
+    return LaidOut(losses, {name: value.detach() for name, value in model.state_dict().items()}, None)  # type: ignore[arg-type]
+
+
+def trained(task: Any, *, network: Any = None, exchange: Any = None, **config: Any) -> LaidOut:
+    return train_laid_out(lambda: task, layout_settings(network, exchange, steps=STEPS, **config))
+
+
+def is_that_of(found: LaidOut, right: LaidOut) -> bool:
+    assert found.losses == pytest.approx(right.losses, rel=1e-10)
+    assert found.weights.keys() == right.weights.keys()
+    return all(torch.allclose(found.weights[k], v, rtol=1e-10, atol=1e-12) for k, v in right.weights.items())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_loss_over_valid_tokens_is_that_of_a_single_process(layout: str) -> None:
+    assert is_that_of(trained(Sequences(), **LAYOUTS[layout]), plain(Sequences()))
+
+
+@pytest.mark.parametrize("layout", ["data 2", "data 3, accumulate 4"])
+def test_a_loss_over_weighted_classes_is_that_of_a_single_process(layout: str) -> None:
+    assert is_that_of(trained(Weighted(), **LAYOUTS[layout]), plain(Weighted()))
+
+
+def test_samples_without_weight_count_in_the_statistics_of_batch_normalisation() -> None:
+    found = trained(Sequences(is_normalised=True), **LAYOUTS["data 3, accumulate 4"])
+    right = train_laid_out(lambda: Sequences(is_normalised=True), layout_settings(accumulate=4, steps=STEPS))
+    assert is_that_of(found, right)
+    assert found.weights["3.num_batches_tracked"] == 4 * STEPS
+
+
+@pytest.mark.parametrize("layout", ["data 2", "ZeRO-2", "tensor 2"])
+def test_a_loss_between_samples_is_that_of_a_single_process(layout: str) -> None:
+    assert is_that_of(trained(Contrastive(), **LAYOUTS[layout]), plain(Contrastive(), gather=lambda values: values))
+
+
+def test_a_loss_between_samples_on_shares_of_zero_3_is_that_of_a_single_process() -> None:
+    layout = {"network": {"data": 3}, "exchange": {"shard": "parameters"}}
+    assert is_that_of(trained(Contrastive(), **layout), plain(Contrastive(), gather=lambda values: values))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"network": {"data": 2}, "accumulate": 2}, "train.accumulate"),
+        ({"network": {"pipeline": 2}}, "strategy.network.pipeline"),
+        ({"network": {"data": 2}, "exchange": {"type": "averaging"}}, "strategy.exchange.type must be allreduce"),
+        ({"network": {"data": 3}, "batch_size": 25}, "last batch of the train data has 2"),
+    ],
+)
+def test_a_loss_between_samples_is_refused_where_replicas_do_not_see_a_batch_together(config: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        trained(Contrastive(), **config)
+
+
+@pytest.mark.parametrize("config", [{"network": {"data": 2}}, {"accumulate": 2}, {"network": {"pipeline": 2}}])
+def test_a_loss_that_is_no_mean_over_samples_is_refused_at_the_first_step(config: Any) -> None:
+    with pytest.raises(TrainingError, match=r"not a mean over samples.*weight\(batch\).*between_samples"):
+        trained(Unweighted(), **config)
+
+
+def test_a_loss_that_is_no_mean_trains_where_the_user_says_so_or_nothing_is_cut() -> None:
+    assert len(trained(Unweighted(), network={"data": 2}, loss_is="between_samples").losses) == STEPS
+    assert is_that_of(trained(Unweighted()), plain(Unweighted()))
+
+
+def test_a_loss_that_draws_random_numbers_is_not_taken_for_one_that_is_no_mean() -> None:
+    assert len(trained(Noisy(), network={"data": 2}).losses) == STEPS
+
+
+def test_a_batch_in_which_nothing_counts_is_refused_with_its_step() -> None:
+    with pytest.raises(TrainingError, match=r"batch of step \d+ has weight 0"):
+        trained(Sequences(), network={"data": 2}, batch_size=2)
+
+
+def test_a_weight_that_is_negative_is_refused() -> None:
+    task = Sequences()
+    task.weight = lambda batch: torch.tensor(-1.0)  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=r"returned -1\.0"):
+        trained(task, network={"data": 2})
+
+
+@pytest.mark.parametrize("layout", ["data 2", "data 3, accumulate 4", "pipeline 2", "ZeRO-3"])
+def test_a_loss_gets_the_step_of_the_run(layout: str) -> None:
+    assert is_that_of(trained(Annealed(), **LAYOUTS[layout]), plain(Annealed(), step=0))

@@ -1,0 +1,87 @@
+"""Metrics of the whole validation set, whatever it is cut into."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.errors import ConfigError
+from support.layouts import layout_settings, train_laid_out
+from support.training import Rows, train
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data 3": {"network": {"data": 3}},
+    "pipeline 2, data 2": {"network": {"data": 2, "pipeline": 2}},
+    "ZeRO-3": {"network": {"data": 2}, "exchange": {"shard": "parameters"}},
+}
+
+
+class Judged(Rows):
+    """A task whose metrics cannot be means: F1, the area under the ROC curve, and the root of the mean square."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(3)
+        inputs = rng.normal(size=(53, 4))
+        targets = (inputs.sum(1) + rng.normal(size=53) > 1).astype(np.int64)
+        super().__init__(inputs, targets, lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)))
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Any]:
+        right, said = batch["targets"] == 1, outputs.argmax(1) == 1
+        counts = torch.stack([(right & said).sum(), (right & ~said).sum(), (~right & said).sum()])
+        score = outputs[:, 1] - outputs[:, 0]
+        return {
+            "counts": counts,
+            "square": score.square().sum(),
+            "scores": [score],
+            "labels": [right],
+            "num": len(score),
+        }
+
+    def final_metrics(self, totals: dict[str, Tensor]) -> dict[str, Any]:
+        hit, missed, wrong = totals["counts"].tolist()
+        positive, negative = totals["scores"][totals["labels"]], totals["scores"][~totals["labels"]]
+        return {
+            "f1": 2 * hit / (2 * hit + missed + wrong),
+            "auc": (positive[:, None] > negative).double().mean(),
+            "root": math.sqrt(totals["square"] / totals["num"]),
+        }
+
+
+def judged_at_once(task: Judged, weights: dict[str, Tensor]) -> dict[str, float]:
+    model = task.build_model().double()
+    model.load_state_dict(weights)
+    with torch.no_grad():
+        batch = task.to_batch(task.table)
+        outputs = model(batch["inputs"])
+    found = {
+        name: torch.as_tensor(v[0] if isinstance(v, list) else v) for name, v in task.metrics(outputs, batch).items()
+    }
+    loss = float(functional.cross_entropy(outputs, batch["targets"]))
+    return {"loss": loss, **{name: float(value) for name, value in task.final_metrics(found).items()}}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_metrics_from_totals_are_those_of_the_whole_set(layout: str) -> None:
+    task, config = Judged(), dict(LAYOUTS[layout])
+    network, exchange = config.pop("network"), config.pop("exchange", None)
+    found = train_laid_out(lambda: task, layout_settings(network, exchange, steps=2, batch_size=8))
+    assert found.outcome.final["validation"] == pytest.approx(judged_at_once(task, found.weights), rel=1e-9)
+
+
+def test_totals_are_right_with_one_worker_too() -> None:
+    task = Judged()
+    (found,) = train(task, steps=2, batch_size=8)
+    assert found.outcome.final["validation"] == pytest.approx(judged_at_once(task, found.after), rel=1e-9)
+
+
+def test_final_metrics_that_are_no_numbers_are_refused_with_what_came() -> None:
+    task = Judged()
+    task.final_metrics = lambda totals: totals["counts"]  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="must return a dict of numbers"):
+        train(task, steps=1)

@@ -1,0 +1,110 @@
+"""Calls of a task's loss and metrics, with what its signature asks for, in the form in which they are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.comm import objects
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.task import OPTIONAL_METHODS, asked_by
+
+if TYPE_CHECKING:
+    from orchestray.platform.comm.collective import Collective
+    from orchestray.platform.task import Batch, Task
+
+Gather = Callable[[Any], Any]
+"""A function that joins the tensors of all replicas."""
+TOTAL = "total "
+"""Prefix of the values of a task with `final_metrics` among the sums."""
+
+
+def alone(values: Any) -> Any:
+    """Return the values of a single replica, which are all there are."""
+    return values
+
+
+def loss_of(task: Task, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
+    """Return a task's loss, given the step and the gathering function if it asks for them."""
+    given = {"step": step, "gather": gather}
+    return task.loss(outputs, batch, **{name: given[name] for name in asked_by(task)})
+
+
+def refuse(task: Task, names: Collection[str], scheme: str, advice: str) -> None:
+    """Refuse a task that uses any of these of its optional methods and of the arguments that its loss may ask for.
+
+    Raises:
+        ConfigError: it does.
+    """
+    uses = [name for name in OPTIONAL_METHODS if callable(getattr(task, name, None))] + [*asked_by(task)]
+    if refused := [name for name in uses if name in names]:
+        raise ConfigError(f"config: task.type: the task uses {' and '.join(refused)}, unknown to {scheme}; {advice}")
+
+
+def has_totals(task: Task) -> bool:
+    """Return True if the task's metrics are totals, from which `final_metrics` makes the metrics."""
+    return callable(getattr(task, "final_metrics", None))
+
+
+def measure(task: Task, outputs: Any, batch: Batch, *, loss: Tensor, num_samples: int, weight: float) -> dict[str, Any]:
+    """Return the loss and the metrics of a micro-batch, in a form that `add` adds up.
+
+    Args:
+        task: the task.
+        outputs: outputs of the model.
+        batch: the micro-batch.
+        loss: its loss.
+        num_samples: number of samples, by which metrics are weighted.
+        weight: weight of the loss; a loss of weight 0 counts nothing, also if it is NaN.
+    """
+    sums: dict[str, Any] = {"loss": float(loss) * weight if weight else 0.0}
+    found = task.metrics(outputs, batch)
+    if has_totals(task):
+        return sums | {TOTAL + name: _addend(value) for name, value in found.items()}
+    return sums | {name: float(value) * (weight if name == "loss" else num_samples) for name, value in found.items()}
+
+
+def add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add what `measure` returned for another micro-batch: numbers and tensors by their sum, lists at their end."""
+    for name, value in more.items():
+        sums[name] = sums[name] + value if name in sums else value
+
+
+def gather_totals(world: Collective, totals: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the totals of every rank, in the order of ranks, on every rank."""
+    kinds = objects.gather_json(world, {name: isinstance(value, list) for name, value in totals.items()})
+    tensors = {name: torch.cat(value) if isinstance(value, list) else value for name, value in totals.items()}
+    gathered: list[dict[str, Any]] = []
+    for rank, is_list in enumerate(kinds):
+        shared = objects.share_tensors(world, tensors, rank)
+        gathered.append({name: [value] if is_list[name] else value for name, value in shared.items()})
+    return gathered
+
+
+def finish(task: Task, sums: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that a task makes from its totals.
+
+    Raises:
+        ConfigError: the task's `final_metrics` does not return numbers by name.
+    """
+    totals = {
+        name.removeprefix(TOTAL): torch.cat(value) if isinstance(value, list) else value
+        for name, value in sums.items()
+        if name.startswith(TOTAL)
+    }
+    found: Any = task.final_metrics(totals)  # type: ignore[attr-defined]  # `has_totals`
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"The task's final_metrics must return a dict of numbers; it returned {found!r}.") from error
+
+
+def _addend(value: Any) -> Any:
+    """Return a value of `metrics` such that nothing is lost in the sum."""
+    if isinstance(value, list | tuple):
+        return [part.detach().cpu() for part in value]
+    tensor = torch.as_tensor(value).detach().cpu()
+    return tensor.double() if tensor.is_floating_point() or tensor.dim() == 0 else tensor.to(torch.int64)

@@ -1,0 +1,114 @@
+"""The loss of a batch that several workers compute: its weight, and the check that it is a mean over samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.task import asked_by
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.trainers.config.settings import ReplicaSettings
+    from orchestray.trainers.core.network import Network
+    from orchestray.trainers.loop.replica import Replica
+
+_TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 1e-2}
+"""Relative difference of two ways to sum the same loss, by precision: rounding is a tenth of it or less."""
+
+
+def weighed(replica: Replica, share: Share, *, step: int) -> Share:
+    """Return a share that knows the weight of the whole batch, if the task weighs its losses. All replicas call.
+
+    The weight is known before the gradients are sent, so that each replica sends its part of the batch's gradient,
+    whatever becomes of it on the way. A replica that has a model of its own knows the weight of its own share alone,
+    which counts as much as its samples.
+
+    Raises:
+        TrainingError: the batch has weight 0: its loss is no number.
+    """
+    if not hasattr(replica.task, "weight"):
+        return share
+    if replica.exchange.diverges:
+        own = share.weight * share.batch_samples / max(1, share.num_samples)
+        return replace(share, batch_weight=own or 1.0)
+    total = torch.tensor(float(share.weight), dtype=torch.float64)
+    replica.groups.data.sibling("weight").all_reduce(total)
+    if not total:
+        raise TrainingError(
+            f"The batch of step {step} has weight 0 by the task's weight(batch): none of its samples counts, so it has "
+            "no loss. Drop such samples from the data, or raise train.batch_size."
+        )
+    return replace(share, batch_weight=float(total))
+
+
+def check_loss(replica: Replica, share: Share) -> None:
+    """Hold the loss of a run's first batch against the mean of its halves', if batches are cut. Every worker calls.
+
+    A model in evaluation mode is asked for both. A loss that draws random numbers cannot be checked so, and is not.
+
+    Raises:
+        TrainingError: they differ, so the result would depend on how batches are cut.
+    """
+    settings = replica.settings
+    if settings.num_replicas * settings.accumulate > 1:
+        with replica.evaluating():
+            problem = why_no_mean(replica.network, share, settings)
+            replica.exchange.rest()
+        if problem is not None:
+            raise TrainingError(problem)
+
+
+def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> str | None:
+    """Return the reason why a task's loss is not a mean over samples; None if it is, or is not said to be.
+
+    Args:
+        network: network in evaluation mode.
+        share: first share of a run, with `halves`.
+        settings: settings of the run.
+    """
+    if settings.loss_is != "mean":
+        return None
+    whole, halves = replace(share, micro_batches=share.micro_batches[:1]), replace(share, micro_batches=share.halves)
+    if not share.halves:  # this worker takes part in the passes of the others
+        whole = halves
+    losses = [network.evaluate(part).get("loss", 0.0) for part in (whole, whole, halves)]
+    if not whole.weight or losses[0] != losses[1]:
+        return None
+    at_once, in_halves = losses[0] / whole.weight, losses[2] / whole.weight
+    if math.isclose(at_once, in_halves, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):
+        return None
+    return (
+        f"The task's loss is not a mean over samples: of {whole.num_samples} samples it is {at_once:.8g}, and the mean "
+        f"of the losses of their two halves is {in_halves:.8g}. With several workers or micro-batches the result would "
+        "depend on how batches are cut. If the loss is divided by another number than that of the samples (valid "
+        "tokens, class weights), give the task a method weight(batch) that returns this number. If it compares samples "
+        "with each other, have loss take `gather`, or set train.loss_is: between_samples to train on it as it is."
+    )
+
+
+def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
+    """Refuse a loss that gathers the outputs of all replicas where they do not compute a batch together.
+
+    Raises:
+        ConfigError: the text says what to change.
+    """
+    settings = replica.settings
+    if "gather" not in asked_by(replica.task) or (settings.num_replicas == 1 and settings.accumulate == 1):
+        return
+    reason = None
+    if settings.accumulate > 1 or settings.layout.pipeline > 1:
+        reason = "sees the whole batch at once, so train.accumulate and strategy.network.pipeline must be 1"
+    elif replica.exchange.diverges:
+        reason = "needs all replicas at every step, so strategy.exchange.type must be allreduce"
+    elif 0 < stream.num_samples % stream.batch_size < settings.num_replicas:
+        reason = (
+            f"needs a sample on each of the {settings.num_replicas} replicas, and the last batch of the {split} data "
+            f"has {stream.num_samples % stream.batch_size}; choose another train.batch_size"
+        )
+    if reason is not None:
+        raise ConfigError(f"config: a loss that gathers outputs {reason}")
