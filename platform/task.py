@@ -43,8 +43,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 OPTIONAL_METHODS: Mapping[str, tuple[str, ...]] = {"weight": ("batch",), "final_metrics": ("totals",)}
 """Methods that a task may have besides, and the arguments of each.
 
-`weight(batch)` returns the number by which the loss of a batch is divided, where that is not its number of samples (the
-valid tokens, the sum of class weights): a number that is not negative, and depends on the batch alone.
+`weight(batch)` returns the number by which the loss of a batch is divided, where that is not its number of samples:
+the valid tokens, or the sum of class weights. It is not negative, and depends on the batch alone.
 
 With `final_metrics(totals)`, `metrics` returns values that are added over the whole validation set: numbers and tensors
 by their sum, lists of a tensor by concatenation along its first dimension. `final_metrics` gets the totals, and returns

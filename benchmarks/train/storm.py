@@ -72,17 +72,19 @@ class Side:
             )
         time.sleep(max(0.0, began_at + num_kills * period_s - time.time()))
         ended_at = time.time()
+        gave_up = None if self.under_way.process.poll() is None else self.under_way.text().strip()[-1000:]
         steps = self.steps()
         counted = _reached(steps, ended_at) - _reached(steps, began_at)
         for kill in self.kills:
-            ended = [at for at, step in steps if at > kill["at"] and step > _reached(steps, kill["at"])]
+            reached = _reached(steps, kill["at"])
+            ended = [at for at, step in steps if at > kill["at"] and step > reached]
             kill["next_step_s"] = round(ended[0] - kill["at"], 3) if ended else None
         return {
             "step_s": step_s,
             "steps": counted,
             "goodput": counted * step_s / (ended_at - began_at),
             "kills": self.kills,
-            "gave_up": None if self.under_way.process.poll() is None else self.under_way.text().strip()[-1000:],
+            "gave_up": gave_up,
         }
 
     def _kill(self, kind: str, rank: int, before: float) -> None:

@@ -24,12 +24,12 @@ _TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 1e-2}
 def weighed(replica: Replica, share: Share, *, step: int) -> Share:
     """Return a share that knows the weight of the whole batch, if the task weighs its losses. All replicas call.
 
-    The weight is known before the gradients are sent, so that each replica sends its part of the batch's gradient,
-    whatever becomes of it on the way. A replica that has a model of its own knows the weight of its own share alone,
-    which counts as much as its samples.
+    The weight is known before the gradients are sent: what is compressed or combined on the way is then each replica's
+    part of the batch's gradient. A replica that has a model of its own knows the weight of its own share alone, which
+    counts as much as its samples.
 
     Raises:
-        TrainingError: the batch has weight 0: its loss is no number.
+        TrainingError: the batch has weight 0, so it has no loss.
     """
     if not hasattr(replica.task, "weight"):
         return share
@@ -55,7 +55,7 @@ def check_loss(replica: Replica, share: Share) -> None:
         TrainingError: they differ, so the result would depend on how batches are cut.
     """
     settings = replica.settings
-    if settings.num_replicas * settings.accumulate > 1:
+    if settings.num_replicas * settings.accumulate > 1 and "gather" not in asked_by(replica.task):
         with replica.evaluating():
             problem = why_no_mean(replica.network, share, settings)
             replica.exchange.rest()

@@ -63,14 +63,12 @@ class WholeNetwork:
 
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
         loss_sum = 0.0
-        # Batch normalisation over the replicas needs each of them in every pass, with or without samples that count.
-        every = self._needs_every_pass
-        parts = [(index, part) for index, part in enumerate(share.micro_batches) if every or part.weight]
-        num_passes = share.num_micro_batches if every else len(parts)
-        for number, (index, micro_batch) in enumerate(parts, start=1):
-            self._draw.micro_batch = index
+        # Batch normalisation over the replicas needs each of them in every pass, with or without samples.
+        num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
+        for number, micro_batch in enumerate(share.micro_batches, start=1):
+            self._draw.micro_batch = number - 1
             seed_pass(self._draw, self._forward.device)
-            if not micro_batch.weight:
+            if not micro_batch.weight:  # its loss is 0/0, but statistics are those of all samples
                 exchange.begin_backward(last_micro_batch=number == num_passes)
                 pass_without_loss(self._forward, micro_batch.batch)
                 continue
@@ -79,7 +77,7 @@ class WholeNetwork:
             exchange.begin_backward(last_micro_batch=number == num_passes)
             self._forward.backward(loss, weight, step=step, rank=self._rank)
             loss_sum += value * weight
-        for number in range(len(parts) + 1, num_passes + 1):
+        for number in range(len(share.micro_batches) + 1, num_passes + 1):
             exchange.begin_backward(last_micro_batch=number == num_passes)
             empty_pass(self._forward, self._stream())
         return loss_sum if self.is_reporting else 0.0

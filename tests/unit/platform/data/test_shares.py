@@ -164,8 +164,8 @@ def test_a_prepared_share_is_made_beside_the_consumer_and_once() -> None:
         made.append((threading.current_thread().name.partition("_")[0], columns.num_rows))
         return to_batch(columns)
 
-    order, _ = orders(8)[0]
-    with ShareReader(open_source(numbered(0, 8)), noting) as shares:
+    _, (order, _) = orders(16)  # of the first batch the halves are made too
+    with ShareReader(open_source(numbered(0, 16)), noting) as shares:
         shares.prepare(order)
         shares.prepare(order)
         prepared = shares.read(order)

@@ -22,7 +22,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "data 2": {"network": {"data": 2}},
     "data 3, accumulate 4": {"network": {"data": 3}, "accumulate": 4},
     "pipeline 2": {"network": {"pipeline": 2}},
-    "pipedream with data 2": {"network": {"data": 2, "pipeline": 2, "schedule": "pipedream", "microbatches": 1}},
     "tensor 2": {"network": {"tensor": 2}},
     "ZeRO-2": {"network": {"data": 2}, "exchange": {"shard": "gradients"}},
     "ZeRO-3": {"network": {"data": 2}, "exchange": {"shard": "parameters"}, "accumulate": 2},
@@ -142,7 +141,8 @@ def plain(task: Any, **asked: Any) -> LaidOut:
 
 
 def trained(task: Any, *, network: Any = None, exchange: Any = None, **config: Any) -> LaidOut:
-    return train_laid_out(lambda: task, layout_settings(network, exchange, steps=STEPS, **config))
+    settings = layout_settings({"microbatches": None, **(network or {})}, exchange, steps=STEPS, **config)
+    return train_laid_out(lambda: task, settings)
 
 
 def is_that_of(found: LaidOut, right: LaidOut) -> bool:
@@ -161,9 +161,15 @@ def test_a_loss_over_weighted_classes_is_that_of_a_single_process(layout: str) -
     assert is_that_of(trained(Weighted(), **LAYOUTS[layout]), plain(Weighted()))
 
 
+def test_a_loss_over_valid_tokens_is_cut_right_in_a_stream_of_batches() -> None:
+    stream = {"pipeline": 2, "schedule": "pipedream", "microbatches": 2, "split": "equal"}
+    one, two = ({**stream, "data": data} for data in (1, 2))
+    assert is_that_of(trained(Sequences(), network=two), trained(Sequences(), network=one))
+
+
 def test_samples_without_weight_count_in_the_statistics_of_batch_normalisation() -> None:
     found = trained(Sequences(is_normalised=True), **LAYOUTS["data 3, accumulate 4"])
-    right = train_laid_out(lambda: Sequences(is_normalised=True), layout_settings(accumulate=4, steps=STEPS))
+    right = trained(Sequences(is_normalised=True), accumulate=4)
     assert is_that_of(found, right)
     assert found.weights["3.num_batches_tracked"] == 4 * STEPS
 
@@ -183,7 +189,10 @@ def test_a_loss_between_samples_on_shares_of_zero_3_is_that_of_a_single_process(
     [
         ({"network": {"data": 2}, "accumulate": 2}, "train.accumulate"),
         ({"network": {"pipeline": 2}}, "strategy.network.pipeline"),
-        ({"network": {"data": 2}, "exchange": {"type": "averaging"}}, "strategy.exchange.type must be allreduce"),
+        (
+            {"network": {"data": 2}, "exchange": {"type": "averaging", "every": 2}},
+            "strategy.exchange.type must be allreduce",
+        ),
         ({"network": {"data": 3}, "batch_size": 25}, "last batch of the train data has 2"),
     ],
 )
