@@ -159,7 +159,7 @@ from support.configs import GOOD, problems_of
         ("train..steps=3", "'train..steps=3' is no override; one looks like train.epochs=3"),
         (
             "train.steps=[1",
-            "train.steps: the value '[1' is no YAML: line 1, column 3: expected ',' or ']', but got '<stream end>'",
+            "train.steps: the value '[1' cannot be read: line 1, column 3: expected ',' or ']', but got '<stream end>'",
         ),
         ("name.first=x", "name.first: cannot be set: name holds no keys"),
     ],
