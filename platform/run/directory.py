@@ -35,6 +35,7 @@ class RunPaths:
         self.events = self.path / "events.jsonl"
         self.actors = self.path / "actors.json"
         self.result = self.path / "result.json"
+        self.code = self.path / "code.json"
         self.timeline = self.path / "timeline.json"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
@@ -133,6 +134,10 @@ class RunDirectory:
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Write `result.json`."""
         write_atomic(self.paths.result, (dump_json(result, indent=2) + "\n").encode())
+
+    def write_code(self, code: Mapping[str, Any]) -> None:
+        """Write `code.json`: the user's files that the run imports, as they were when it began."""
+        write_atomic(self.paths.code, (dump_json(code, indent=1) + "\n").encode())
 
     def write_timeline(self, timeline: Mapping[str, Any]) -> None:
         """Write `timeline.json`: which worker computed which micro-batch and when, in the last steps."""

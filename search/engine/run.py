@@ -29,6 +29,7 @@ from orchestray.search.engine.start_throttle import cores_of
 from orchestray.search.results.curve import curve_of
 from orchestray.search.results.schema import SearchOutcome, TrialChange
 from orchestray.trainers.config.dump import dump_yaml
+from orchestray.trainers.config.settings import texts_of
 
 if TYPE_CHECKING:
     import threading
@@ -116,7 +117,7 @@ def run_search(
     from orchestray.platform.actors.pool import make_room  # imports Ray, which reads its token on import
 
     make_room(cluster)  # earlier training in this process may hold every CPU
-    limits = replace(limits, cpus_per_worker=share_of_cpus(config, cluster))
+    limits = replace(limits, cpus_per_worker=share_of_cpus(config, cluster), texts=texts_of(config.base))
     with contextlib.ExitStack() as stack:
         pool = _trial_pool(config, controller, limits, cluster, stack)
         is_stopped = _carry_out(pool, _placement_watch(config, cluster, notify), stop, deadline_s)

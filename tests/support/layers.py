@@ -15,7 +15,7 @@ TOP_FLOOR = ("cli", "dashboard", "loadtest")
 LAYERS = """
     platform.errors
 
-    platform.process
+    platform.process  platform.usercode
     platform.config  platform.data  platform.task  platform.terminal
     platform.comm.channel  platform.jobs  platform.run
     platform.comm  platform.cluster  platform.report

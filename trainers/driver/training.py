@@ -21,6 +21,7 @@ from orchestray.trainers.config.load import dump_yaml, load_train_config
 from orchestray.trainers.config.resume import resume_differences
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.driver.runlog.kept_code import keep_code
 from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
 from orchestray.trainers.driver.runlog.result import failed, result_of, timeline_of
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
@@ -151,6 +152,7 @@ def _run_engine(
 ) -> Any:
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
+    keep_code(directory, settings, run_log)
     checkpoint = None
     prepare(address)  # what finds a checkpoint imports Ray
     if resume_from is not None:
