@@ -43,6 +43,7 @@ class RunPaths:
         self.lock = self.path / ".lock"
         self.requests = self.path / ".requests"
         self.stacks = self.path / "stacks"
+        self.logs = self.path / "logs"
 
     def checkpoint_location(self, storage: str | None) -> str:
         """Return the place of the checkpoints: the run directory, or `<storage>/<name>`, as runs share a storage."""
@@ -161,6 +162,13 @@ class RunDirectory:
         with storage_errors(f"write into {self.paths.stacks}"):
             self.paths.stacks.mkdir(exist_ok=True)
         write_atomic(self.paths.stacks / name, text.encode())
+
+    def append_output(self, name: str, text: str) -> None:
+        """Append what a process has printed to the file of this name in `logs/`."""
+        with storage_errors(f"write into {self.paths.logs}"):
+            self.paths.logs.mkdir(exist_ok=True)
+            with (self.paths.logs / name).open("a", encoding="utf-8", errors="replace") as file:
+                file.write(text)
 
     def metrics_log(self) -> MetricsLog:
         """Open `metrics.jsonl` for appending."""

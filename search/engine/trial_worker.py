@@ -94,7 +94,7 @@ class TrialHost:
             raise
         except StorageError as error:
             return replace(_failed(order, error, self._seconds()), is_unsaved=True)
-        except Exception as error:  # noqa: BLE001 - an error of the user's code fails the trial, not the search
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code fails the trial, not the search
             shown = self._out_of_memory(error) if _is_out_of_memory(error) else error
             return _failed(order, shown, self._seconds())
         return result
@@ -120,7 +120,7 @@ class TrialHost:
             if not is_there:  # its file is lost: train up to it again
                 self._program.advance(order.until)
             self._program.leave_run(Path(directory))
-        except Exception as error:  # noqa: BLE001 - as in `work`
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as in `work`
             return _failed(order, error, time.monotonic() - began_s)
         return TrialResult(order.trial, seconds=time.monotonic() - began_s)
 

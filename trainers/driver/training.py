@@ -163,7 +163,10 @@ def _run_engine(
     cluster = connect(address)
     stop = threading.Event()
     # After Ray is connected: it installs a handler for SIGTERM of its own.
-    with stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked):
+    with (
+        stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked),
+        contextlib.closing(run_log.output),
+    ):
         if config.engine == "ray_train":
             from orchestray.trainers.driver.engines.ray_train import run_in_ray_train
 

@@ -110,7 +110,7 @@ class Driver:
         """
         self._gang = gang = acquire(self._cluster, self._shape, self._progress.event)
         self._run_log.fetch_copies = self._fetch_copies
-        self._actors_file = ActorsFile(self._writer, [gang])
+        self._actors_file = ActorsFile(self._run_log, [gang])
         gang.while_waiting = self._actors_file.write
         gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
         self._scaling = Scaling(self._run_log, gang, HOST, self._settings)

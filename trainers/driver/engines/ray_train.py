@@ -120,6 +120,7 @@ def _trainer(config: TrainConfig, loop_config: dict[str, Any], storage: str) -> 
 
     # Read by Ray Train in its controller: the seconds between two polls of its workers, by default 2.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would lead prints past the file of the output
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", f"{PLACEMENT_TIMEOUT_S:g}")
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -197,3 +198,4 @@ class _Fit:
         import ray
 
         listener.hear(ray.get(self._mailbox.take.remote(listener.written_step)))
+        listener.take_output()

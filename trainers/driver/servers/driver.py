@@ -125,7 +125,7 @@ class CentralDriver:
 
     def _run(self) -> Any:
         self._servers, self._workers = self._gangs[:2]
-        self._actors_file = ActorsFile(self._writer, [self._workers, self._servers, *self._gangs[2:]])
+        self._actors_file = ActorsFile(self._run_log, [self._workers, self._servers, *self._gangs[2:]])
         self._leaves = Leaves(self._gangs[2], self._lose, self._replaced) if len(self._gangs) > 2 else None
         size = self._settings.layout.model_size
         self._worker_host = WORKER_HOST if size == 1 else STAGE_HOST
