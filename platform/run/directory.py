@@ -62,6 +62,18 @@ def is_live(path: str | os.PathLike[str]) -> bool:
         os.close(descriptor)
 
 
+def writer_of(path: str | os.PathLike[str]) -> int | None:
+    """Return the id of the process of this machine that writes the run at `path`; None if it is not to be seen."""
+    lock = str(RunPaths(path).lock.absolute())
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == lock:  # noqa: PTH115 - the text, as it is
+                return int(link.parts[2])
+        except OSError:  # it has ended, or is not ours
+            continue
+    return None
+
+
 class RunDirectory:
     """The only writer of a run directory; a context manager that holds the run's lock.
 
