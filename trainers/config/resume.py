@@ -14,6 +14,7 @@ _FREE = (
     "checkpoint",
     "max_restarts",
     "hang_timeout_s",
+    "report_hang_s",
     "stall_timeout_s",
     "allow_faults",
     "faults",

@@ -22,6 +22,7 @@ from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.driver.engines.listener import Listener
 from orchestray.trainers.driver.engines.mailbox import Mailbox
 from orchestray.trainers.driver.engines.ray_train_worker import OtherWorkerLostError, train_loop
+from orchestray.trainers.driver.runlog.hang_report import HangReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,8 @@ def run_in_ray_train(
             max_restarts=config.max_restarts,
             resuming=checkpoint is not None,
         )
-        return _Fit(_trainer(config, loop_config, storage), mailbox).run(listener, stop)
+        hang_report = HangReport(run_log, [], config.report_hang_s)
+        return _Fit(_trainer(config, loop_config, storage), mailbox, hang_report).run(listener, stop)
     finally:
         mailbox.end.remote()  # not killed: workers that are still computing have yet to learn of the end
         shutil.rmtree(storage, ignore_errors=True)
@@ -165,8 +167,8 @@ def _reporter(mailbox: Any) -> Any:
 class _Fit:
     """A thread that runs `TorchTrainer.fit`, and the mailbox its workers write to."""
 
-    def __init__(self, trainer: Any, mailbox: Any) -> None:
-        self._mailbox = mailbox
+    def __init__(self, trainer: Any, mailbox: Any, hang_report: HangReport) -> None:
+        self._mailbox, self._hang_report = mailbox, hang_report
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, args=(trainer,), name="ray-train", daemon=True)
 
@@ -186,6 +188,7 @@ class _Fit:
         while self._thread.is_alive() and not listener.is_complete and time.monotonic() < give_up_at_s:
             self._thread.join(_TAKE_S)
             self._take(listener)
+            self._hang_report.look()
             if stop.is_set() and not stop_sent:
                 stop_sent = True
                 self._mailbox.stop.remote()

@@ -84,6 +84,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
         "engine": "actors",
         "max_restarts": 3,
         "hang_timeout_s": 60.0,
+        "report_hang_s": 60.0,
         "stall_timeout_s": 600.0,
         "distill": None,
         "allow_faults": False,
