@@ -38,8 +38,8 @@ def resolve(data: dict[str, Any], base: str) -> None:
     """Make every path in a config's plain data absolute, and replace classes by their names, in place.
 
     Paths are `checkpoint.storage`, `distill.teacher`, the files of `task.type`, `train.optimizer.type`,
-    `train.lr_schedule.type` and `strategy.exchange.outer_optimizer.type`, and the task's text arguments named `path` or
-    `..._path`. Values of another form are left alone: the schema reports them.
+    `train.lr_schedule.type`, `strategy.exchange.outer_optimizer.type` and `trackers`, and the task's text arguments
+    named `path` or `..._path`. Values of another form are left alone: the schema reports them.
 
     Raises:
         ConfigError: a class is given that no other process can find.
@@ -48,6 +48,7 @@ def resolve(data: dict[str, Any], base: str) -> None:
         section = _at(data, way)
         if isinstance(section, dict) and isinstance(section.get("type"), type):
             section["type"] = name_of_class(section["type"], f"{'.'.join(way)}.type")
+    _resolve_trackers(data, base)
     for section, key in _path_keys(data):
         value = section[key]
         if key == "type":
@@ -75,6 +76,17 @@ def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
         found = _at(data, way)
         if isinstance(found, dict) and isinstance(found.get("type"), str) and is_file_type(found["type"]):
             yield found, "type"
+
+
+def _resolve_trackers(data: dict[str, Any], base: str) -> None:
+    """Make the files of trackers absolute, and replace classes by their names, in place."""
+    trackers: Any = data.get("trackers")
+    for index, value in enumerate(trackers if isinstance(trackers, list) else ()):
+        if isinstance(value, type):
+            trackers[index] = name_of_class(value, "trackers")
+        elif isinstance(value, str) and is_file_type(value):
+            place, _, class_name = value.rpartition(":")
+            trackers[index] = f"{absolute(place, base)}:{class_name}"
 
 
 def _at(data: Any, way: tuple[str, ...]) -> Any:

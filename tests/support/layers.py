@@ -22,7 +22,7 @@ LAYERS = """
     platform.comm.allreduce  platform.sim  platform.actors
 
     trainers  trainers.ps  trainers.ps.variants  trainers.parallel.pipeline.schedules
-    trainers.aggregation  trainers.compression  trainers.layout  trainers.optim
+    trainers.aggregation  trainers.compression  trainers.layout  trainers.optim  trainers.trackers
     trainers.core
     trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks

@@ -15,6 +15,7 @@ _FREE = (
     "max_restarts",
     "hang_timeout_s",
     "report_hang_s",
+    "trackers",
     "stall_timeout_s",
     "allow_faults",
     "faults",

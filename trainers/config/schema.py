@@ -231,6 +231,8 @@ class TrainConfig(Section):
     stall_timeout_s: AboveZero | None = 600.0
     """Seconds for which a worker that answers may make no progress and wait for no other, unless ten of its shares take
     longer; then it is replaced like a lost one. null: for ever."""
+    trackers: tuple[Text, ...] = ()
+    """Trackers that get the metrics while the run goes on: `mlflow`, `wandb`, `trackio`, or classes."""
     distill: Distill | None = None
     """Distillation from another run's outputs; null: none."""
     allow_faults: Flag = False

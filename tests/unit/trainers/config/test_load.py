@@ -86,6 +86,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
         "hang_timeout_s": 60.0,
         "report_hang_s": 60.0,
         "stall_timeout_s": 600.0,
+        "trackers": [],
         "distill": None,
         "allow_faults": False,
         "faults": [],
