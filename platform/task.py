@@ -6,13 +6,9 @@ Nothing here imports torch or pyarrow: a process that only starts others needs a
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
-import linecache
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -21,6 +17,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from orchestray.platform.errors import OrchestrayError, TaskError
+from orchestray.platform.usercode.beside import Texts, find_code
+from orchestray.platform.usercode.own_names import import_file, without_own_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -94,10 +92,17 @@ class TaskSource:
     """Absolute path of the file that contains the class, if there is one."""
     source: str | None = None
     """Text of that file."""
+    modules: dict[str, str] = field(default_factory=dict)
+    """Texts of the modules beside that file that it imports, by absolute path."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """Texts of the user's files, by absolute path; empty for a task in a module, or a built-in one."""
+        return {} if self.file is None else {self.file: self.source or "", **self.modules}
 
     @classmethod
     def from_config(cls, task: TaskConfig) -> Self:
-        """Return the source of a config's task, with the text of its file.
+        """Return the source of a config's task, with the text of its file and of the modules beside it.
 
         Raises:
             TaskError: the file cannot be read.
@@ -105,27 +110,33 @@ class TaskSource:
         return cls.of_class(task.type, task.arguments)
 
     @classmethod
-    def of_class(cls, name: str, arguments: Mapping[str, Any], *, noun: str = "task") -> Self:
-        """Return the source of a class, with the text of its file if it is in one.
+    def of_class(
+        cls, name: str, arguments: Mapping[str, Any], *, noun: str = "task", known: Mapping[str, str] | None = None
+    ) -> Self:
+        """Return the source of a class, with the text of its file, and of the modules beside that, if it is in one.
 
         Args:
             name: "package.module:Class", "path/to/file.py:Class", or a name without a colon.
             arguments: arguments of its constructor.
             noun: what the class is, for messages.
+            known: texts of files by absolute path, which need not be there.
 
         Raises:
-            TaskError: the file cannot be read.
+            TaskError: the file or a module cannot be read, or the modules are too large.
         """
         place, _, _ = name.rpartition(":")
         if not (place.endswith(".py") or "/" in place):
             return cls(name, dict(arguments), None, None)
         file = Path(place).absolute()
+        texts = Texts(known or {})
         try:
-            text = file.read_text(encoding="utf-8")
+            text = texts.read(file)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise TaskError(f"cannot read the {noun} file {file}: {reason}") from error
-        return cls(name, dict(arguments), str(file), text)
+        if text is None:
+            raise TaskError(f"cannot read the {noun} file {file}: No such file or directory")
+        return cls(name, dict(arguments), str(file), text, find_code(file, text, texts).beside)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,7 +149,8 @@ class TaskSource:
             TaskError: the data has another form.
         """
         try:
-            return cls(str(data["type"]), dict(data["arguments"]), data.get("file"), data.get("source"))
+            modules = dict(data.get("modules", {}))  # runs of before 0.2 have none
+            return cls(str(data["type"]), dict(data["arguments"]), data.get("file"), data.get("source"), modules)
         except (KeyError, TypeError, ValueError) as error:
             raise TaskError(f"the description of the task is damaged: it lacks or garbles {error}") from error
 
@@ -222,7 +234,7 @@ def _load_class(source: TaskSource, builtin: Callable[[str], type] | None, key: 
         if builtin is None:
             raise TaskError(f'{source.type!r} names no class: wanted "path/to/file.py:Class" or "module:Class"')
         return builtin(source.type)
-    module = _import_module(place, key) if source.file is None else _import_file(source.file, source.source or "")
+    module = _import_module(place, key) if source.file is None else _import_file(source.file, source)
     found = getattr(module, class_name, None)
     if isinstance(found, type):
         return found
@@ -247,45 +259,15 @@ def _import_module(name: str, key: str) -> ModuleType:
         raise TaskError(f"module {name} does not import: {_cause(error)}") from error
 
 
-def _import_file(path: str, text: str) -> ModuleType:
-    """Run a file's text as a module, as if imported from its path; the same text gives the same module."""
-    file = Path(path)
-    digest = hashlib.sha256(f"{path}\0{text}".encode()).hexdigest()[:12]
-    name = f"orchestray_task_{file.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = path
-    # Without a modification time: tracebacks show these lines, even if the file has changed since or is not here.
-    linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
-    sys.modules[name] = module  # before it runs: dataclasses and pickle look up their module
+def _import_file(path: str, source: TaskSource) -> ModuleType:
+    """Run a file's text as a module, as if imported from its path."""
     try:
-        with _modules_beside(file):
-            exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)  # noqa: S102 - the user's own code
-    except BaseException as error:
-        del sys.modules[name]
-        if isinstance(error, OrchestrayError) or not isinstance(error, Exception | SystemExit):
+        return import_file(path, source.source or "", source.modules)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OrchestrayError):
             raise
-        raise TaskError(f"the task file {path} does not import: {_cause(error, path)}") from error
-    return module
-
-
-@contextmanager
-def _modules_beside(file: Path) -> Iterator[None]:
-    """Let a file import the modules beside it: before all others while it runs, and after all others later.
-
-    Imports after the file has run (of parts of torch, say) must not find a user's module of the same name.
-    """
-    folder = str(file.parent)
-    if not file.parent.is_dir() or folder in sys.path:
-        yield
-        return
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        sys.path.append(folder)
+        cause = _cause(error, {path, *source.modules})
+        raise TaskError(f"the task file {path} does not import: {cause}") from error
 
 
 def _check_arguments(task_class: type, arguments: Mapping[str, Any]) -> None:
@@ -323,13 +305,14 @@ def _takes(method: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
     return True
 
 
-def _cause(error: BaseException, path: str | None = None) -> str:
+def _cause(error: BaseException, files: Collection[str] = ()) -> str:
     """Return an exception as a clause: type, text, and the file and line where the user's own code raised it."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    said = without_own_names(str(error))
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-    own = [f for f in frames if f.filename == path] or [f for f in frames if f.filename != __file__] or frames
+    own = [f for f in frames if f.filename in files] or [f for f in frames if f.filename != __file__] or frames
     return f"{text} ({own[-1].filename}, line {own[-1].lineno})" if own else text
 
 

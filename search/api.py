@@ -137,6 +137,7 @@ def _attempt(
                     stop=stop,
                     on_change=progress.change,
                     notify=lambda text: progress.event(f"note: {text}"),
+                    said=progress.said,
                 )
         except KeyboardInterrupt:
             _close(config, records, progress, SearchOutcome("interrupted"))

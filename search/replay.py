@@ -202,6 +202,8 @@ def train_by_schedule(
             f"strategy.network: a schedule is followed by one worker, and the config has {workers}; set data, tensor "
             "and pipeline to 1"
         )
+    if base.trackers:
+        raise ConfigError("trackers: a run that follows a schedule is not tracked; take it out (trackers=null)")
     directory = Path(runs_dir) / base.name
     if directory.exists():
         raise RunNameError(f"The name {base.name!r} is in use: {directory} exists. Use --name for another.")

@@ -26,7 +26,7 @@ from orchestray.platform.actors.placement import (
     that_share_a_node,
 )
 from orchestray.platform.actors.scale_up import Growth
-from orchestray.platform.actors.slot import MemberSlot, Patience, beside, end, waiting
+from orchestray.platform.actors.slot import MemberSlot, Patience, State, beside, end, waiting
 from orchestray.platform.actors.stacks import stacks_of
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import ClusterError, OrchestrayError, PlaceLostError
@@ -285,6 +285,10 @@ class Gang:
                 )
             else:
                 slot.placed_s = None  # our own: the place is there again once the cluster has a machine for it
+
+    def states(self, now_s: float) -> list[State | None]:
+        """Return the state of each member, by rank; None for one that is dead."""
+        return [slot.state(now_s) for slot in self.slots]
 
     def unheard(self, rank_of: Mapping[Any, int]) -> dict[Any, str]:
         """Return the calls that do not end although the member is dead, with the cause of its death.

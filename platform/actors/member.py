@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process import gc_control
+from orchestray.platform.process.output import join_output
 from orchestray.platform.process.pulse import PULSE, Sign
 from orchestray.platform.process.sockets import listens
 from orchestray.platform.process.working_directory import import_torch
@@ -61,6 +62,8 @@ class Identity:
     pid: int
     node: str
     """IP address of the member's node."""
+    output: str = ""
+    """Path of the file there that has what it prints; empty: there is none."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Member:
             os.environ[name] = str(num_threads)
         keep_freed_memory()
         self._num_threads = num_threads
+        self._output = join_output()
         self._hosted: Any = None
         self._refusal: Failure | None = None
         """Failure that prevented the object from being built."""
@@ -91,7 +95,7 @@ class Member:
         self._store: Any = None
 
     def identify(self) -> Identity:
-        return Identity(pid=os.getpid(), node=_node_address())
+        return Identity(os.getpid(), _node_address(), self._output)
 
     def look(self) -> Sign | None:
         """Return how the work of `call` goes on; None if there is none."""
@@ -206,9 +210,17 @@ def as_data(action: Callable[[], Answer]) -> Answer | Failure:
         return Failure(error, traceback.format_exc())
     except MemoryError:
         raise  # the process cannot continue: the driver has to see it die
+    except SystemExit as error:  # the user's code gives up: another process would come to the same end
+        text = f"The task ended its process: {exit_text(error)}{_place_of(error)}"
+        return Failure(OrchestrayError(text), traceback.format_exc())
     except Exception as error:  # noqa: BLE001 - errors travel as data; the driver raises them
         text = f"{type(error).__name__}: {error}{_place_of(error)}"
         return Failure(OrchestrayError(text), traceback.format_exc())
+
+
+def exit_text(error: SystemExit) -> str:
+    """Return what `sys.exit` was called with, as the user wrote it."""
+    return f"sys.exit({'' if error.code is None else repr(error.code)})"
 
 
 def _place_of(error: BaseException) -> str:

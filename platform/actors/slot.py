@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.exceptions import RayError
@@ -24,6 +24,8 @@ _FLUSH_TIMEOUT_S = 0.5
 _PING_INTERVAL_S = 2.0
 _UNHEARD_S = 3.0
 """Seconds after which a dead member's calls have ended: usually they do within a tenth of one."""
+_SILENT_S = 5.0
+"""Seconds without an answer after which a member counts as silent: usually it takes a thousandth of one."""
 _TIMES_A_SHARE = 10.0
 _TIMES_TO_BUILD = 5.0
 """Factor on the patience with a member that builds its object: imports and data may hold Python's lock for long."""
@@ -37,6 +39,8 @@ class Patience:
     """Seconds for which a member may not answer; None: for ever."""
     stall_s: float | None = None
     """Seconds for which a member at work may make no progress, unless ten of its shares take longer; None: for ever."""
+    report_s: float | None = None
+    """Seconds without a step after which that is reported, unless ten steps take longer; None: never."""
 
     @property
     def ping_interval_s(self) -> float:
@@ -46,6 +50,16 @@ class Patience:
     def is_over(self, sign: Sign) -> bool:
         """Return True if a member has made no progress for too long."""
         return self.stall_s is not None and sign.quiet_s >= max(self.stall_s, _TIMES_A_SHARE * sign.share_s)
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a member, as far as it is known from here."""
+
+    kind: Literal["starting", "building", "silent", "working", "waiting", "idle"]
+    """`silent`: it does not answer; `waiting`: for other processes; `idle`: it has nothing to do."""
+    for_s: float
+    """Seconds for which it has been so; of one that works or waits: without progress."""
 
 
 @dataclass
@@ -120,6 +134,18 @@ class MemberSlot:
         elif now_s - self._pinged_s >= hang_s and self.killed_because is None:
             return f"it did not answer for {hang_s:g} s: it was stopped, or starved"
         return None
+
+    def state(self, now_s: float) -> State | None:
+        """Return its state; None if it is dead. Without `trouble`, which asks it, the state grows old."""
+        if self.death is not None or self.killed_because is not None:
+            return None
+        if self.answered() is None:
+            return State("starting", now_s - self.made_s)
+        if self._ping is not None and now_s - self._pinged_s >= _SILENT_S and not ray.wait([self._ping], timeout=0)[0]:
+            return State("silent", now_s - self._pinged_s)
+        if self.sign is None:
+            return State("idle" if self._is_built else "building", now_s - self.made_s)
+        return State("waiting" if self.sign.is_waiting else "working", self.sign.quiet_s)
 
     def _hear(self, ping: Any) -> None:
         """Take the answer to a question, or note that it is dead."""

@@ -1,4 +1,8 @@
-"""Overrides `key.path=value` of the command line: values are YAML, applied to plain data before it is checked."""
+"""Overrides `key.path=value` of the command line: values are YAML, applied to plain data before it is checked.
+
+A value without quotes, brackets or line breaks is one number or text, whatever YAML would read it as. So nothing of a
+path or a colour is taken for a comment, an anchor or a key.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ from typing import Any
 
 from orchestray.platform.config import yaml_text
 from orchestray.platform.config.problems import Problem
+
+_YAML_BEGINS_WITH = ("{", "[", '"', "'", "!!")
+_QUOTE = "quote what is text, as in 'name=\"a #1\"'"
 
 
 def parse(overrides: Sequence[str]) -> tuple[list[tuple[tuple[str, ...], Any]], list[Problem]]:
@@ -20,17 +27,34 @@ def parse(overrides: Sequence[str]) -> tuple[list[tuple[tuple[str, ...], Any]], 
             problems.append(Problem("", f"{override!r} is no override; one looks like train.epochs=3"))
             continue
         try:
-            pairs.append((keys, _value(text)))
+            pairs.append((keys, value_of(text)))
         except yaml_text.YamlError as problem:
-            problems.append(Problem(path, f"the value {text!r} is no YAML: {problem}"))
+            problems.append(Problem(path, f"the value {text!r} cannot be read: {problem}"))
     return pairs, problems
 
 
-def _value(text: str) -> Any:
-    """Return the value of an override: YAML, but for `::` and the like, which YAML reads as a key without a value."""
-    value = yaml_text.read(text)
-    is_key_alone = isinstance(value, dict) and list(value.values()) == [None] and text.rstrip().endswith(":")
-    return text if is_key_alone else value
+def value_of(text: str) -> Any:
+    """Return the value that the text after the equals sign stands for.
+
+    Raises:
+        YamlError: it is not YAML, or could be read in two ways.
+    """
+    plain = text.strip()
+    if not plain.startswith(_YAML_BEGINS_WITH):
+        if "\n" not in plain:
+            _refuse_block(plain)
+            return yaml_text.scalar(plain)
+        if yaml_text.is_plain_text(plain):  # YAML would make blanks of its line breaks
+            return plain
+    elif "\n" not in plain and yaml_text.has_comment(plain):
+        raise yaml_text.YamlError(f"a # after a blank begins a comment, which would cut it; {_QUOTE}")
+    return yaml_text.read(text)
+
+
+def _refuse_block(text: str) -> None:
+    """Refuse a line that is text as well as keys or a list of YAML."""
+    if len(text) > 1 and not text.endswith(":") and yaml_text.is_block(text):
+        raise yaml_text.YamlError(f"it may be text, or keys or a list; {_QUOTE}, or write {{key: value}} or [value]")
 
 
 def apply(data: dict[str, Any], keys: tuple[str, ...], value: Any) -> Problem | None:

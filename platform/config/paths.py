@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from orchestray.platform.usercode.class_names import name_of_class
+
 KNOWN_SCHEMES = frozenset({"abfs", "abfss", "file", "gcs", "gs", "hdfs", "s3", "viewfs"})
 """Schemes of the file systems that pyarrow.fs opens from a URI."""
 
@@ -33,12 +35,20 @@ def absolute(place: str, base: str) -> str:
 
 
 def resolve(data: dict[str, Any], base: str) -> None:
-    """Make every path in a config's plain data absolute, in place.
+    """Make every path in a config's plain data absolute, and replace classes by their names, in place.
 
     Paths are `checkpoint.storage`, `distill.teacher`, the files of `task.type`, `train.optimizer.type`,
-    `train.lr_schedule.type` and `strategy.exchange.outer_optimizer.type`, and the task's text arguments named `path` or
-    `..._path`. Values of another form are left alone: the schema reports them.
+    `train.lr_schedule.type`, `strategy.exchange.outer_optimizer.type` and `trackers`, and the task's text arguments
+    named `path` or `..._path`. Values of another form are left alone: the schema reports them.
+
+    Raises:
+        ConfigError: a class is given that no other process can find.
     """
+    for way in (("task",), *_CLASSES):
+        section = _at(data, way)
+        if isinstance(section, dict) and isinstance(section.get("type"), type):
+            section["type"] = name_of_class(section["type"], f"{'.'.join(way)}.type")
+    _resolve_trackers(data, base)
     for section, key in _path_keys(data):
         value = section[key]
         if key == "type":
@@ -63,8 +73,24 @@ def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
             if isinstance(value, str) and value and (is_path or (key == "type" and is_file_type(value))):
                 yield task, key
     for way in _CLASSES:
-        found: Any = data
-        for step in way:
-            found = found.get(step) if isinstance(found, dict) else None
+        found = _at(data, way)
         if isinstance(found, dict) and isinstance(found.get("type"), str) and is_file_type(found["type"]):
             yield found, "type"
+
+
+def _resolve_trackers(data: dict[str, Any], base: str) -> None:
+    """Make the files of trackers absolute, and replace classes by their names, in place."""
+    trackers: Any = data.get("trackers")
+    for index, value in enumerate(trackers if isinstance(trackers, list) else ()):
+        if isinstance(value, type):
+            trackers[index] = name_of_class(value, "trackers")
+        elif isinstance(value, str) and is_file_type(value):
+            place, _, class_name = value.rpartition(":")
+            trackers[index] = f"{absolute(place, base)}:{class_name}"
+
+
+def _at(data: Any, way: tuple[str, ...]) -> Any:
+    """Return the value at the end of some keys; None if it is missing."""
+    for step in way:
+        data = data.get(step) if isinstance(data, dict) else None
+    return data

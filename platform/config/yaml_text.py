@@ -83,6 +83,43 @@ def read(text: str) -> Any:
         raise YamlError(str(error).splitlines()[0]) from None
 
 
+def scalar(text: str) -> Any:
+    """Return the value of a text that is one scalar without quotes: null, true, false, a number, or the text itself."""
+    return read(text) if any(pattern.match(text) for _, pattern, _ in _CORE) else text
+
+
+def is_block(text: str) -> bool:
+    """Return True if a text is a mapping or a list of YAML that is written without brackets."""
+    node = _composed(text)
+    return isinstance(node, yaml.CollectionNode) and not node.flow_style
+
+
+def is_plain_text(text: str) -> bool:
+    """Return True if a text is one scalar of YAML without quotes."""
+    node = _composed(text)
+    return isinstance(node, yaml.ScalarNode) and not node.style
+
+
+def has_comment(text: str) -> bool:
+    """Return True if YAML skips a comment in a text, or would if it could read the rest."""
+    end = 0
+    try:
+        for token in yaml.scan(text, Loader=_Loader):
+            if "#" in text[end : token.start_mark.index]:
+                return True
+            end = max(end, token.end_mark.index)
+    except yaml.YAMLError:
+        pass
+    return "#" in text[end:]
+
+
+def _composed(text: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError:
+        return None
+
+
 def write(data: Any) -> str:
     """Write plain data as YAML, which `read` (and any reader of YAML 1.1) restores unchanged."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)

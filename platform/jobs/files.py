@@ -7,18 +7,18 @@ stay as they are.
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestray.platform.config import yaml_text
+from orchestray.platform.config.overrides import value_of
 from orchestray.platform.config.paths import is_file_type, scheme_of
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, TaskError
+from orchestray.platform.usercode.beside import Texts, find_code
 
 MAX_BYTES = 100 * 1024 * 1024
 """Largest total size sent with a job, in bytes: Ray keeps the files in the memory of the head node."""
@@ -60,7 +60,7 @@ class JobFiles:
         """Add what a `key.path=value` refers to, and return its path; None if it does not refer to a local file."""
         path, _, text = override.partition("=")
         try:
-            value = yaml_text.read(text)
+            value = value_of(text)
         except ValueError:
             return None
         if not isinstance(value, str) or not value:
@@ -100,7 +100,7 @@ class JobFiles:
             file = _absolute(value.rpartition(":")[0], base)
             if not file.is_file():
                 return None
-            self._add_code(file, file.parent)
+            self._add_code(file)
             return file
         if scheme_of(value) is not None or _is_anchored(value):
             return None
@@ -130,21 +130,18 @@ class JobFiles:
             return None
         return place
 
-    def _add_code(self, file: Path, import_directory: Path) -> None:
-        """Add a Python file and the modules it imports from `import_directory`, which will be on sys.path."""
-        if file in self.paths:
-            return
+    def _add_code(self, file: Path) -> None:
+        """Add a Python file, the modules beside it that it imports, and what else lies in packages among them."""
         self.paths.add(file)
-        for name in _imported(file):
-            module, package = import_directory / f"{name}.py", import_directory / name
-            if package.is_dir():
-                for part in package.rglob("*"):
-                    if part.suffix == ".py":
-                        self._add_code(part, import_directory)
-                    elif part.is_file() and part.parent.name != "__pycache__":
-                        self.paths.add(part)
-            elif module.is_file():
-                self._add_code(module, import_directory)
+        try:
+            beside = find_code(file, file.read_text(encoding="utf-8"), Texts()).beside
+        except (OSError, ValueError, TaskError):
+            return  # the command itself reports what is wrong with it
+        for path in map(Path, beside):
+            self.paths.add(path)
+            if path.name == "__init__.py":
+                inside = (part for part in path.parent.rglob("*") if part.parent.name != "__pycache__")
+                self.paths.update(part for part in inside if part.is_file())
 
 
 def copy_package(directory: Path) -> Path:
@@ -190,18 +187,3 @@ def _with_relative_code(data: Any, base: Path) -> Any:
         if file.is_file():
             return f"{os.path.relpath(file, base)}:{name}"
     return data
-
-
-def _imported(file: Path) -> set[str]:
-    """Return the top-level modules that a Python file imports, without the standard library and this package."""
-    try:
-        tree = ast.parse(file.read_bytes(), filename=str(file))
-    except (OSError, SyntaxError, ValueError):
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names.add(node.module.partition(".")[0])
-    return names - sys.stdlib_module_names - {"orchestray"}

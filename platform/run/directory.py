@@ -35,6 +35,7 @@ class RunPaths:
         self.events = self.path / "events.jsonl"
         self.actors = self.path / "actors.json"
         self.result = self.path / "result.json"
+        self.code = self.path / "code.json"
         self.timeline = self.path / "timeline.json"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
@@ -42,6 +43,7 @@ class RunPaths:
         self.lock = self.path / ".lock"
         self.requests = self.path / ".requests"
         self.stacks = self.path / "stacks"
+        self.logs = self.path / "logs"
 
     def checkpoint_location(self, storage: str | None) -> str:
         """Return the place of the checkpoints: the run directory, or `<storage>/<name>`, as runs share a storage."""
@@ -58,6 +60,18 @@ def is_live(path: str | os.PathLike[str]) -> bool:
         return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
+
+
+def writer_of(path: str | os.PathLike[str]) -> int | None:
+    """Return the id of the process of this machine that writes the run at `path`; None if it is not to be seen."""
+    lock = str(RunPaths(path).lock.absolute())
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == lock:  # noqa: PTH115 - the text, as it is
+                return int(link.parts[2])
+        except OSError:  # it has ended, or is not ours
+            continue
+    return None
 
 
 class RunDirectory:
@@ -134,6 +148,10 @@ class RunDirectory:
         """Write `result.json`."""
         write_atomic(self.paths.result, (dump_json(result, indent=2) + "\n").encode())
 
+    def write_code(self, code: Mapping[str, Any]) -> None:
+        """Write `code.json`: the user's files that the run imports, as they were when it began."""
+        write_atomic(self.paths.code, (dump_json(code, indent=1) + "\n").encode())
+
     def write_timeline(self, timeline: Mapping[str, Any]) -> None:
         """Write `timeline.json`: which worker computed which micro-batch and when, in the last steps."""
         write_atomic(self.paths.timeline, (dump_json(timeline) + "\n").encode())
@@ -156,6 +174,13 @@ class RunDirectory:
         with storage_errors(f"write into {self.paths.stacks}"):
             self.paths.stacks.mkdir(exist_ok=True)
         write_atomic(self.paths.stacks / name, text.encode())
+
+    def append_output(self, name: str, text: str) -> None:
+        """Append what a process has printed to the file of this name in `logs/`."""
+        with storage_errors(f"write into {self.paths.logs}"):
+            self.paths.logs.mkdir(exist_ok=True)
+            with (self.paths.logs / name).open("a", encoding="utf-8", errors="replace") as file:
+                file.write(text)
 
     def metrics_log(self) -> MetricsLog:
         """Open `metrics.jsonl` for appending."""

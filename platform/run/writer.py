@@ -73,6 +73,10 @@ class RunWriter:
         self._submit(lambda: self._run.write_stacks(name, text))
         return f"stacks/{name}"
 
+    def output(self, role: str, rank: int, text: str) -> None:
+        """Append what a process has printed to its log."""
+        self._submit(lambda: self._run.append_output(f"{role}-{rank}.log", text))
+
     def truncate_after(self, step: int) -> float | None:
         """Drop the metric lines of steps > `step`, including queued ones.
 

@@ -69,6 +69,10 @@ class Shown:
             print(f"{self._face.name}: {text}", file=sys.stderr, flush=True)  # noqa: T201 - this is the display
         self.send("event", text)
 
+    def said(self, who: str, lines: list[str]) -> None:
+        """Show lines that a process has printed permanently above the live block; `who` is its name."""
+        self.send("said", (who, lines))
+
     def warn(self, text: str) -> None:
         """Show a warning permanently, on a quiet display too."""
         self.event(f"warning: {text}")
@@ -115,6 +119,9 @@ class Shown:
         for kind, value in iter(get, ("stop", None)):
             if kind == "event":
                 say(value)
+            elif kind == "said":
+                for line in _said(value):
+                    say(line)
             elif kind == "finish":
                 say(value["status"])
                 for name, row in face.closing_rows(value):
@@ -137,6 +144,8 @@ class Shown:
                     break
                 if kind == "event":
                     live.console.print(_event_line(time.monotonic() - begin_s, value))
+                elif kind == "said":
+                    live.console.print(Text("\n".join(_said(value)), style="dim"), soft_wrap=True)
                 elif (failure := face.take_in(kind, value)) is not None:
                     live.console.print(Text(failure, style="red"))
         while kind != "stop":
@@ -155,6 +164,12 @@ class Shown:
                 yield self._messages.get(timeout=max(0.0, refresh_at_s - time.monotonic()))
             except queue.Empty:
                 continue
+
+
+def _said(value: tuple[str, list[str]]) -> list[str]:
+    """Return lines of a process, each with its name in front."""
+    who, lines = value
+    return [f"{who}: {line}" if who else line for line in lines]
 
 
 def _event_line(at_s: float, text: str) -> RenderableType:

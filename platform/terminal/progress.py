@@ -50,13 +50,17 @@ class Progress(Shown):
         """Set the number of restarts of the training."""
         self.send("restarts", restarts)
 
+    def set_silence(self, text: str | None) -> None:
+        """Set why there are no steps, for a live display; None: there are."""
+        self.send("silence", text)
+
     def update(self, line: Mapping[str, Any]) -> None:
         """Show a metric line; one with `split` is shown as a validation."""
         self.send("line", line)
 
 
 class View:
-    """The state of the display, updated by the messages `line`, `total` and `restarts`."""
+    """The state of the display, updated by the messages `line`, `total`, `restarts` and `silence`."""
 
     refresh_s = 0.125
 
@@ -65,6 +69,7 @@ class View:
         self._directory = directory
         self.total_steps = total_steps
         self.restarts = 0
+        self.silence: str | None = None
         self.line: Mapping[str, Any] = {}
         self.validation: Mapping[str, Any] = {}
         self._marks: deque[tuple[float, int]] = deque()
@@ -128,6 +133,8 @@ class View:
             self.total_steps = value
         elif kind == "restarts":
             self.restarts = value
+        elif kind == "silence":
+            self.silence = value
         return None
 
     def news(self, kind: str, value: Any, since_s: float) -> str | None:
@@ -187,5 +194,7 @@ class Display:
             text = Text(f"  {view.validation['split']}: ", overflow="ellipsis", no_wrap=True)
             text.append(metrics_text(view.validation), style="cyan").append(at, style="dim")
             rows.append(text)
+        if view.silence:
+            rows.append(Text(f"  {view.silence}", style="yellow", overflow="ellipsis", no_wrap=True))
         # Room for the "^C" that a terminal echoes: a full line would wrap, and leave a copy of the display behind.
         yield Constrain(Group(*rows), options.max_width - 4)

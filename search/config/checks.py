@@ -45,6 +45,15 @@ def find_search_problems(parts: Parts) -> list[Problem]:
     return [problem for rule in _RULES for problem in rule(parts)]
 
 
+def _without_trackers(parts: Parts) -> Iterator[Problem]:
+    """Refuse trackers of the base: a search's trials are not runs of their own."""
+    if parts.base is not None and parts.base.trackers:
+        text = (
+            "trials are not tracked one by one; take it out. Afterwards, `orchestray runs export` exports the best run"
+        )
+        yield Problem("base.trackers", text)
+
+
 def _known_metric(parts: Parts) -> Iterator[Problem]:
     """Refuse a metric that the task does not report, as far as a look at the task shows."""
     base = parts.base
@@ -206,6 +215,7 @@ def _architecture(parts: Parts) -> Iterator[Problem]:
 
 _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _something_to_search,
+    _without_trackers,
     _architecture,
     _bounds,
     _base_takes_them,

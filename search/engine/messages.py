@@ -67,6 +67,10 @@ class TrialLimits:
     num_threads: int = 1
     cpus_per_worker: float | None = None
     """CPUs reserved for each worker of a trial with several; None: the value of its config."""
+    logs: str = ""
+    """Directory into which the processes write what their trials print; empty: nowhere."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the user's files that trials import, by path: the same for all, also where the files are not."""
 
 
 @dataclass(frozen=True)

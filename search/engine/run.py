@@ -26,9 +26,11 @@ from orchestray.search.engine.placement_watch import PlacementWatch
 from orchestray.search.engine.resume import session_of
 from orchestray.search.engine.session import SearchError
 from orchestray.search.engine.start_throttle import cores_of
+from orchestray.search.engine.trial_output import TrialLogs
 from orchestray.search.results.curve import curve_of
 from orchestray.search.results.schema import SearchOutcome, TrialChange
 from orchestray.trainers.config.dump import dump_yaml
+from orchestray.trainers.config.settings import texts_of
 
 if TYPE_CHECKING:
     import threading
@@ -58,6 +60,7 @@ def run_search(
     stop: threading.Event | None = None,
     on_change: Callable[[TrialChange], None] = lambda _change: None,
     notify: Callable[[str], None] = lambda _text: None,
+    said: Callable[[str, list[str]], None] = lambda _who, _lines: None,
     save_every_s: float = 10.0,
 ) -> SearchOutcome:
     """Run a search to its end, and write the run of its best trial.
@@ -71,6 +74,7 @@ def run_search(
         stop: set this event to end the search in an orderly way: running trials write their states.
         on_change: called with each status change of a trial.
         notify: called with a sentence that the user should see.
+        said: called with lines that a trial has printed, and its name.
         save_every_s: seconds between two writes of the state of a running trial; 0: after each report.
 
     Returns:
@@ -116,18 +120,27 @@ def run_search(
     from orchestray.platform.actors.pool import make_room  # imports Ray, which reads its token on import
 
     make_room(cluster)  # earlier training in this process may hold every CPU
-    limits = replace(limits, cpus_per_worker=share_of_cpus(config, cluster))
+    limits = replace(
+        limits,
+        cpus_per_worker=share_of_cpus(config, cluster),
+        texts=texts_of(config.base),
+        logs=str(records.paths.logs.absolute()),
+    )
     with contextlib.ExitStack() as stack:
         pool = _trial_pool(config, controller, limits, cluster, stack)
-        is_stopped = _carry_out(pool, _placement_watch(config, cluster, notify), stop, deadline_s)
+        logs = stack.enter_context(contextlib.closing(TrialLogs(records.paths.logs, said)))
+        is_stopped = _carry_out(pool, _placement_watch(config, cluster, notify), logs, stop, deadline_s)
         if not is_stopped and not controller.is_over:
             controller.suspend()
         return _finish(controller, records, limits, pool, stop, is_stopped=is_stopped)
 
 
-def _carry_out(pool: TrialPool, watch: PlacementWatch, stop: threading.Event | None, deadline_s: float) -> bool:
+def _carry_out(
+    pool: TrialPool, watch: PlacementWatch, logs: TrialLogs, stop: threading.Event | None, deadline_s: float
+) -> bool:
     """Run until nothing is left to do, the search is stopped, or its time is up; return True if it was stopped."""
     while pool.step():
+        logs.look()
         watch.look(is_under_way=pool.is_under_way, has_place=pool.has_place)
         is_stopped = stop is not None and stop.is_set()
         if is_stopped or time.monotonic() > deadline_s:

@@ -14,6 +14,7 @@ import ray
 from orchestray.search.engine.messages import TrialLimits, TrialResult, TrialTask
 
 if TYPE_CHECKING:
+    from orchestray.search.engine.trial_output import TrialOutput
     from orchestray.search.engine.trial_worker import TrialHost
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -48,13 +49,16 @@ class HostedTrial:
         self._host: TrialHost | None = None
         self._order: TrialTask | None = None
         self._rules: TrialLimits | None = None
+        self._output: TrialOutput | None = None
 
     def begin(self, rules: TrialLimits, order: TrialTask) -> None:
         """Set the limits for all trials, and the task of the first `train`."""
+        from orchestray.search.engine.trial_output import TrialOutput
         from orchestray.search.engine.trial_worker import TrialHost
 
         self._rules, self._order = rules, order
         self._host = TrialHost(rules, address=ray.util.get_node_ip_address())
+        self._output = TrialOutput(rules.logs)
 
     def reset(self, order: TrialTask) -> bool:
         """Set the task of another trial in the same process."""
@@ -75,6 +79,8 @@ class HostedTrial:
         from orchestray.platform.process import torch_threads
 
         torch_threads.take_up()  # Ray calls this in a thread of its own
+        if self._output is not None:
+            self._output.begin(self._given.trial)
         return {"told": self._hosting.work(self._given), "done": False}
 
     def get_auto_filled_metrics(self, *, debug_metrics_only: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.actors.member import give_back_freed_memory
 from orchestray.platform.errors import OrchestrayError, PlaceLostError, StorageError, TrainingError
+from orchestray.platform.usercode.beside import use_texts
 from orchestray.search.checkpoints.state_files import KEPT, ON_THE_WAY, StateFiles, StateLostError
 from orchestray.search.checkpoints.state_store import StateStore
 from orchestray.search.engine.memory_limit import limited_memory
@@ -80,6 +81,10 @@ class TrialHost:
             PlaceLostError: the resources of this process are gone: the trial can only continue in another.
         """
         self._since_s = time.monotonic()
+        with use_texts(self._rules.texts):
+            return self._answered(order)
+
+    def _answered(self, order: TrialTask) -> TrialResult:
         try:
             if self._is_new(order):
                 self._make_room()
@@ -89,7 +94,7 @@ class TrialHost:
             raise
         except StorageError as error:
             return replace(_failed(order, error, self._seconds()), is_unsaved=True)
-        except Exception as error:  # noqa: BLE001 - an error of the user's code fails the trial, not the search
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code fails the trial, not the search
             shown = self._out_of_memory(error) if _is_out_of_memory(error) else error
             return _failed(order, shown, self._seconds())
         return result
@@ -109,12 +114,13 @@ class TrialHost:
         """Build a trial in a given state, and write its run directory; errors are handled as in `work`."""
         began_s = time.monotonic()
         try:
-            is_there = self._begin(order)
+            with use_texts(self._rules.texts):
+                is_there = self._begin(order)
             assert self._program is not None
             if not is_there:  # its file is lost: train up to it again
                 self._program.advance(order.until)
             self._program.leave_run(Path(directory))
-        except Exception as error:  # noqa: BLE001 - as in `work`
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as in `work`
             return _failed(order, error, time.monotonic() - began_s)
         return TrialResult(order.trial, seconds=time.monotonic() - began_s)
 

@@ -48,16 +48,20 @@ class SpaceSource:
     """Arguments of the constructor."""
     text: str | None = None
     """Text of the file that defines the class, if it is in one."""
+    modules: dict[str, str] = field(default_factory=dict)
+    """Texts of the modules beside that file that it imports, by absolute path."""
 
     @classmethod
-    def read(cls, name: str, arguments: Mapping[str, Any] | None = None, text: str | None = None) -> Self:
-        """Return the source of a space named in a config, with the text of its file.
+    def read(
+        cls, name: str, arguments: Mapping[str, Any] | None = None, known: Mapping[str, str] | None = None
+    ) -> Self:
+        """Return the source of a space named in a config, with the text of its file, and of the modules beside it.
 
         Args:
             name: name of a built-in space, "package.module:Class", or "path.py:Class" (relative to the working
                 directory).
             arguments: arguments of the constructor.
-            text: text of the file, if already read.
+            known: texts of files by path, which need not be there.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -66,13 +70,11 @@ class SpaceSource:
             return cls(name, dict(arguments or {}))
         place, _, class_name = name.rpartition(":")
         file = Path(place).absolute()
-        if text is None:
-            try:
-                text = file.read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else str(error)
-                raise ConfigError(f"search.architecture.space: cannot read {file}: {reason}") from error
-        return cls(f"{file}:{class_name}", dict(arguments or {}), text)
+        try:
+            source = TaskSource.of_class(f"{file}:{class_name}", {}, noun="space's", known=known)
+        except TaskError as error:
+            raise ConfigError(f"search.architecture.space: {error}") from error
+        return cls(source.type, dict(arguments or {}), source.source, source.modules)
 
     def make(self) -> ArchitectureSpace:
         """Create the space.
@@ -109,7 +111,7 @@ class SpaceSource:
             return found
         file = place if self.text is not None else None
         try:
-            return load_class(TaskSource(self.name, {}, file, self.text))
+            return load_class(TaskSource(self.name, {}, file, self.text, self.modules))
         except TaskError as error:
             text = str(error).replace("the task file", "the file").replace("task.type", "search.architecture.space")
             raise ConfigError(f"search.architecture.space: {text}") from error

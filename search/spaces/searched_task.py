@@ -15,7 +15,6 @@ from orchestray.platform.task import TaskSource
 from orchestray.search.spaces.registry import SpaceSource, built
 from orchestray.trainers import tasks
 from orchestray.trainers.ensemble.wrapped import WrappedTask
-from orchestray.trainers.tasks.params import TaskConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,11 +47,11 @@ def searched_task_section(task: Mapping[str, Any], space: str | Mapping[str, Any
 
 def _sections(task: TaskSource, space: SpaceSource) -> dict[str, Any]:
     """Return `task`, `space` and `files` as `SearchedTask` takes them."""
-    files = {}
+    files: dict[str, str] = {}
     if task.file is not None and task.source is not None:
-        files[task.file] = task.source
+        files |= {task.file: task.source, **task.modules}
     if space.text is not None:
-        files[space.name.rpartition(":")[0]] = space.text
+        files |= {space.name.rpartition(":")[0]: space.text, **space.modules}
     of_space = {"space": space.name, **space.arguments} if space.arguments else space.name
     sections = {"task": {"type": task.type, **task.arguments}, "space": of_space}
     return {**sections, "files": files} if files else sections
@@ -99,7 +98,8 @@ class SearchedTask(RebuiltTask):
             task: a `task` section: of a built-in task, or of one in a module or a file.
             space: name of a space, or {"space": name, ...} with the space's arguments.
             genome: genome of the network, in that space.
-            files: text of the files named in `task` and `space`, by path; missing ones are read.
+            files: text of the files named in `task` and `space` and of modules beside them, by path; missing ones are
+                read.
             input_shape: shape of one sample; default: found in the data.
             num_outputs: number of outputs; default: found with the task's own model.
 
@@ -175,11 +175,9 @@ def _task_source(task: Any, files: Mapping[str, str]) -> TaskSource:
     arguments = {name: value for name, value in task.items() if name != "type"}
     if not is_file_type(task["type"]):
         return TaskSource(task["type"], arguments)
-    place, _, class_name = task["type"].rpartition(":")
-    if place in files:
-        return TaskSource(task["type"], arguments, place, files[place])
-    read = TaskSource.from_config(TaskConfig(**task))
-    return replace(read, type=f"{read.file}:{class_name}")
+    class_name = task["type"].rpartition(":")[2]
+    source = TaskSource.of_class(task["type"], arguments, known=files)
+    return replace(source, type=f"{source.file}:{class_name}")
 
 
 def _space_source(space: Any, files: Mapping[str, str]) -> SpaceSource:
@@ -187,4 +185,4 @@ def _space_source(space: Any, files: Mapping[str, str]) -> SpaceSource:
     name = section.pop("space", None)
     if not isinstance(name, str):
         raise ConfigError(f"task.space: must be the name of a space or have it under 'space', got {space!r}")
-    return SpaceSource.read(name, section, files.get(name.rpartition(":")[0]))
+    return SpaceSource.read(name, section, files)

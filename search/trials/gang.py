@@ -31,6 +31,7 @@ from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.driver.engines.actors import run_in_actors
 from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
+from orchestray.trainers.driver.runlog.output_log import OutputLog
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 
@@ -149,7 +150,9 @@ class GangTrial:
         progress = ProgressDisplay(name=self._config.name, directory=self._run.path, quiet=True)
         with RunWriter(self._run, clock=self._run_progress.now_s) as writer, progress:
             run_log = RunLog(self._run_progress, writer, progress)
-            outcome = self._trained(settings, run_log, found)
+            run_log.output = OutputLog(writer, _print, shows_all=True)
+            with contextlib.closing(run_log.output):
+                outcome = self._trained(settings, run_log, found)
             writer.flush()
         self._outcome = outcome
         self._has_begun = self._has_begun or outcome.step > 0
@@ -290,6 +293,12 @@ class GangTrial:
 
         config = self._config.model_copy(update={"strategy": Strategy()})
         return TrainingTrial(config, is_measured=self._is_measured)
+
+
+def _print(who: str, lines: list[str]) -> None:
+    """Print what a worker has printed as this process's own output, which goes into the log of its trial."""
+    for line in lines:
+        print(f"{who}: {line}", flush=True)  # noqa: T201 - it is the user's
 
 
 @contextlib.contextmanager

@@ -98,11 +98,14 @@ def test_a_worker_that_answers_but_is_stuck_in_a_batch_is_replaced_and_its_stack
     undisturbed: Callable[[str], Path], tmp_path: Path
 ) -> None:
     (tmp_path / "stick").touch()
-    running = UnderWay(held(tmp_path, "synchronized"), tmp_path, ["stall_timeout_s=1.5"], name="stuck")
+    patience = ["stall_timeout_s=1.5", "report_hang_s=0.5"]
+    running = UnderWay(held(tmp_path, "synchronized"), tmp_path, patience, name="stuck")
     running.finish()
     assert_same_run(undisturbed("synchronized"), running.path)
     (lost,) = running.events("worker_lost")
     assert lost["cause"].startswith("it made no progress for ")
+    reported = {f"worker {lost['rank']}": "working", f"worker {1 - lost['rank']}": "waiting"}
+    assert reported in [event["processes"] for event in running.events("no_progress")]
     assert "_stick (" in (running.path / lost["stacks"]).read_text()
     assert running.result()["restarts"] == 1
 

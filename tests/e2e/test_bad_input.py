@@ -37,6 +37,20 @@ class Mine:
         return {}
 """
 
+TRACKER = """
+class Mine:
+    def start(self, config, name, resumed):
+        self.file = open("NOTES", "w")
+        self.file.write(f"start {name} {resumed}\\n")
+
+    def log(self, metrics, step):
+        pass
+
+    def finish(self, status):
+        self.file.write(f"{status}\\n")
+        self.file.close()
+"""
+
 
 def refused(
     tmp_path: Path, *arguments: str, status: int, config: str | Path = DIGITS, cluster: Cluster | None = None
@@ -110,6 +124,22 @@ def test_a_loss_that_is_not_a_scalar_is_named_with_its_shape(cluster: Cluster, t
     assert (
         "The task's loss must be a scalar tensor, the mean over the samples; loss() returned a tensor of shape" in said
     )
+
+
+def test_a_task_prints_beside_its_module_and_gives_up_once_with_its_own_words(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text("LAST = 'giving up'")
+    task = TASK.replace("return nn", "print('building')\n        return nn").replace(")LOSS", ")")
+    text = "import sys\nfrom .words import LAST\n" + task.replace("return ((", "sys.exit(LAST)\n        return ((")
+    (tmp_path / "track.py").write_text(TRACKER.replace("NOTES", str(tmp_path / "notes.txt")))
+    trackers = f"trackers=['{tmp_path}/track.py:Mine']"
+    done = orchestray_here("train", own_task(tmp_path, text), trackers, "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 1
+    assert (tmp_path / "notes.txt").read_text() == "start mine False\nfailed\n"
+    assert "mine: worker 0: building" in done.stderr.splitlines()
+    cause = f"SystemExit: giving up ({tmp_path}/mine.py, line 22)"
+    assert done.stderr.splitlines()[-1] == f"The model or its loss failed at step 1 on worker 0: {cause}"
+    assert (tmp_path / "runs" / "mine" / "logs" / "worker-0.log").read_text() == "building\n"
+    assert "worker_lost" not in (tmp_path / "runs" / "mine" / "events.jsonl").read_text()
 
 
 def test_an_empty_dataset_is_refused(cluster: Cluster, tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ TOP_FLOOR = ("cli", "dashboard", "loadtest")
 LAYERS = """
     platform.errors
 
-    platform.process
+    platform.process  platform.usercode
     platform.config  platform.data  platform.task  platform.terminal
     platform.comm.channel  platform.jobs  platform.run
     platform.comm  platform.cluster  platform.report
     platform.comm.allreduce  platform.sim  platform.actors
 
     trainers  trainers.ps  trainers.ps.variants  trainers.parallel.pipeline.schedules
-    trainers.aggregation  trainers.compression  trainers.layout  trainers.optim
+    trainers.aggregation  trainers.compression  trainers.layout  trainers.optim  trainers.trackers
     trainers.core
     trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks

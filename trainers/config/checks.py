@@ -22,6 +22,7 @@ from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, val
 from orchestray.trainers.sync.local.params import Averaging
 from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
 from orchestray.trainers.tasks.registry import TASKS
+from orchestray.trainers.trackers.registry import problems_of as tracker_problems
 
 
 def find_problems(view: View, *, look_at_task: bool) -> list[Problem]:
@@ -50,6 +51,10 @@ def _length(view: View) -> Iterator[Problem]:
         )
     if epochs is None and steps is None:
         yield Problem("train.epochs", "is required, and missing: give either epochs or steps")
+
+
+def _trackers(view: View) -> Iterator[Problem]:
+    yield from tracker_problems(view("trackers"))
 
 
 def _accumulate(view: View) -> Iterator[Problem]:
@@ -171,4 +176,5 @@ _RULES: tuple[Rule, ...] = (
     *FAULT_RULES,
     _storage,
     _spares,
+    _trackers,
 )

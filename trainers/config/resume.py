@@ -14,6 +14,8 @@ _FREE = (
     "checkpoint",
     "max_restarts",
     "hang_timeout_s",
+    "report_hang_s",
+    "trackers",
     "stall_timeout_s",
     "allow_faults",
     "faults",

@@ -228,9 +228,14 @@ class TrainConfig(Section):
     hang_timeout_s: AboveZero | None = 60.0
     """Seconds for which a process may not answer, as one that is stopped or starved; then it is killed, and replaced
     like any other lost one. null: for ever."""
+    report_hang_s: AboveZero | None = 60.0
+    """Seconds without a step after which a warning names the silent workers and those that wait for them, unless ten
+    steps take longer. null: never."""
     stall_timeout_s: AboveZero | None = 600.0
     """Seconds for which a worker that answers may make no progress and wait for no other, unless ten of its shares take
     longer; then it is replaced like a lost one. null: for ever."""
+    trackers: tuple[Text, ...] = ()
+    """Trackers that get the metrics while the run goes on: `mlflow`, `wandb`, `trackio`, or classes."""
     distill: Distill | None = None
     """Distillation from another run's outputs; null: none."""
     allow_faults: Flag = False

@@ -14,6 +14,8 @@ from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.sync.registry import EXCHANGES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestray.platform.config.base import Section
     from orchestray.trainers.config.faults import Fault
     from orchestray.trainers.config.schema import TrainConfig
@@ -155,6 +157,15 @@ class ReplicaSettings:
         """True if the pipeline updates weights without a flush, while later micro-batches are in flight (PipeDream)."""
         return self.layout.pipeline > 1 and self.pipeline.schedule == "pipedream"
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """Texts of the user's files that the workers import, by path."""
+        found = dict(self.task.texts)
+        for own in self.members:
+            found |= own.task.texts | _texts_of(own.optimizer) | _texts_of(own.lr_schedule)
+        outer = self.exchange.get("outer_optimizer") or {}
+        return found | _texts_of(self.optimizer) | _texts_of(self.lr_schedule) | _texts_of(outer)
+
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
         train, network = config.train, config.strategy.network
@@ -215,13 +226,23 @@ class Start:
     """Number of steps with injected kills of workers that are already over."""
 
 
+def texts_of(config: TrainConfig) -> dict[str, str]:
+    """Return the texts of the user's files that the processes of a run import, by path."""
+    return ReplicaSettings.from_config(config, storage="", model_directory="").texts
+
+
 def _with_source(section: Section, noun: str) -> dict[str, Any]:
-    """Return the keys of a section with a `type`; of a user's class, the text of its file as well."""
+    """Return the keys of a section with a `type`; of a user's class, the texts of its file and modules as well."""
     chosen = section.model_dump()
     if ":" in chosen["type"]:
         source = TaskSource.of_class(chosen["type"], {}, noun=noun)
-        chosen |= {"file": source.file, "source": source.source}
+        chosen |= {"file": source.file, "source": source.source, "modules": source.modules}
     return chosen
+
+
+def _texts_of(section: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the files of a user's class that a section of `_with_source` names."""
+    return {section["file"]: section["source"], **section["modules"]} if section.get("file") else {}
 
 
 def _exchange(config: TrainConfig) -> dict[str, Any]:

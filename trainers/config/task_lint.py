@@ -17,6 +17,7 @@ from typing import Any
 
 from orchestray.platform.config.paths import is_file_type
 from orchestray.platform.config.problems import Problem, nearest
+from orchestray.platform.usercode.class_names import in_a_cell
 from orchestray.trainers.tasks.registry import TASKS
 
 METHODS = {
@@ -46,6 +47,8 @@ def problems_of(task_type: str, arguments: Mapping[str, Any]) -> Iterator[Proble
         yield Problem("task.type", f"must end with the name of a class after the colon, got {task_type!r}")
     elif is_file_type(task_type):
         yield from _file_problems(Path(place), class_name, arguments)
+    elif place == "__main__":
+        yield Problem("task.type", in_a_cell(class_name))
     elif not _MODULE.match(place):
         yield Problem("task.type", f'must be "path/to/file.py:Class" or "package.module:Class", got {task_type!r}')
 

@@ -14,6 +14,7 @@ from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import load_model_json, save_model
+from orchestray.platform.usercode.beside import use_texts
 from orchestray.trainers import tasks
 from orchestray.trainers.config.load import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -124,7 +125,8 @@ def _described(run: Run, task: Task, model: nn.Module, copies: int) -> dict[str,
     try:
         described = {key: value for key, value in load_model_json(run.path / "model").items() if key != "files"}
     except CheckpointError:  # the run has not finished
-        settings = ReplicaSettings.from_config(run.config, storage="", model_directory="")
+        with use_texts(run.task_source().texts):
+            settings = ReplicaSettings.from_config(run.config, storage="", model_directory="")
         described = describe_model(settings, task, lambda member: tasks.build(settings.task_of(member)))
     ensemble = described.pop("ensemble", None) or {}
     if isinstance(model, Ensemble):

@@ -21,14 +21,21 @@ from orchestray.trainers.config.load import dump_yaml, load_train_config
 from orchestray.trainers.config.resume import resume_differences
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.driver.runlog.kept_code import keep_code
 from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
 from orchestray.trainers.driver.runlog.result import failed, result_of, timeline_of
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 from orchestray.trainers.driver.runlog.scale_requests import ScaleRequests
+from orchestray.trainers.trackers.feed import Feeds
+from orchestray.trainers.trackers.registry import makers
 from orchestray.trainers.validate.refuse import check_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from orchestray.trainers.saved.run import Run
+    from orchestray.trainers.trackers.base import Tracker
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | TrainConfig
 
@@ -67,9 +74,10 @@ def train(
     started_at = time.time() if started_at is None else started_at
     config = load_train_config(source, overrides, name=name)
     check_layout(config, label=os.fspath(source) if isinstance(source, str | os.PathLike) else "config")
+    trackers = makers(config.trackers)
     if not resume:
         with RunDirectory.create(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
-            _attempt(config, directory, address, quiet, started_at, resume_from=None)
+            _attempt(config, directory, address, quiet, started_at, trackers, resume_from=None)
             return load_run(directory.path)
     with RunDirectory.open_existing(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
         previous = load_train_config(str(directory.paths.config))
@@ -85,7 +93,7 @@ def train(
                 progress.finish(result)
         else:
             before = directory.paths.checkpoint_location(previous.checkpoint.storage)
-            _attempt(config, directory, address, quiet, started_at, resume_from=before)
+            _attempt(config, directory, address, quiet, started_at, trackers, resume_from=before)
         return load_run(directory.path)
 
 
@@ -103,6 +111,7 @@ def _attempt(
     address: str | None,
     quiet: bool,
     started_at: float,
+    trackers: Sequence[tuple[str, Callable[[Path], Tracker]]],
     *,
     resume_from: str | None,
 ) -> None:
@@ -116,26 +125,29 @@ def _attempt(
     with RunWriter(directory, clock=run_progress.now_s) as writer, progress:
         run_log = RunLog(run_progress, writer, progress)
         run_log.scale_requests = ScaleRequests(directory)
+        feeds = Feeds(trackers, directory.path, progress.warn)
+        feeds.start(config.model_dump(mode="json"), config.name, resumed=resume_from is not None)
         try:
             outcome = _run_engine(config, directory, address, run_log, resume_from, asked)
         except KeyboardInterrupt:
             error: BaseException = Interrupted(
                 "Interrupted before a checkpoint could be saved; what was saved before is intact.", asked.number
             )
-            _close(directory, writer, progress, failed(run_progress, "interrupted", str(error)))
+            _close(directory, writer, progress, feeds, failed(run_progress, "interrupted", str(error)))
             raise error from None
         except OrchestrayError as raised:
-            _close(directory, writer, progress, failed(run_progress, "failed", str(raised)))
+            _close(directory, writer, progress, feeds, failed(run_progress, "failed", str(raised)))
             raise
         except BaseException as raised:
-            _close(directory, writer, progress, failed(run_progress, "failed", f"{type(raised).__name__}: {raised}"))
+            text = f"{type(raised).__name__}: {raised}"
+            _close(directory, writer, progress, feeds, failed(run_progress, "failed", text))
             raise
         finally:
             run_log.scale_requests.close(run_progress.last_step)
         result = result_of(outcome, run_progress)
         if (timeline := timeline_of(outcome.usage)) is not None:
             directory.write_timeline(timeline)
-        _close(directory, writer, progress, result)
+        _close(directory, writer, progress, feeds, result)
     if result["status"] == "interrupted":
         text = f"Interrupted at step {result['steps']}, with a checkpoint saved. Go on with --resume."
         raise Interrupted(text, asked.number)
@@ -151,6 +163,7 @@ def _run_engine(
 ) -> Any:
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
+    keep_code(directory, settings, run_log)
     checkpoint = None
     prepare(address)  # what finds a checkpoint imports Ray
     if resume_from is not None:
@@ -161,7 +174,10 @@ def _run_engine(
     cluster = connect(address)
     stop = threading.Event()
     # After Ray is connected: it installs a handler for SIGTERM of its own.
-    with stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked):
+    with (
+        stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked),
+        contextlib.closing(run_log.output),
+    ):
         if config.engine == "ray_train":
             from orchestray.trainers.driver.engines.ray_train import run_in_ray_train
 
@@ -203,10 +219,13 @@ def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory,
     return found
 
 
-def _close(directory: RunDirectory, writer: RunWriter, progress: Progress, result: dict[str, Any]) -> None:
+def _close(
+    directory: RunDirectory, writer: RunWriter, progress: Progress, feeds: Feeds, result: dict[str, Any]
+) -> None:
     """Write how the run ended; a disk that refuses must not hide why the run failed."""
     with contextlib.suppress(OrchestrayError) if result["status"] == "failed" else contextlib.nullcontext():
         writer.event({"succeeded": "finished"}.get(result["status"], result["status"]), error=result["error"])
         writer.flush()
         directory.write_result(result)
+    feeds.finish(result["status"])
     progress.finish({**result, "error": None})  # the error is reported separately

@@ -13,14 +13,14 @@ import torch
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import TaskSource, load_class
 
-_NO_ARGUMENTS = ("type", "file", "source", "warmup_steps")
+_NO_ARGUMENTS = ("type", "file", "source", "modules", "warmup_steps")
 
 
 def rate_at(schedule: Mapping[str, Any], base_lr: float, num_done: int) -> float:
     """Return the rate that a class gives after some steps.
 
     Args:
-        schedule: `type`, the `file` and `source` of a user's class, and the arguments of its constructor.
+        schedule: `type`, the `file`, `source` and `modules` of a user's class, and the arguments of its constructor.
         base_lr: the optimizer's rate.
         num_done: number of steps of the schedule that are done.
 
@@ -35,7 +35,7 @@ class _Rates:
 
     def __init__(self, schedule: Mapping[str, Any], base_lr: float) -> None:
         self._name = name = str(schedule["type"])
-        source = TaskSource(name, {}, schedule.get("file"), schedule.get("source"))
+        source = TaskSource(name, {}, schedule.get("file"), schedule.get("source"), schedule.get("modules", {}))
         made = load_class(source, key="train.lr_schedule.type")
         if not issubclass(made, torch.optim.lr_scheduler.LRScheduler):
             raise ConfigError(f"config: train.lr_schedule.type: {name} is not a torch.optim.lr_scheduler.LRScheduler")

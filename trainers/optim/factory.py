@@ -18,6 +18,7 @@ def make_optimizer(
     *,
     file: str | None = None,
     source: str | None = None,
+    modules: Mapping[str, str] | None = None,
     groups: Sequence[Mapping[str, Any]] = (),
     **arguments: Any,
 ) -> Optimizer:
@@ -27,17 +28,20 @@ def make_optimizer(
         type: name of an optimizer, "module:Class", or "path/to/file.py:Class".
         file: absolute path of the class's file, if it is in one.
         source: text of that file.
+        modules: texts of the modules beside it.
         groups: parameters for which some keys have other values.
         arguments: the other keys; a named optimizer is made without `lr`, since `step` receives it.
     """
     if groups:
         from orchestray.trainers.optim.grouped_optimizer import make_groups
 
-        return make_groups(partial(make_optimizer, type, file=file, source=source), groups, **arguments)
+        return make_groups(
+            partial(make_optimizer, type, file=file, source=source, modules=modules), groups, **arguments
+        )
     if ":" in type:
         from orchestray.trainers.optim.class_optimizer import ClassOptimizer
 
-        found = load_class(TaskSource(type, {}, file, source), key="train.optimizer.type")
+        found = load_class(TaskSource(type, {}, file, source, dict(modules or {})), key="train.optimizer.type")
         return ClassOptimizer(found, arguments)
     arguments.pop("lr", None)
     made: Optimizer = OPTIMIZERS.find(type)(**arguments)

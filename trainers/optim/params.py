@@ -29,7 +29,7 @@ class ParamGroup(Section):
     """Pattern of the parameters' names, for example "*.bias"; the first group that matches counts."""
 
 
-_OF_THE_WHOLE = ("type", "groups", "file", "source", "params")
+_OF_THE_WHOLE = ("type", "groups", "file", "source", "modules", "params")
 
 
 class OptimizerSection(Section):

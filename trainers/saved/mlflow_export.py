@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import json
 import math
-import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -32,11 +30,11 @@ from orchestray.platform.run.directory import RunPaths
 from orchestray.platform.run.files import remove_tree, storage_errors, temporary_sibling, write_atomic
 from orchestray.platform.run.metrics import read_lines
 from orchestray.trainers.saved.run import summarize
+from orchestray.trainers.trackers.base import flatten, is_number
+from orchestray.trainers.trackers.mlflow_names import clean, named, params_of
 
 if TYPE_CHECKING:
     from orchestray.trainers.saved.run import Run
-
-T = TypeVar("T")
 
 # Enumerations of mlflow's service.proto; meta.yaml contains their numbers.
 _STATUSES = {"running": 1, "succeeded": 3, "failed": 4, "interrupted": 5, "died": 5}
@@ -44,9 +42,8 @@ _LOCAL_SOURCE = 4
 _DEFAULT_EXPERIMENT = ("0", "Default")
 _PLACES = frozenset({"step", "time_s", "split"})
 """Keys of a metric line that say where it belongs."""
-_FORBIDDEN = re.compile(r"[^0-9A-Za-z_.\- ]")
-_MAX_NAME, _MAX_PARAM, _MAX_TAG, _MAX_EXPERIMENT = 250, 6000, 5000, 500
-"""Largest numbers of characters that mlflow accepts in a name or a value."""
+_MAX_TAG, _MAX_EXPERIMENT = 5000, 500
+"""Largest numbers of characters that mlflow accepts in a value or an experiment's name."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ def export_to_mlflow(run: Run, store: Path, *, experiment: str = "orchestray") -
     run_id = hashlib.sha256(f"{experiment_id}\n{run.path}".encode()).hexdigest()[:32]
     path = store / experiment_id / run_id
     written = temporary_sibling(path)
-    params, metrics = _params(run), _metrics(run)
+    params, metrics = params_of(run.config.model_dump(mode="json")), _metrics(run)
     try:
         with storage_errors(f"write {path}"):
             _write_values(written / "params", params)
@@ -187,22 +184,6 @@ def _user() -> str:
         return "unknown"
 
 
-def _params(run: Run) -> dict[str, str]:
-    """Return the keys of the config, dotted like on the command line; values other than strings are JSON."""
-    flat = flatten(run.config.model_dump(mode="json"))
-    texts = ((key, value if isinstance(value, str) else json.dumps(value)) for key, value in flat)
-    return {name: text[:_MAX_PARAM] for name, text in _named(texts)}
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value that is not a non-empty mapping, with its dotted key; lists stay whole."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def _metrics(run: Run) -> dict[str, list[str]]:
     """Return the lines of each metric, in the order of the run."""
     started_s, step = _started_s(run), 0
@@ -211,23 +192,19 @@ def _metrics(run: Run) -> dict[str, list[str]]:
         step = int(line["step"])
         at_ms = round((started_s + float(line.get("time_s") or 0.0)) * 1e3)
         for key, value in line.items():
-            if key not in _PLACES and (value is None or _is_number(value)):
+            if key not in _PLACES and (value is None or is_number(value)):
                 text = repr(math.nan if value is None else value)
                 found.setdefault((str(line.get("split", "train")), key), []).append(f"{at_ms} {text} {step}\n")
     result = run.result
     ended_ms = round((started_s + float(result.get("seconds") or 0.0)) * 1e3)
     for key, value in flatten(result):
-        if _is_number(value):
+        if is_number(value):
             found["result", key] = [f"{ended_ms} {value!r} {step}\n"]
-    named: dict[str, list[str]] = {}
+    every: dict[str, list[str]] = {}
     for split in dict.fromkeys(split for split, _ in found):
         of_split = ((key, lines) for (other, key), lines in found.items() if other == split)
-        named |= {f"{_clean(split)}/{name}": lines for name, lines in _named(of_split)}
-    return named
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+        every |= {f"{clean(split)}/{name}": lines for name, lines in named(of_split)}
+    return every
 
 
 def _tags(run: Run) -> dict[str, str]:
@@ -253,30 +230,6 @@ def _copy_artifacts(run: Run, folder: Path) -> None:
             shutil.copy2(file, folder)
     if paths.model.is_dir():
         shutil.copytree(paths.model, folder / "model")
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
-def _clean(name: str) -> str:
-    """Return the name with only characters that MLflow allows.
-
-    A slash would create a directory where another name may need a file.
-    """
-    cleaned = _FORBIDDEN.sub("_", name)[: _MAX_NAME - 20]
-    return cleaned if cleaned.strip(".") else f"_{cleaned}"
-
-
-def _named(values: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T]]:
-    """Yield each value with its clean name, numbered if two names collide."""
-    taken: set[str] = set()
-    for name, value in values:
-        cleaned, number = _clean(name), 2
-        unique = cleaned
-        while unique.casefold() in taken:
-            unique, number = f"{cleaned}_{number}", number + 1
-        taken.add(unique.casefold())
-        yield unique, value
 
 
 def _write_values(folder: Path, values: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from orchestray.platform.errors import CheckpointError, OrchestrayError, RunName
 from orchestray.platform.report.run_reader import Recorded, status_from
 from orchestray.platform.run.checkpoint_files import Found, list_checkpoints
 from orchestray.platform.run.directory import RunPaths, is_live, read_config_text, read_result
+from orchestray.platform.run.files import load_json
 from orchestray.platform.run.metrics import read_lines, read_metrics, read_tail
 from orchestray.platform.terminal.format import metrics_of
 
@@ -59,7 +60,7 @@ class Run(Recorded):
         Raises:
             TaskError: the task can no longer be imported, or refuses its arguments.
         """
-        task: Task = import_module("orchestray.trainers.tasks").build(self._task_source())
+        task: Task = import_module("orchestray.trainers.tasks").build(self.task_source())
         return task
 
     def load_model(self, checkpoint: int | Literal["best"] | None = None) -> nn.Module:
@@ -120,7 +121,7 @@ class Run(Recorded):
         if is_ensemble and len(exchange.members) == num_members:
             from orchestray.trainers.config.members import member_config
 
-            usual, config = self._task_source().arguments, self.config
+            usual, config = self.task_source().arguments, self.config
             own = [_own(member_config(config, index).task, config.task) for index in range(num_members)]
             ensemble["arguments"] = [{**usual, **each} for each in own]
         return self._build_model(ensemble)
@@ -138,19 +139,21 @@ class Run(Recorded):
 
     def _build_members(self, arguments: Sequence[Mapping[str, Any]]) -> list[nn.Module]:
         """Build a model for each member's arguments of the task."""
-        source, build = self._task_source(), import_module("orchestray.trainers.tasks").build
+        source, build = self.task_source(), import_module("orchestray.trainers.tasks").build
         return [build(replace(source, arguments=dict(own))).build_model() for own in arguments]
 
-    def _task_source(self) -> TaskSource:
-        """Return the task stored with the trained model, including its file's text.
+    def task_source(self) -> TaskSource:
+        """Return the task stored with the trained model, including the texts of its files.
 
-        An unfinished run has the task of its config.
+        An unfinished run has the task that it was begun with.
         """
         from orchestray.platform.run.model_files import load_model_json
         from orchestray.platform.task import TaskSource
 
         if (self._paths.model / "model.json").exists():
             return TaskSource.from_json(load_model_json(self._paths.model)["task"])
+        if self._paths.code.exists():
+            return TaskSource.from_json(load_json(self._paths.code)["task"])
         return TaskSource.from_config(self.config.task)
 
 

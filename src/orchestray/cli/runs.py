@@ -1,4 +1,4 @@
-"""`orchestray runs list|show|compare|average|export|scale`: the run directories, on the terminal or as JSON."""
+"""`orchestray runs list|show|compare|average|export|scale|stacks`: the run directories, on the terminal or as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestray.cli import runs_average, runs_export, runs_scale
+from orchestray.cli import runs_average, runs_export, runs_scale, runs_stacks
 from orchestray.cli.options import DEFAULT_RUNS_DIR, Json, RunsDir
 from orchestray.platform.terminal.tables import show
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 
 app.command("average", epilog=runs_average.EPILOG)(runs_average.average_command)
 app.command("export", epilog=runs_export.EPILOG)(runs_export.export_command)
+app.command("stacks", epilog=runs_stacks.EPILOG)(runs_stacks.stacks_command)
 app.command("scale", epilog=runs_scale.EPILOG)(runs_scale.scale_command)
 
 _STATUS_STYLES = {"succeeded": "green", "running": "cyan", "interrupted": "yellow", "failed": "red", "died": "red"}

@@ -53,7 +53,7 @@ def run_in_actors(
         run_log,
         checkpoint=checkpoint,
         max_restarts=config.max_restarts,
-        patience=Patience(config.hang_timeout_s, config.stall_timeout_s),
+        patience=Patience(config.hang_timeout_s, config.stall_timeout_s, config.report_hang_s),
         stop=stop,
     )
     return driver.run()
@@ -96,7 +96,7 @@ def _run_with_servers(
         run_log,
         checkpoint=checkpoint,
         max_restarts=config.max_restarts,
-        patience=Patience(config.hang_timeout_s, config.stall_timeout_s),
+        patience=Patience(config.hang_timeout_s, config.stall_timeout_s, config.report_hang_s),
         stop=stop,
     )
     return driver.run()

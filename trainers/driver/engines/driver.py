@@ -24,6 +24,7 @@ from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.scaling import Scaling, scaled
 from orchestray.trainers.driver.engines.evacuation import Evacuation
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
+from orchestray.trainers.driver.runlog.hang_report import HangReport
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
 from orchestray.trainers.driver.runlog.line_fetcher import LineFetcher, copies_of
 from orchestray.trainers.driver.runlog.losses import Losses
@@ -110,8 +111,9 @@ class Driver:
         """
         self._gang = gang = acquire(self._cluster, self._shape, self._progress.event)
         self._run_log.fetch_copies = self._fetch_copies
-        self._actors_file = ActorsFile(self._writer, [gang])
-        gang.while_waiting = self._actors_file.write
+        self._actors_file = ActorsFile(self._run_log, [gang])
+        self._hang_report = HangReport(self._run_log, [gang], self._patience.report_s)
+        gang.while_waiting = self._look
         gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
         self._scaling = Scaling(self._run_log, gang, HOST, self._settings)
         self._evacuation = Evacuation(gang, self._run_log, self._losses, HOST)
@@ -265,11 +267,16 @@ class Driver:
             gang.save_stacks(range(len(gang.slots)))
             self._losses.stalled(self._shape.role)
             happened.append(events.Stalled(_ALL))
-        self._actors_file.write()
+        self._look()
         if self._settle_by_s is not None and time.monotonic() > self._settle_by_s:
             self._rank_of.clear()
             happened.append(events.TimeUp(_ALL))
         return [*happened, *self._scaling.news(), *self._evacuation.news(self._settings)]
+
+    def _look(self) -> None:
+        """Look at the processes: which there are, what they print, and if they make steps."""
+        self._actors_file.write()
+        self._hang_report.look()
 
     def _answered(self, rank: int, reference: Any) -> events.Event:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.actors.member import Failure
+from orchestray.platform.actors.member import Failure, Identity
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.driver.control import controller, decisions, events
 
@@ -29,6 +29,7 @@ class Listener:
         self._resuming = resuming
         self._announced = False
         self._actors: dict[int, dict[str, Any]] = {}
+        self._workers: dict[int, Identity] = {}
         self._answers: dict[int, Any] = {}
         self._state = controller.State.of(
             num_workers, num_workers, max_restarts=max_restarts, restarts=run_log.run_progress.restarts, in_step=True
@@ -80,6 +81,7 @@ class Listener:
                 self.is_complete = True
 
     def _record(self, causes: Mapping[int, str]) -> None:
+        self.take_output()  # before it is said that they are lost: it may say why
         for rank, cause in sorted(causes.items()):
             self._run_log.writer.event("worker_lost", role="worker", rank=rank, cause=cause)
             self._run_log.progress.event(f"worker {rank} lost: {cause}")
@@ -101,8 +103,14 @@ class Listener:
             self._on_lost({})
         self._is_between = False
 
-    def _on_entered(self, actor: dict[str, Any]) -> None:
-        self._actors[actor["rank"]] = actor
+    def take_output(self) -> None:
+        """Take in what the workers have printed."""
+        self._run_log.output.take([("worker", rank, identity) for rank, identity in sorted(self._workers.items())])
+
+    def _on_entered(self, entered: tuple[int, Identity]) -> None:
+        rank, identity = entered
+        actor: dict[str, Any] = {"role": "worker", "rank": rank, "pid": identity.pid, "node": identity.node}
+        self._workers[rank], self._actors[rank] = identity, actor
         self._write_actors()
         if self._announced:
             self._run_log.writer.event("worker_started", **actor)

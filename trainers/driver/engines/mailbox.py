@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from orchestray.platform.actors.member import Failure
+from orchestray.platform.actors.member import Failure, Identity
 from orchestray.trainers.driver.runlog.kill_schedule import Fault, KillSchedule, described
 
 _SETTLE_TIMEOUT_S = 120.0
@@ -36,21 +36,20 @@ class Mailbox:
 
     # -- from the workers ----------------------------------------------------------------------------------
 
-    async def enter(self, attempt: str, rank: int, pid: int, node: str) -> bool:
+    async def enter(self, attempt: str, rank: int, identity: Identity) -> bool:
         """Register a worker; return True if there is anything left to do.
 
         Args:
             attempt: name of the attempt.
             rank: rank of the worker.
-            pid: process id of the worker.
-            node: address of its node.
+            identity: process and node of the worker.
         """
         if self._over:
             return False
         if attempt != self._attempt:
             self._attempt, self._silent, self._broken = attempt, set(), False
             self._messages.append(("attempt", None))
-        self._messages.append(("entered", {"role": "worker", "rank": rank, "pid": pid, "node": node}))
+        self._messages.append(("entered", (rank, identity)))
         return True
 
     async def num_kills_over(self) -> int:

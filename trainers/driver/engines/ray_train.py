@@ -22,6 +22,7 @@ from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.driver.engines.listener import Listener
 from orchestray.trainers.driver.engines.mailbox import Mailbox
 from orchestray.trainers.driver.engines.ray_train_worker import OtherWorkerLostError, train_loop
+from orchestray.trainers.driver.runlog.hang_report import HangReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,8 @@ def run_in_ray_train(
             max_restarts=config.max_restarts,
             resuming=checkpoint is not None,
         )
-        return _Fit(_trainer(config, loop_config, storage), mailbox).run(listener, stop)
+        hang_report = HangReport(run_log, [], config.report_hang_s)
+        return _Fit(_trainer(config, loop_config, storage), mailbox, hang_report).run(listener, stop)
     finally:
         mailbox.end.remote()  # not killed: workers that are still computing have yet to learn of the end
         shutil.rmtree(storage, ignore_errors=True)
@@ -120,6 +122,7 @@ def _trainer(config: TrainConfig, loop_config: dict[str, Any], storage: str) -> 
 
     # Read by Ray Train in its controller: the seconds between two polls of its workers, by default 2.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.1")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would lead prints past the file of the output
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", f"{PLACEMENT_TIMEOUT_S:g}")
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -164,8 +167,8 @@ def _reporter(mailbox: Any) -> Any:
 class _Fit:
     """A thread that runs `TorchTrainer.fit`, and the mailbox its workers write to."""
 
-    def __init__(self, trainer: Any, mailbox: Any) -> None:
-        self._mailbox = mailbox
+    def __init__(self, trainer: Any, mailbox: Any, hang_report: HangReport) -> None:
+        self._mailbox, self._hang_report = mailbox, hang_report
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, args=(trainer,), name="ray-train", daemon=True)
 
@@ -185,6 +188,7 @@ class _Fit:
         while self._thread.is_alive() and not listener.is_complete and time.monotonic() < give_up_at_s:
             self._thread.join(_TAKE_S)
             self._take(listener)
+            self._hang_report.look()
             if stop.is_set() and not stop_sent:
                 stop_sent = True
                 self._mailbox.stop.remote()
@@ -197,3 +201,4 @@ class _Fit:
         import ray
 
         listener.hear(ray.get(self._mailbox.take.remote(listener.written_step)))
+        listener.take_output()

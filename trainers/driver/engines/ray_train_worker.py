@@ -9,7 +9,8 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.actors.member import Failure, as_data, keep_freed_memory
+from orchestray.platform.actors.member import Failure, Identity, as_data, keep_freed_memory
+from orchestray.platform.process.output import join_output
 from orchestray.platform.process.working_directory import import_torch
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def train_loop(loop_config: dict[str, Any]) -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
     attempt = _name_of_attempt()
     node = ray.util.get_node_ip_address()
-    if not ray.get(mailbox.enter.remote(attempt, rank, os.getpid(), node)):
+    if not ray.get(mailbox.enter.remote(attempt, rank, Identity(os.getpid(), node, join_output()))):
         return
     answer = as_data(lambda: _train(loop_config, attempt, rank))
     if answer == PEER_LOST:

@@ -68,6 +68,11 @@ class Goodput:
         self._last_s = max(self._began_s, self._began_s if time_s is None else time_s)
         self._recoveries = [one for one in self._recoveries if one.began_s < self._last_s]
 
+    @property
+    def step_s(self) -> float:
+        """Median seconds of the last undisturbed steps; 0 before the first."""
+        return statistics.median(self._gaps) if self._gaps else 0.0
+
     def value(self, now_s: float, *, is_recovering: bool) -> float | None:
         """Return the goodput until now, from 0 to 1; None before the first step.
 
@@ -78,7 +83,6 @@ class Goodput:
         """
         if self._began_s is None or not self._has_steps or now_s <= self._began_s:
             return None
-        step_s = statistics.median(self._gaps) if self._gaps else 0.0
-        lost_s = sum(max(0.0, one.took_s - step_s) for one in self._recoveries)
+        lost_s = sum(max(0.0, one.took_s - self.step_s) for one in self._recoveries)
         lost_s += max(0.0, now_s - self._last_s) if is_recovering else 0.0
         return round(min(1.0, max(0.0, 1.0 - lost_s / (now_s - self._began_s))), 4)

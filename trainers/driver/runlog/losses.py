@@ -24,7 +24,7 @@ class Losses:
             role: role of the workers.
         """
         self._writer, self._progress, self._run_progress = run_log.writer, run_log.progress, run_log.run_progress
-        self._kills, self._role = kills, role
+        self._kills, self._role, self._output = kills, role, run_log.output
         self._stacks: dict[tuple[str, int], str] = {}
         """Files with the stacks of processes that hung, by role and rank, until their loss is recorded."""
 
@@ -50,6 +50,7 @@ class Losses:
             role: role of the processes.
             causes: cause of each loss, by rank.
         """
+        self._output.take(())  # before it is said that they are lost: it may say why
         for rank, cause in sorted(causes.items()):
             file = self._stacks.pop((role, rank), None)
             self._writer.event("worker_lost", role=role, rank=rank, cause=cause, **({"stacks": file} if file else {}))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestray.trainers.driver.runlog.goodput import Goodput
+from orchestray.trainers.driver.runlog.output_log import OutputLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,6 +81,7 @@ class RunLog:
         """Queue of requests for more or fewer replicas; None: the run cannot be scaled."""
         self.writer = writer
         self.progress = progress
+        self.output = OutputLog(writer, progress.said)
         self.bytes_reported = 0
         """Number of bytes sent according to the lines, including steps that were done again."""
         self._warned: set[str] = set()

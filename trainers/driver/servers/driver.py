@@ -27,6 +27,7 @@ from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.scaling import Scaling
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
+from orchestray.trainers.driver.runlog.hang_report import HangReport
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule, described
 from orchestray.trainers.driver.runlog.losses import Losses
 from orchestray.trainers.driver.servers.lead_lines import Lines
@@ -125,7 +126,8 @@ class CentralDriver:
 
     def _run(self) -> Any:
         self._servers, self._workers = self._gangs[:2]
-        self._actors_file = ActorsFile(self._writer, [self._workers, self._servers, *self._gangs[2:]])
+        self._actors_file = ActorsFile(self._run_log, [self._workers, self._servers, *self._gangs[2:]])
+        self._hang_report = HangReport(self._run_log, [self._workers, self._servers], self._patience.report_s)
         self._leaves = Leaves(self._gangs[2], self._lose, self._replaced) if len(self._gangs) > 2 else None
         size = self._settings.layout.model_size
         self._worker_host = WORKER_HOST if size == 1 else STAGE_HOST
@@ -151,7 +153,7 @@ class CentralDriver:
             size=size,
         )
         for gang in self._gangs:
-            gang.while_waiting = self._actors_file.write
+            gang.while_waiting = self._look
             gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
         try:
             return self._train_until_done()
@@ -361,10 +363,15 @@ class CentralDriver:
         self._expect_no_longer()
         for gang in self._gangs:
             gang.check_places()
-        self._actors_file.write()
+        self._look()
         if self.run_progress.lost_at_s is None:
             self._workers.refill_spares()
         self._look_at_requests()
+
+    def _look(self) -> None:
+        """Look at the processes: which there are, what they print, and if they make steps."""
+        self._actors_file.write()
+        self._hang_report.look()
 
     def _hear(self, rank: int, reference: Any) -> None:
         """Handle the answer or the loss of a worker."""

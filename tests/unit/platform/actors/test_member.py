@@ -35,6 +35,16 @@ def test_an_error_of_our_own_code_names_no_place() -> None:
     assert "line" not in str(failure.error)
 
 
+def test_an_exit_of_the_users_code_is_a_failure_with_its_words_and_place(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import sys\n\n\ndef load():\n    sys.exit('giving up')\n")
+    code: dict[str, Any] = {}
+    exec(compile(file.read_text(), str(file), "exec"), code)  # noqa: S102 - as the user's file is
+    failure = as_data(code["load"])
+    assert isinstance(failure, Failure)
+    assert str(failure.error) == f"The task ended its process: sys.exit('giving up') ({file}, line 5, in load)"
+
+
 def test_a_sentence_for_the_user_stays_as_it_is() -> None:
     def read() -> None:
         raise DataError("There is no column b.")

@@ -159,7 +159,7 @@ from support.configs import GOOD, problems_of
         ("train..steps=3", "'train..steps=3' is no override; one looks like train.epochs=3"),
         (
             "train.steps=[1",
-            "train.steps: the value '[1' is no YAML: line 1, column 3: expected ',' or ']', but got '<stream end>'",
+            "train.steps: the value '[1' cannot be read: line 1, column 3: expected ',' or ']', but got '<stream end>'",
         ),
         ("name.first=x", "name.first: cannot be set: name holds no keys"),
     ],
@@ -242,7 +242,8 @@ def test_every_problem_is_reported_at_once_even_those_between_keys(tmp_path: Pat
             "train.seed: must be >= 0, got -1",
             (
                 "surprise: is no known key; known here: allow_faults, checkpoint, distill, engine, faults, "
-                "hang_timeout_s, max_restarts, name, resources, stall_timeout_s, strategy, task, train"
+                "hang_timeout_s, max_restarts, name, report_hang_s, resources, stall_timeout_s, strategy, task, "
+                "trackers, train"
             ),
             f"task.type: there is no file {tmp_path / 'my.py'}",
             "train.epochs: is required, and missing: give either epochs or steps",

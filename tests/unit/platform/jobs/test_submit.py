@@ -36,7 +36,8 @@ def test_config_task_file_and_imported_neighbours_keep_their_places_to_each_othe
     _write(here / "tasks/helpers/data.py", "import beside")
     _write(here / "tasks/beside.py")
     _write(here / "tasks/unneeded.py")
-    _write(here / "tasks/platform.py")  # the standard library's module is meant
+    _write(here / "tasks/platform.py")  # before the standard library's, as Python runs a script
+    _write(here / "tasks/helpers/labels.json")
     _write(here / "tasks/helpers/__pycache__/data.cpython-311.pyc")
     files = JobFiles()
     files.add_config(config, "mine.yaml")
@@ -48,8 +49,21 @@ def test_config_task_file_and_imported_neighbours_keep_their_places_to_each_othe
         "tasks/beside.py",
         "tasks/helpers/__init__.py",
         "tasks/helpers/data.py",
+        "tasks/helpers/labels.json",
+        "tasks/platform.py",
     }
     assert (tmp_path / "sent/conf/mine.yaml").read_text() == config.read_text()
+
+
+def test_task_file_of_a_package_is_sent_with_its_package(tmp_path: Path) -> None:
+    config = _write(tmp_path / "conf/mine.yaml", "task: {type: ../lib/task.py:Mine}\n")
+    for name, text in {"task": "from .net import Net", "net": "", "__init__": "", "sub/__init__": ""}.items():
+        _write(tmp_path / f"lib/{name}.py", text)
+    _write(tmp_path / "lib/labels.json")
+    files = JobFiles()
+    files.add_config(config, "mine.yaml")
+    names = ("__init__.py", "labels.json", "net.py", "sub/__init__.py", "task.py")
+    assert _sent(files, tmp_path / "sent") == {"conf/mine.yaml", *(f"lib/{name}" for name in names)}
 
 
 def test_absolute_task_file_is_sent_and_named_relatively(tmp_path: Path) -> None:

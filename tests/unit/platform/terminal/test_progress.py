@@ -142,6 +142,18 @@ def test_markup_in_a_text_is_shown_as_it_is() -> None:
     ]
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_lines_of_a_process_are_shown_as_they_are_with_its_name(is_terminal: bool) -> None:
+    console = Console(file=io.StringIO(), force_terminal=is_terminal, width=40)
+    with Progress(name="a", console=console) as progress:
+        progress.said("worker 0", ["[red]" + "x" * 50, "  indented"])
+        progress.said("", ["... 3 more lines"])
+    assert isinstance(console.file, io.StringIO)
+    shown = without_escapes(console.file.getvalue()).replace("\n", "" if is_terminal else "\na: ")
+    for line in ("worker 0: [red]" + "x" * 50, "worker 0:   indented", "... 3 more lines"):
+        assert line in shown
+
+
 def test_an_event_may_come_from_a_signal_handler() -> None:
     console = Console(file=io.StringIO())
     with Progress(name="a", console=console) as progress:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestray.platform.actors.member import Failure
+from orchestray.platform.actors.member import Failure, Identity
 from orchestray.platform.errors import DataError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.writer import RunWriter
@@ -49,8 +49,8 @@ class Heard:
         return [actor["pid"] for actor in json.loads((self.path / "actors.json").read_text())]
 
 
-def actor(rank: int, pid: int) -> dict[str, Any]:
-    return {"role": "worker", "rank": rank, "pid": pid, "node": "here"}
+def actor(rank: int, pid: int) -> tuple[int, Identity]:
+    return rank, Identity(pid, "here")
 
 
 @pytest.fixture

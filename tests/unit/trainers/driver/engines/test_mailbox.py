@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from orchestray.platform.actors.member import Failure
+from orchestray.platform.actors.member import Failure, Identity
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.driver.engines.mailbox import Mailbox
 from support.patience import PATIENCE_S
@@ -16,7 +16,7 @@ FAILURE = Failure(TrainingError("no"), "traceback")
 async def entered(num_workers: int = 2) -> Mailbox:
     mailbox = Mailbox(num_workers)
     for rank in range(num_workers):
-        assert await mailbox.enter("one", rank, 100 + rank, "node")
+        assert await mailbox.enter("one", rank, Identity(100 + rank, "node"))
     return mailbox
 
 
@@ -29,7 +29,7 @@ def test_messages_come_in_order_and_once() -> None:
         mailbox = await entered()
         await mailbox.put("one", [{"step": 1}])
         await mailbox.lost({1: "killed"})
-        await mailbox.enter("two", 1, 7, "node")
+        await mailbox.enter("two", 1, Identity(7, "node"))
         assert await kinds(mailbox) == ["attempt", "entered", "entered", "lines", "lost", "attempt", "entered"]
         assert await kinds(mailbox) == []
 
@@ -39,7 +39,7 @@ def test_messages_come_in_order_and_once() -> None:
 def test_late_words_of_an_earlier_attempt_are_dropped() -> None:
     async def go() -> None:
         mailbox = await entered()
-        await mailbox.enter("two", 0, 7, "node")
+        await mailbox.enter("two", 0, Identity(7, "node"))
         await mailbox.take(0)
         await mailbox.put("one", [{"step": 9}])
         await mailbox.answer("one", 0, "outcome")
@@ -68,7 +68,7 @@ def test_a_worker_left_alone_hears_of_the_failure_that_comes_later_and_nobody_en
         assert not alone.done()
         await mailbox.answer("one", 1, FAILURE)
         assert await alone
-        assert not await mailbox.enter("two", 0, 7, "node")
+        assert not await mailbox.enter("two", 0, Identity(7, "node"))
 
     asyncio.run(go())
 
@@ -109,6 +109,6 @@ def test_after_the_end_everybody_stops() -> None:
         await mailbox.end()
         assert (await mailbox.put("one", []))[0]
         assert await mailbox.lost_touch("one", 0)
-        assert not await mailbox.enter("two", 0, 7, "node")
+        assert not await mailbox.enter("two", 0, Identity(7, "node"))
 
     asyncio.run(go())

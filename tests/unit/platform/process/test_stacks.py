@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestray.platform.actors.stacks import read_stacks
+from orchestray.platform.process.stacks import read_stacks
 
 CODE = "def lost_in_thought():\n    print('there', flush=True)\n    input()\nlost_in_thought()"
 

@@ -1,0 +1,122 @@
+"""Users' modules are imported under names of their own: codes do not mix, and nobody else sees them."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.errors import TaskError
+from orchestray.platform.task import TaskSource, load_class
+
+
+@pytest.fixture(autouse=True)
+def _path_is_put_back() -> Iterator[None]:
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+def sent(folder: Path, name: str = "task.py:Mine", **texts: str) -> TaskSource:
+    """Write files, and return the source of a class in them; nothing of them is left on the disk."""
+    for place, text in texts.items():
+        path = folder / f"{place.replace('__', '/').replace('/init', '/__init__')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    source = TaskSource.of_class(f"{folder}/{name}", {})
+    shutil.rmtree(folder)
+    return TaskSource.from_json(source.to_json())
+
+
+def test_two_tasks_whose_modules_differ_do_not_mix(tmp_path: Path) -> None:
+    text = "import models\nfrom models.net import SIZE\nclass Mine:\n    size = models.SIZE + SIZE"
+    sizes = [
+        load_class(
+            sent(tmp_path / str(size), task=text, models__init=f"SIZE = {size}", models__net=f"SIZE = {10 * size}")
+        )
+        for size in (1, 2)
+    ]
+    assert [made.size for made in sizes] == [11, 22]  # type: ignore[attr-defined]
+    assert "models" not in sys.modules
+
+
+def test_imports_within_functions_find_the_same_modules(tmp_path: Path) -> None:
+    text = """
+import shared
+class Mine:
+    def late(self):
+        import shared as again
+        import shared.deep
+        from helper import value
+        return again is shared, shared.deep.VALUE, value()
+"""
+    helper = "def value():\n    import shared\n    return shared.NAME"
+    made: Any = load_class(
+        sent(tmp_path / "a", task=text, helper=helper, shared__init="NAME = 'own'", shared__deep="VALUE = 7")
+    )
+    assert made().late() == (True, 7, "own")
+
+
+def test_a_module_of_a_package_has_relative_imports_and_runs_the_package_first(tmp_path: Path) -> None:
+    texts = {
+        "lib__init": "ORDER = ['package']",
+        "lib__net": "from . import ORDER\nORDER.append(__name__.rpartition('.')[2])\nclass Net: pass",
+        "lib__task": "from . import ORDER\nfrom .net import Net\nimport lib.net\n"
+        "class Mine:\n    order, same = ORDER, lib.net.Net is Net",
+    }
+    made: Any = load_class(sent(tmp_path / "a", "lib/task.py:Mine", **texts))
+    assert made.order == ["package", "net"]
+    assert made.same
+
+
+def test_a_module_beside_wins_over_one_of_the_same_name_for_its_own_code_alone(tmp_path: Path) -> None:
+    made: Any = load_class(
+        sent(tmp_path / "a", task="import colorsys\nclass Mine:\n    name = colorsys.NAME", colorsys="NAME = 'mine'")
+    )
+    import colorsys
+
+    assert made.name == "mine"
+    assert hasattr(colorsys, "rgb_to_hsv")
+
+
+def test_objects_of_modules_beside_can_be_pickled_and_modules_know_their_file(tmp_path: Path) -> None:
+    net = "import dataclasses\n@dataclasses.dataclass\nclass Net:\n    width: int = 3\nFILE = __file__"
+    made: Any = load_class(sent(tmp_path / "a", task="import net\nclass Mine(net.Net):\n    file = net.FILE", net=net))
+    assert pickle.loads(pickle.dumps(made(width=5))).width == 5  # noqa: S301 - pickled a moment ago
+    assert made.file == str(tmp_path / "a" / "net.py")
+
+
+def test_what_fails_in_a_module_beside_is_told_with_its_file_and_line(tmp_path: Path) -> None:
+    source = sent(tmp_path / "a", task="import net", net="\n\n1 / 0\n")
+    file = tmp_path / "a" / "net.py"
+    with pytest.raises(TaskError, match=rf"does not import: ZeroDivisionError: division by zero \({file}, line 3\)$"):
+        load_class(source)
+
+
+def test_a_module_that_was_not_there_is_named_as_the_user_knows_it(tmp_path: Path) -> None:
+    source = sent(tmp_path / "a", "lib/task.py:Mine", lib__task="from .models import Net", lib__init="")
+    with pytest.raises(TaskError, match=r"ModuleNotFoundError: No module named 'lib\.models' was found beside"):
+        load_class(source)
+    missing = sent(tmp_path / "b", task="from net import Net", net="")
+    with pytest.raises(TaskError, match=r"ImportError: cannot import name 'Net' from 'net' \(.*net\.py\)"):
+        load_class(missing)
+
+
+def test_a_model_of_own_modules_compiles(tmp_path: Path) -> None:
+    net = """
+import torch
+from ops import twice
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return twice(x) + len([1])
+"""
+    ops = "import torch\ndef twice(x):\n    return torch.add(x, x)"
+    made: Any = load_class(sent(tmp_path / "a", task="from net import Net as Mine", net=net, ops=ops))
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(made(), backend="eager", fullgraph=True)(x), made()(x))
