@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 import pyarrow as pa
 
 from orchestray.platform.data.order import EpochPlan, Indices
+from orchestray.platform.data.retries import STOP
 from orchestray.platform.data.source import Source
-from orchestray.platform.data.stream import Share, cut_micro_batches, halves_of
+from orchestray.platform.data.stream import Converter, Share, ToTrainingBatch, cut_micro_batches, halves_of
 from orchestray.platform.data.windows import LoadedWindow, load_window, take_across
 from orchestray.platform.process.pulse import PULSE
 
@@ -66,6 +67,7 @@ class ShareReader:
         source: Source,
         to_batch: Callable[[pa.Table], Batch],
         *,
+        to_training_batch: ToTrainingBatch | None = None,
         seed: int = 0,
         shuffle: bool = True,
         read_ahead: bool = True,
@@ -75,12 +77,13 @@ class ShareReader:
         Args:
             source: source of the samples.
             to_batch: turns rows into tensors (a method of the task); same as in `SampleStream`.
+            to_training_batch: same as in `SampleStream`.
             seed: seed of the run.
             shuffle: False: the dataset's own order.
             read_ahead: load the window after the latest one in the background, if there are several.
         """
         self._source = source
-        self._to_batch = to_batch
+        self._convert = Converter(to_batch, to_training_batch, seed)
         self._seed = seed
         self._shuffle = shuffle
         self._read_ahead = read_ahead
@@ -94,7 +97,7 @@ class ShareReader:
         self._prepared: OrderedDict[_Key, Future[Share]] = OrderedDict()
         self._preparing: ThreadPoolExecutor | None = None
         self._loading: ThreadPoolExecutor | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +109,7 @@ class ShareReader:
 
     def close(self) -> None:
         """End the threads and release the memory. May be called again."""
-        self._is_closed = True
+        self._closed.set()
         for pool in (self._preparing, self._loading):  # in this order: preparing waits for loading
             if pool is not None:
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -135,7 +138,7 @@ class ShareReader:
         if key in self._prepared:
             return
         if self._preparing is None:
-            self._preparing = ThreadPoolExecutor(1, "prepare-shares")
+            self._preparing = self._thread("prepare-shares")
         while len(self._prepared) >= _PREPARED:
             self._prepared.popitem(last=False)[1].cancel()
         self._prepared[key] = self._preparing.submit(self._assemble, order)
@@ -144,9 +147,10 @@ class ShareReader:
         with self._lock:
             plan = self._plan(order.epoch)
             take = partial(self._take, plan, order.epoch)
+            convert = partial(self._convert, epoch=order.epoch)
             is_first = order.epoch == order.step_in_epoch == 0
-            halves = halves_of(order.pieces[0], take, self._to_batch) if is_first and order.pieces else ()
-            micro_batches = cut_micro_batches(order.pieces, take, self._to_batch)
+            halves = halves_of(order.pieces[0], take, convert) if is_first and order.pieces else ()
+            micro_batches = cut_micro_batches(order.pieces, take, convert)
         return Share(order.step_in_epoch, order.batch_samples, micro_batches, order.num_micro_batches, halves=halves)
 
     def _take(self, plan: EpochPlan, epoch: int, start: int, stop: int) -> tuple[pa.Table, Indices]:
@@ -193,11 +197,15 @@ class ShareReader:
             self._windows[key] = whole
             return
         if self._loading is None:
-            self._loading = ThreadPoolExecutor(1, "read-ahead")
+            self._loading = self._thread("read-ahead")
         self._windows[key] = self._loading.submit(load_window, self._source, plan, key[1])
 
+    def _thread(self, name: str) -> ThreadPoolExecutor:
+        """Return a thread whose waits for files end when this reader closes."""
+        return ThreadPoolExecutor(1, name, STOP.set, (self._closed,))
+
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._closed.is_set():
             raise ValueError("the reader is closed")
 
 

@@ -22,6 +22,7 @@ from orchestray.search.engine.program_protocols import (
     Closable,
     InheritsWeights,
     KnowsMetrics,
+    MayLackValidation,
     Measured,
     PausesSlowly,
     Stoppable,
@@ -212,12 +213,17 @@ class TrialHost:
         return seconds
 
     def _misnamed(self) -> str | None:
-        """Return an error on misspelt objectives, found before this process trains its first trial."""
+        """Return an error on objectives that no trial can report, found before this process trains its first trial."""
         if self._are_named:
             return None
         self._are_named = True
         program: object = self._program
         objectives = self._rules.objectives
+        if isinstance(program, MayLackValidation) and objectives.of_validation and not program.has_validation():
+            return (
+                f"search.objective.metric: {objectives.of_validation[0]!r} is known by validation, and the task has no "
+                "validation data; have its dataset('validation') return some, or choose train_loss"
+            )
         known = program.metric_names(objectives.of_task) if isinstance(program, KnowsMetrics) else None
         return None if known is None else objectives.misnamed(known)
 

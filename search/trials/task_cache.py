@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from orchestray.platform.data.source import Source, TableSource, open_source, reading
+from orchestray.platform.data.source import Source, TableSource, open_split
 from orchestray.trainers import tasks
 from orchestray.trainers.distill.distillation import with_distillation
 
@@ -72,8 +72,7 @@ class TaskCache:
         """
         key = (_data_key(settings.task), split)
         if key not in self._sources:
-            with reading(f"the {split} data"):
-                self._sources[key] = open_source(task.dataset(split), split=split)
+            self._sources[key] = open_split(task, split)
         self._sources.move_to_end(key)
         tables = [known for known, source in self._sources.items() if isinstance(source, TableSource)]
         for known in tables[: max(0, len(tables) - _MOST_TABLES)]:

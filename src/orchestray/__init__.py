@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from orchestray.moved import install as _find_moved_modules
 
 if TYPE_CHECKING:
+    from orchestray.platform.data.images import decode_images, image_folder
+    from orchestray.platform.data.ragged import pad_lists
+    from orchestray.platform.data.source import Streamed
     from orchestray.platform.data.tensors import stack_columns, to_tensor
     from orchestray.search.api import search
     from orchestray.search.results.run import SearchRun, load_search
@@ -26,9 +29,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Run",
     "SearchRun",
+    "Streamed",
     "__version__",
+    "decode_images",
+    "image_folder",
     "load_run",
     "load_search",
+    "pad_lists",
     "search",
     "serve",
     "stack_columns",
@@ -39,8 +46,12 @@ __all__ = [
 _HOMES = {
     "Run": "orchestray.trainers.saved.run",
     "SearchRun": "orchestray.search.results.run",
+    "Streamed": "orchestray.platform.data.source",
+    "decode_images": "orchestray.platform.data.images",
+    "image_folder": "orchestray.platform.data.images",
     "load_run": "orchestray.trainers.saved.run",
     "load_search": "orchestray.search.results.run",
+    "pad_lists": "orchestray.platform.data.ragged",
     "search": "orchestray.search",
     "serve": "orchestray.serving.api",
     "stack_columns": "orchestray.platform.data.tensors",

@@ -155,6 +155,12 @@ class ReplicaSettings:
         """True if the pipeline updates weights without a flush, while later micro-batches are in flight (PipeDream)."""
         return self.layout.pipeline > 1 and self.pipeline.schedule == "pipedream"
 
+    @property
+    def validation_goals(self) -> dict[str, Until | EarlyStop | Best]:
+        """Goals on a validation, by their keys in the config; empty if there are none."""
+        goals = {"train.until": self.until, "train.early_stopping": self.early_stop, "checkpoint.best": self.best}
+        return {key: goal for key, goal in goals.items() if goal is not None}
+
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:
         train, network = config.train, config.strategy.network
