@@ -1,7 +1,7 @@
 """Images from encoded bytes or from files, decoded by several threads.
 
-Pillow decodes them: it reads every format that torchvision's `ImageFolder` reads, to the same values, and comes as a
-wheel for every machine, whereas `torchvision.io` must fit the build of torch.
+Pillow decodes them. It reads every format that torchvision's `ImageFolder` reads, to the same values. Its wheel fits
+every build of torch, which that of `torchvision.io` does not.
 """
 
 from __future__ import annotations

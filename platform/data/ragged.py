@@ -19,7 +19,7 @@ class Padded(NamedTuple):
     values: Tensor
     """The lists, one a row, with padding behind: [rows, longest, ...]."""
     lengths: Tensor
-    """Number of values of each row that are no padding: [rows], int64."""
+    """Number of values of each row, padding excluded: [rows], int64."""
 
     @property
     def mask(self) -> Tensor:

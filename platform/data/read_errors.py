@@ -44,7 +44,7 @@ _PASSING_CLASSES = frozenset(
         *("ResponseStreamingError", "ConnectionClosedError", "EndpointConnectionError"),
     }
 )
-"""Errors of aiohttp, requests, urllib3, httpx and botocore that are no `OSError`, or have no number."""
+"""Errors of aiohttp, requests, urllib3, httpx and botocore that do not derive from `OSError`, or have no number."""
 
 _OF_FORMAT = "Is the file whole, and of the right format?"
 _OF_PLACE = "Is the path or address right, and the same on every machine?"
@@ -54,7 +54,7 @@ _OF_RIGHTS = "May this user read it?"
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed read, as a user is told of it."""
+    """A failed read, in words for a user."""
 
     reason: str
     passes: bool = False
@@ -63,12 +63,11 @@ class Failure:
 
     def error(self, place: str, tried: str = "") -> DataError:
         """Return the error of reading `place`; `tried` tells what was done against it."""
-        last = tried or f"{self.advice}"
-        return DataError(f"cannot read {place}: {self.reason}. {last}")
+        return DataError(f"cannot read {place}: {self.reason.removeprefix(f'{place}: ')}. {tried or self.advice}")
 
 
 def failure_of(error: BaseException, *, was_there: bool = False) -> Failure | None:
-    """Return what an error of reading says; None if it is no error of reading.
+    """Return what an error of reading says; None for any other error.
 
     Args:
         error: the error, with those that caused it.

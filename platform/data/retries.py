@@ -18,7 +18,7 @@ Workers that failed at the same moment do not all come back at the same moment.
 """
 
 STOP: ContextVar[threading.Event | None] = ContextVar("STOP", default=None)
-"""What ends the waits of this thread: whoever waits for a thread that reads sets it before."""
+"""An event that ends the waits of this thread; set before another thread waits for its end."""
 
 Value = TypeVar("Value")
 
@@ -55,7 +55,7 @@ class ReadCounter:
         """Count a read of `place` that is tried again."""
         with self._lock:
             self.num_retries += 1
-        self.warn(f"cannot read {place} at the moment: {reason}. It is tried again")
+        self.warn(f"cannot read {place} at the moment: {reason.removeprefix(f'{place}: ')}. It is tried again")
 
 
 READS = ReadCounter()
@@ -66,12 +66,12 @@ def read_patiently(read: Callable[[], Value], place: str, *, was_there: bool = F
     """Return `read()`; after an error that may pass, try again, with growing waits, until this thread is to `STOP`.
 
     Args:
-        read: reads anew at each call.
+        read: function that reads, once a call.
         place: what it reads, for messages.
         was_there: True if the same file was found before.
 
     Raises:
-        DataError: it cannot be read. An `OrchestrayError` of `read` goes on unchanged, and what is no error of reading.
+        DataError: it cannot be read. An `OrchestrayError` of `read`, and an error of another kind, goes on unchanged.
     """
     stop = STOP.get() or threading.Event()
     for wait_s in (*WAITS_S, None):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task
 
 Data: TypeAlias = "pa.Table | ds.Dataset | Streamed"
-"""What a task's `dataset(split)` may return."""
+"""Data that a task's `dataset(split)` may return."""
 
 WINDOW_ROWS = 65536
 """Least number of rows of a window, unless the data ends; a dataset with at most as many is held in memory."""

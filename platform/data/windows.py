@@ -53,7 +53,7 @@ class WindowReader:
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
-        self._stop = STOP.get() or threading.Event()  # whoever waits for this thread need not wait for the other
+        self._stop = STOP.get() or threading.Event()  # one event ends the waits of both threads
         if len(self._plan.windows) > 1:
             self._pool = ThreadPoolExecutor(1, "read-ahead", STOP.set, (self._stop,))
             self._read_ahead()
