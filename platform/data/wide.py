@@ -114,7 +114,7 @@ class WideTable:
         return self.num_rows
 
     def column(self, key: str | int) -> pa.ChunkedArray:
-        name = self._names[key] if isinstance(key, int) else key
+        name = self._names[key] if isinstance(key, int) and 0 <= key < len(self._names) else key
         if name in self._known:
             if name in self._others:
                 return self._others[name]

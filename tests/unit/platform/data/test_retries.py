@@ -1,4 +1,4 @@
-"""Reads are tried again after what passes, told apart from what does not, and never outlive who waits for them."""
+"""Reads are tried again after what passes, and not after what does not; they never outlive what waits for them."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_an_error_that_passes_changes_no_sample(write_parquet: WriteParquet, fai
 
 @pytest.fixture
 def waiting(write_parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, threading.Event]]:
-    """A source whose second read fails and is then waited for; and an event that tells of it."""
+    """Yield a source whose second read fails and is then waited for; and an event that is set when it waits."""
     monkeypatch.setattr(retries, "WAITS_S", FOR_EVER)
     files = FlakyFiles()
     source = open_source(files.dataset(write_parquet(40, row_group_rows=10).files), window_rows=10)
