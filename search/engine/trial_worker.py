@@ -69,7 +69,7 @@ class TrialHost:
         self._evaluations: list[Mapping[str, float]] = []
         """Validations of the trial since its last report."""
         self._halted = threading.Event()
-        self._are_named = not rules.objectives.of_task
+        self._are_named = not rules.objectives.of_validation
         """True if the task is known to have the metrics of the objectives."""
         self._room: WorkerPool | None = None
         """Pool of the workers of trials that have several."""
@@ -224,6 +224,8 @@ class TrialHost:
                 f"search.objective.metric: {objectives.of_validation[0]!r} is known by validation, and the task has no "
                 "validation data; have its dataset('validation') return some, or choose train_loss"
             )
+        if not objectives.of_task:
+            return None
         known = program.metric_names(objectives.of_task) if isinstance(program, KnowsMetrics) else None
         return None if known is None else objectives.misnamed(known)
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.data.order import window_order
-from orchestray.platform.data.source import open_source
+from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.run.checkpoint import CheckpointWriter
@@ -135,7 +135,7 @@ def stream_of(task: Any, settings: ReplicaSettings) -> Callable[[str, int], Samp
     def stream(split: str, rank: int) -> SampleStream:
         training = split == "train"
         return SampleStream(
-            open_source(task.dataset(split)),
+            open_split(task, split),
             task.to_batch,
             batch_size=settings.batch_size,
             rank=settings.share_of(rank),
