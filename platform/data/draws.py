@@ -10,9 +10,11 @@ from typing import Any, overload
 
 import numpy as np
 import torch
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from orchestray.platform.data.order import Indices
+from orchestray.platform.errors import TaskError
 
 _SAMPLE = 2
 """Purpose of these draws, beside those of `order.py`."""
@@ -73,16 +75,29 @@ class TorchDraws(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if function in _WITHOUT_GENERATOR:
+            raise TaskError(
+                f"a change of samples calls torch's {function.__name__}, whose random numbers are those of the whole "
+                "process: draw by the sample's generator instead"
+            )
         own = dict(kwargs or {})
         if function in _DRAWING and own.get("generator") is None:
             own["generator"] = self._generator
         return function(*args, **own)
 
 
+_WITHOUT_GENERATOR = frozenset(
+    {
+        *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout, torch.rrelu),
+        *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.rrelu),
+        *(functional.alpha_dropout, functional.feature_alpha_dropout, functional.gumbel_softmax),
+    }
+)
 _DRAWING = frozenset(
     {
         *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli, torch.multinomial),
-        *(torch.poisson, torch._standard_gamma, torch._sample_dirichlet),
+        *(torch.rand_like, torch.randn_like, torch.randint_like),
+        *(torch.poisson, torch.binomial, torch._standard_gamma, torch._sample_dirichlet),
         *(torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_, torch.Tensor.bernoulli_),
         *(torch.Tensor.exponential_, torch.Tensor.geometric_, torch.Tensor.log_normal_, torch.Tensor.cauchy_),
         *(torch.Tensor.bernoulli, torch.Tensor.multinomial),
