@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from orchestray.platform.data.endless import Endless, endless_source
+from orchestray.platform.data.mix import Mix, MixedSource
 from orchestray.platform.data.retries import READS, read_patiently
 from orchestray.platform.data.rows import Rows
 from orchestray.platform.errors import DataError, TaskError
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.task import Task
 
-Data: TypeAlias = "pa.Table | ds.Dataset | Streamed"
+Data: TypeAlias = "pa.Table | ds.Dataset | Streamed | Mix | Endless"
 """Data that a task's `dataset(split)` may return."""
 
 WINDOW_ROWS = 65536
@@ -149,14 +151,20 @@ class DatasetSource:
         return table
 
 
-def open_split(task: Task, split: str) -> Source:
+def open_split(task: Task, split: str, *, num_endless: int | None = None) -> Source:
     """Open the data of a split of a task.
+
+    Args:
+        task: the task.
+        split: name of the split.
+        num_endless: same as in `open_source`.
 
     Raises:
         DataError: it cannot be read, also not when it is tried again, or is empty.
         TaskError: `dataset` returns something else.
     """
-    return read_patiently(lambda: open_source(_dataset(task, split), split=split), f"the {split} data")
+    read = partial(open_source, split=split, num_endless=num_endless)
+    return read_patiently(lambda: read(_dataset(task, split)), f"the {split} data")
 
 
 def _dataset(task: Task, split: str) -> Any:
@@ -171,7 +179,9 @@ def _dataset(task: Task, split: str) -> Any:
         return None
 
 
-def open_source(data: Data | None, *, window_rows: int = WINDOW_ROWS, split: str | None = None) -> Source:
+def open_source(
+    data: Data | None, *, window_rows: int = WINDOW_ROWS, split: str | None = None, num_endless: int | None = None
+) -> Source:
     """Open the result of a task's `dataset(split)`.
 
     A table, and a dataset of at most `window_rows` rows, is held in memory and shuffled as a whole. A larger dataset is
@@ -182,12 +192,17 @@ def open_source(data: Data | None, *, window_rows: int = WINDOW_ROWS, split: str
         data: a table, or a dataset, which may be filtered. None for "validation": there is none.
         window_rows: rows of a window.
         split: name of the split. That of "validation" may be empty, like one that is None.
+        num_endless: number of samples of the whole run, for data that have no end; None: it is not known.
 
     Raises:
         DataError: the data is empty, or a file cannot be read; it is named.
         TaskError: `data` is something else.
     """
     which = f"the {split} data" if split else "the data"
+    if isinstance(data, Endless):
+        return endless_source(data, split=split, num_rows=num_endless)
+    if isinstance(data, Mix):
+        return _mixed(data, window_rows, split)
     may_be_empty = split == VALIDATION
     if data is None and may_be_empty:
         return TableSource(pa.table({}))
@@ -198,7 +213,8 @@ def open_source(data: Data | None, *, window_rows: int = WINDOW_ROWS, split: str
     import pyarrow.dataset as ds  # takes half a second, as it imports pandas: a task with a table does not need it
 
     if isinstance(data, Streamed):
-        data, window_rows = data.dataset, data.window_rows
+        window_rows = data.window_rows
+        data = data.dataset
     if isinstance(data, ds.InMemoryDataset):
         return _held(data.to_table(), which, may_be_empty)
     if not isinstance(data, ds.Dataset):
@@ -216,6 +232,15 @@ def open_source(data: Data | None, *, window_rows: int = WINDOW_ROWS, split: str
     if source.num_rows > window_rows:
         return source
     return TableSource(source.table(range(len(chunks))))
+
+
+def _mixed(mix: Mix, window_rows: int, split: str | None) -> MixedSource:
+    parts = []
+    for number, part in enumerate(mix.parts, start=1):
+        if isinstance(part, Mix | Endless):
+            raise TaskError(f"the parts of a Mix must be tables or datasets; part {number} is a {type(part).__name__}")
+        parts.append(open_source(part, window_rows=window_rows, split=f"{split or 'mixed'} (part {number})"))
+    return MixedSource(parts, mix.weights, mix.num_rows)
 
 
 def _held(table: pa.Table, which: str, may_be_empty: bool) -> TableSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -16,6 +17,7 @@ from orchestray.platform.data.order import EpochPlan, Indices, share_pieces
 from orchestray.platform.data.prefetch import Prefetch
 from orchestray.platform.data.source import Source
 from orchestray.platform.data.tensors import ColumnError
+from orchestray.platform.data.window_cache import OwnOrder
 from orchestray.platform.data.windows import WindowReader
 from orchestray.platform.errors import TrainingError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Batch
 
 
+Take: TypeAlias = "Callable[[int, int], tuple[pa.Table, Indices]]"
 Convert: TypeAlias = "Callable[[pa.Table, Indices], Batch]"
 ToTrainingBatch: TypeAlias = "Callable[[pa.Table, Sequence[np.random.Generator]], Batch]"
 
@@ -153,6 +156,10 @@ class SampleStream:
         return self._convert(self._source.first_row(), np.zeros(1, np.int64), 0)
 
     def _shares(self, epoch: int, start_step: int) -> Generator[Share, None, None]:
+        if isinstance(self._source, OwnOrder):
+            with closing(self._source.taker(seed=self._seed, shuffle=self._shuffle)) as taker:
+                yield from self._cut(epoch, start_step, partial(taker.take, epoch), can_repeat=True)
+            return
         plan = EpochPlan(
             self._source.chunk_rows,
             window_rows=self._source.window_rows,
@@ -161,15 +168,21 @@ class SampleStream:
             shuffle=self._shuffle,
         )
         with WindowReader(self._source, plan, self._windows_needed(plan, start_step)) as reader:
-            convert = partial(self._convert, epoch=epoch)
-            for step in range(start_step, self.steps_per_epoch):
-                pieces = self._pieces(step)
-                samples = self._batch_samples(step)
-                # First: the batch may overwrite the rows' memory.
-                is_first = epoch == step == 0 and pieces and len([*plan.windows_between(*pieces[0])]) == 1
-                halves = halves_of(pieces[0], reader.take, convert, self._weigh) if is_first else ()
-                micro_batches = cut_micro_batches(pieces, reader.take, convert, self._weigh)
-                yield Share(step, samples, micro_batches, min(self._accumulate, samples), halves=halves)
+            first = self._pieces(0)
+            can_repeat = not first or len([*plan.windows_between(*first[0])]) == 1
+            yield from self._cut(epoch, start_step, reader.take, can_repeat=can_repeat)
+
+    def _cut(self, epoch: int, start_step: int, take: Take, *, can_repeat: bool) -> Iterator[Share]:
+        """Yield the shares of an epoch; `can_repeat` is True if the first rows can be taken twice."""
+        convert = partial(self._convert, epoch=epoch)
+        for step in range(start_step, self.steps_per_epoch):
+            pieces = self._pieces(step)
+            samples = self._batch_samples(step)
+            # First: the batch may overwrite the rows' memory.
+            is_first = epoch == step == 0 and pieces and can_repeat
+            halves = halves_of(pieces[0], take, convert, self._weigh) if is_first else ()
+            micro_batches = cut_micro_batches(pieces, take, convert, self._weigh)
+            yield Share(step, samples, micro_batches, min(self._accumulate, samples), halves=halves)
 
     def _batch_samples(self, step: int) -> int:
         return min(self.batch_size, self.num_samples - step * self.batch_size)
@@ -197,7 +210,7 @@ class SampleStream:
 
 def cut_micro_batches(
     pieces: Sequence[tuple[int, int]],
-    take: Callable[[int, int], tuple[pa.Table, Indices]],
+    take: Take,
     convert: Convert,
     weigh: Callable[[Batch], float] | None = None,
 ) -> tuple[MicroBatch, ...]:
@@ -220,7 +233,7 @@ def cut_micro_batches(
 
 def halves_of(
     piece: tuple[int, int],
-    take: Callable[[int, int], tuple[pa.Table, Indices]],
+    take: Take,
     convert: Convert,
     weigh: Callable[[Batch], float] | None = None,
 ) -> tuple[MicroBatch, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,10 @@ import pyarrow as pa
 from orchestray.platform.data.order import EpochPlan, Indices, Window
 from orchestray.platform.data.retries import STOP
 from orchestray.platform.data.rows import Rows
-from orchestray.platform.data.source import Source
 from orchestray.platform.data.wide import plain
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.source import Source
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from orchestray.moved import install as _find_moved_modules
 
 if TYPE_CHECKING:
+    from orchestray.platform.data.endless import Endless
     from orchestray.platform.data.images import decode_images, image_folder
+    from orchestray.platform.data.mix import Mix
     from orchestray.platform.data.ragged import pad_lists
     from orchestray.platform.data.source import Streamed
     from orchestray.platform.data.tensors import stack_columns, to_tensor
@@ -27,6 +29,8 @@ _find_moved_modules()
 
 __version__ = "0.1.0"
 __all__ = [
+    "Endless",
+    "Mix",
     "Run",
     "SearchRun",
     "Streamed",
@@ -44,6 +48,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Endless": "orchestray.platform.data.endless",
+    "Mix": "orchestray.platform.data.mix",
     "Run": "orchestray.trainers.saved.run",
     "SearchRun": "orchestray.search.results.run",
     "Streamed": "orchestray.platform.data.source",

@@ -13,7 +13,7 @@ CLASSES = ("cat", "dog", "eel")
 
 
 def picture(number: int, size: tuple[int, int] = (24, 20), form: str = "PNG") -> bytes:
-    """Return an encoded picture [height, width] that is told from others by its pixels, brighter by class."""
+    """Return an encoded picture [height, width], unlike any other, and brighter by class."""
     width, height = size
     pixels = np.random.default_rng(number).integers(0, 80, (height, width, 3), dtype=np.uint8)
     pixels += np.uint8(80 * (number % len(CLASSES)))

@@ -102,6 +102,11 @@ class ReplicaSettings:
         """Number of members of an ensemble, each of which trains on its own batches; 0: not an ensemble."""
         return self.layout.data if self.exchange.get("type") == "independent" else 0
 
+    @property
+    def num_endless(self) -> int | None:
+        """Number of samples of the whole run; None: it depends on the data."""
+        return None if self.steps is None else self.steps * self.batch_size
+
     def share_of(self, replica: int) -> int:
         """Return the index of the share that a replica takes of each batch.
 

@@ -44,7 +44,7 @@ class TaskHost:
         task = task or self._task
         key = split, id(task)
         if key not in self._sources:
-            self._sources[key] = open_split(task, split)
+            self._sources[key] = open_split(task, split, num_endless=self._settings.num_endless)
         return self._sources[key]
 
     def _stream(

@@ -7,19 +7,18 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from orchestray.platform.data.order import split_rows
 from orchestray.platform.data.retries import read_patiently
-from orchestray.platform.data.source import WINDOW_ROWS, Source, open_source
+from orchestray.platform.data.source import WINDOW_ROWS, Source, Streamed, open_source
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.errors import DataError
+from orchestray.platform.errors import DataError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
-
-    import pyarrow as pa
 
     from orchestray.platform.data.rows import Rows
     from orchestray.platform.data.stream import Share, ToTrainingBatch
@@ -67,6 +66,13 @@ def two_parts(task: Task, architecture_part: float) -> tuple[Source, Source]:
 
     def read() -> pa.Table | ds.Dataset:
         data = task.dataset("train")
+        if isinstance(data, Streamed):
+            data = data.dataset
+        if not isinstance(data, pa.Table | ds.Dataset):
+            raise TaskError(
+                "search.architecture: a part of the training data is kept for the architecture, so the task's "
+                f"dataset('train') must return a table or a dataset, got a {type(data).__qualname__}"
+            )
         return data.to_table() if isinstance(data, ds.Dataset) and data.count_rows() <= WINDOW_ROWS else data
 
     data = read_patiently(read, "the train data")

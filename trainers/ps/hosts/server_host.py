@@ -292,7 +292,7 @@ class ServerHost(AcceptingHost):
         return None if section.get("type", "mean") == "mean" else make_aggregation(**section)
 
     def _num_rows(self, split: str) -> int:
-        return open_split(self._task, split).num_rows
+        return open_split(self._task, split, num_endless=self._settings.num_endless).num_rows
 
     def outcome(self) -> Outcome:
         """Return how the run ended; lead only."""
