@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -22,9 +22,9 @@ from orchestray.platform.usercode.own_names import import_file, without_own_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.dataset as ds
     from torch import Tensor, nn
 
+    from orchestray.platform.data.source import Data
     from orchestray.trainers.tasks.params import TaskConfig
 
 Batch: TypeAlias = "dict[str, Tensor]"
@@ -38,8 +38,14 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "metrics": ("outputs", "batch"),
 }
 """Methods of a task, and the arguments of each."""
-OPTIONAL_METHODS: Mapping[str, tuple[str, ...]] = {"weight": ("batch",), "final_metrics": ("totals",)}
+OPTIONAL_METHODS: Mapping[str, tuple[str, ...]] = {
+    "to_training_batch": ("columns", "draws"),
+    "weight": ("batch",),
+    "final_metrics": ("totals",),
+}
 """Methods that a task may have besides, and the arguments of each.
+
+`to_training_batch(columns, draws)` is `to_batch` for training, with a generator of random numbers for each row.
 
 `weight(batch)` returns the number by which the loss of a batch is divided, where that is not its number of samples:
 the valid tokens, or the sum of class weights. It is not negative, and depends on the batch alone.
@@ -56,6 +62,10 @@ returns the tensors of all replicas for the whole batch, joined along their firs
 """
 
 
+OF_THE_LOSS = ("weight", "final_metrics", *ASKED)
+"""Those of them by which losses and metrics are no means over samples."""
+
+
 class Task(Protocol):
     """A model, its data, and the loss to minimise; a task does not depend on how the training is distributed."""
 
@@ -63,8 +73,11 @@ class Task(Protocol):
         """Return the untrained model; torch is seeded before, so that all workers start with the same weights."""
         ...
 
-    def dataset(self, split: str) -> pa.Table | ds.Dataset:
-        """Return the samples of "train" or "validation", one per row; must be the same on every worker."""
+    def dataset(self, split: str) -> Data | None:
+        """Return the samples of "train" or "validation", one per row; must be the same on every worker.
+
+        None for "validation": there is none.
+        """
         ...
 
     def to_batch(self, columns: pa.Table) -> Batch:
@@ -198,6 +211,12 @@ def validate(task: object) -> None:
             problems.append(f"class {_name(type(task))}: {name} must be callable as '{name}({', '.join(wanted)})'")
     if problems:
         raise TaskError("\n".join(problems))
+
+
+def training_batch_of(task: Task) -> Callable[[pa.Table, Sequence[Any]], Batch] | None:
+    """Return a task's `to_training_batch`, which makes the batches to train on; None if it has none."""
+    method: Callable[[pa.Table, Sequence[Any]], Batch] | None = getattr(task, "to_training_batch", None)
+    return method
 
 
 def asked_by(task: Task) -> tuple[str, ...]:

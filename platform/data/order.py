@@ -40,7 +40,7 @@ class Window:
         """Rows of the window in the order of use: indices into its concatenated chunks."""
         if not self.shuffle:
             return np.arange(self.num_rows)
-        return _permutation(self.num_rows, self.seed, self.epoch, _ROWS, self.index)
+        return random_permutation(self.num_rows, self.seed, self.epoch, _ROWS, self.index)
 
 
 def windows(
@@ -55,7 +55,7 @@ def windows(
         epoch: number of the epoch, at least 0.
         shuffle: False: the dataset's own order.
     """
-    order = _permutation(len(chunk_rows), seed, epoch, _CHUNKS, 0) if shuffle else np.arange(len(chunk_rows))
+    order = random_permutation(len(chunk_rows), seed, epoch, _CHUNKS, 0) if shuffle else np.arange(len(chunk_rows))
     chunks: list[int] = []
     index = first = rows = 0
     for number, chunk in enumerate(order.tolist(), start=1):
@@ -134,14 +134,15 @@ def share_pieces(
 def split_rows(num_rows: int, validation_fraction: float) -> tuple[Indices, Indices]:
     """Draw rows for validation and for training, at random but always the same; one of each if there are two rows."""
     size = min(max(round(num_rows * validation_fraction), 1), num_rows - 1) if num_rows > 1 else 0
-    order = _permutation(num_rows, 0, 0, _ROWS, 0)
+    order = random_permutation(num_rows, 0, 0, _ROWS, 0)
     return order[:size], order[size:]
 
 
-def _permutation(length: int, seed: int, epoch: int, *purpose: int) -> Indices:
-    """Return a permutation that is stable across numpy versions: it sorts raw random bits instead of shuffling.
+def random_permutation(length: int, seed: int, epoch: int, *purpose: int) -> Indices:
+    """Return a random permutation of a length, by the seed, the epoch and numbers for what it is drawn.
 
-    The spawn key distinguishes seeds that a plain list would confuse: [seed, 1] and [seed, 1, 0] seed alike.
+    It is stable across numpy versions: it sorts raw random bits instead of shuffling. The spawn key distinguishes
+    seeds that a plain list would confuse: [seed, 1] and [seed, 1, 0] seed alike.
     """
     bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch, *purpose)))
     return np.argsort(bits.random_raw(length), kind="stable")

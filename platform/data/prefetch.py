@@ -8,6 +8,7 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from orchestray.platform.data.retries import STOP
 from orchestray.platform.process.pulse import PULSE
 
 Item = TypeVar("Item")
@@ -27,6 +28,7 @@ class Prefetch(Generic[Item]):
         self._changed = threading.Condition()
         self._ended = False
         self._closed = False
+        self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -61,6 +63,7 @@ class Prefetch(Generic[Item]):
 
     def close(self) -> None:
         """End the thread and wait for it; drop the items that are ready. May be called again."""
+        self._stop.set()
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -77,6 +80,7 @@ class Prefetch(Generic[Item]):
             self._thread.start()
 
     def _run(self) -> None:
+        STOP.set(self._stop)
         try:
             for item in self._items:
                 if not self._hand_over(item):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from orchestray.platform.data.order import Indices
+from orchestray.platform.data.wide import LEAST_COLUMNS, Block, WideTable
 
 Gather = Callable[[Indices], pa.Array]
 
@@ -17,22 +19,55 @@ class Rows:
     """A table with each column in one piece, ready for `take`.
 
     Columns of numbers, and of fixed-size lists or tensors of numbers, without nulls, are gathered by numpy. That is
-    several times as fast as `pyarrow.Table.take` for the few rows of a batch. The others use `pyarrow.Array.take`.
+    several times as fast as `pyarrow.Table.take` for the few rows of a batch. The others use `pyarrow.Array.take`. Very
+    many columns of numbers of one type are gathered together, as a `WideTable`.
     """
 
     def __init__(self, table: pa.Table) -> None:
         self.num_rows: int = table.num_rows
         self._schema: pa.Schema = table.schema
+        self._names: list[str] = table.column_names
+        wide = _wide_kinds(self._schema, self._names)
         # Column by column, so that at most one exists both in pieces and in one piece.
         columns = table.columns[::-1]
         del table
-        self._gathers: list[Gather] = []
-        while columns:
-            self._gathers.append(_gather_of(_in_one_piece(columns.pop())))
+        self._gathers: dict[int, Gather] = {}
+        """Columns that are gathered by themselves, by their index."""
+        together: dict[pa.DataType, list[int]] = {kind: [] for kind in wide}
+        values: dict[pa.DataType, list[NDArray[np.generic]]] = {kind: [] for kind in wide}
+        for index in range(len(columns)):
+            column = _in_one_piece(columns.pop())
+            view = _matrix(column) if column.type in wide and isinstance(column, pa.Array) else None
+            if view is None:
+                self._gathers[index] = _gather_of(column)
+            else:
+                together[column.type].append(index)
+                values[column.type].append(view)
+        self._blocks = [
+            Block.of(kind, [self._names[index] for index in indices], values[kind])
+            for kind, indices in together.items()
+            if indices
+        ]
 
     def take(self, indices: Indices) -> pa.Table:
         """Return the rows at `indices`, copied into memory of their own, each column in one piece."""
-        return pa.Table.from_arrays([gather(indices) for gather in self._gathers], schema=self._schema)
+        gathered = {index: gather(indices) for index, gather in self._gathers.items()}
+        if not self._blocks:
+            return pa.Table.from_arrays(list(gathered.values()), schema=self._schema)
+        others = {self._names[index]: pa.chunked_array([column]) for index, column in gathered.items()}
+        return WideTable(self._schema, self._names, [block.take(indices) for block in self._blocks], others)
+
+
+def _wide_kinds(schema: pa.Schema, names: list[str]) -> set[pa.DataType]:
+    """Return the types of numbers that very many columns have."""
+    if len(names) < LEAST_COLUMNS or len(set(names)) < len(names):
+        return set()
+    counts = Counter(schema.types)
+    return {
+        kind
+        for kind, count in counts.items()
+        if count >= LEAST_COLUMNS and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    }
 
 
 def _in_one_piece(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 
-from orchestray.platform.data.order import EpochPlan, Indices
+from orchestray.platform.data.retries import STOP
 from orchestray.platform.data.source import Source
-from orchestray.platform.data.stream import Share, cut_micro_batches, halves_of
-from orchestray.platform.data.windows import LoadedWindow, load_window, take_across
+from orchestray.platform.data.stream import Converter, Share, ToTrainingBatch, cut_micro_batches, halves_of
+from orchestray.platform.data.window_cache import taker_of
 from orchestray.platform.process.pulse import PULSE
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _PREPARED = 4
 """Largest number of prepared shares; the oldest one that was never requested makes room for later ones."""
-_KEPT = 2
-"""Largest number of windows in memory, and of epochs whose order is known."""
 
 _Key: TypeAlias = tuple[int, int, tuple[tuple[int, int], ...]]
 
@@ -66,6 +64,7 @@ class ShareReader:
         source: Source,
         to_batch: Callable[[pa.Table], Batch],
         *,
+        to_training_batch: ToTrainingBatch | None = None,
         seed: int = 0,
         shuffle: bool = True,
         read_ahead: bool = True,
@@ -75,26 +74,18 @@ class ShareReader:
         Args:
             source: source of the samples.
             to_batch: turns rows into tensors (a method of the task); same as in `SampleStream`.
+            to_training_batch: same as in `SampleStream`.
             seed: seed of the run.
             shuffle: False: the dataset's own order.
             read_ahead: load the window after the latest one in the background, if there are several.
         """
-        self._source = source
-        self._to_batch = to_batch
-        self._seed = seed
-        self._shuffle = shuffle
-        self._read_ahead = read_ahead
+        self._convert = Converter(to_batch, to_training_batch, seed)
+        self._closed = threading.Event()
+        self._rows = taker_of(source, seed=seed, shuffle=shuffle, read_ahead=read_ahead, ends=self._closed)
         self._lock = threading.Lock()
-        """Lock of windows and plans, held while a share is assembled."""
-        self._plans: OrderedDict[int, EpochPlan] = OrderedDict()
-        self._windows: OrderedDict[tuple[int, int], Future[LoadedWindow]] = OrderedDict()
-        """Windows by epoch and index, the last used one at the end."""
-        self._latest = (-1, -1)
-        """Epoch and index of the furthest window that was requested."""
+        """Lock of the rows, held while a share is assembled."""
         self._prepared: OrderedDict[_Key, Future[Share]] = OrderedDict()
         self._preparing: ThreadPoolExecutor | None = None
-        self._loading: ThreadPoolExecutor | None = None
-        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -106,14 +97,12 @@ class ShareReader:
 
     def close(self) -> None:
         """End the threads and release the memory. May be called again."""
-        self._is_closed = True
-        for pool in (self._preparing, self._loading):  # in this order: preparing waits for loading
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
-        self._preparing = self._loading = None
+        self._closed.set()
+        if self._preparing is not None:
+            self._preparing.shutdown(wait=True, cancel_futures=True)
+            self._preparing = None
         self._prepared.clear()
-        self._windows.clear()
-        self._plans.clear()
+        self._rows.close()
 
     def read(self, order: ShareOrder) -> Share:
         """Return the share that an order requests.
@@ -135,69 +124,22 @@ class ShareReader:
         if key in self._prepared:
             return
         if self._preparing is None:
-            self._preparing = ThreadPoolExecutor(1, "prepare-shares")
+            self._preparing = ThreadPoolExecutor(1, "prepare-shares", STOP.set, (self._closed,))
         while len(self._prepared) >= _PREPARED:
             self._prepared.popitem(last=False)[1].cancel()
         self._prepared[key] = self._preparing.submit(self._assemble, order)
 
     def _assemble(self, order: ShareOrder) -> Share:
         with self._lock:
-            plan = self._plan(order.epoch)
-            take = partial(self._take, plan, order.epoch)
+            take = partial(self._rows.take, order.epoch)
+            convert = partial(self._convert, epoch=order.epoch)
             is_first = order.epoch == order.step_in_epoch == 0
-            halves = halves_of(order.pieces[0], take, self._to_batch) if is_first and order.pieces else ()
-            micro_batches = cut_micro_batches(order.pieces, take, self._to_batch)
+            halves = halves_of(order.pieces[0], take, convert) if is_first and order.pieces else ()
+            micro_batches = cut_micro_batches(order.pieces, take, convert)
         return Share(order.step_in_epoch, order.batch_samples, micro_batches, order.num_micro_batches, halves=halves)
 
-    def _take(self, plan: EpochPlan, epoch: int, start: int, stop: int) -> tuple[pa.Table, Indices]:
-        return take_across(partial(self._window, plan, epoch), plan.windows_between(start, stop), start, stop)
-
-    def _plan(self, epoch: int) -> EpochPlan:
-        plan = self._plans.pop(epoch, None) or EpochPlan(
-            self._source.chunk_rows,
-            window_rows=self._source.window_rows,
-            seed=self._seed,
-            epoch=epoch,
-            shuffle=self._shuffle,
-        )
-        self._plans[epoch] = plan
-        while len(self._plans) > _KEPT:
-            self._plans.popitem(last=False)
-        return plan
-
-    def _window(self, plan: EpochPlan, epoch: int, index: int) -> LoadedWindow:
-        key = (epoch, index)
-        if key not in self._windows:
-            self._load(plan, key)
-        try:
-            window = self._windows[key].result()
-        except BaseException:
-            del self._windows[key]  # the next request tries again
-            raise
-        self._windows.move_to_end(key)
-        if key >= self._latest:
-            self._latest = key
-            ahead = (epoch, index + 1)
-            if self._read_ahead and ahead[1] < len(plan.windows) and ahead not in self._windows:
-                self._load(plan, ahead)
-                self._windows.move_to_end(key)
-        return window
-
-    def _load(self, plan: EpochPlan, key: tuple[int, int]) -> None:
-        """Start to read a window, after dropping the least recently used one."""
-        while len(self._windows) >= _KEPT:
-            self._windows.popitem(last=False)[1].cancel()
-        if len(plan.windows) == 1:
-            whole: Future[LoadedWindow] = Future()
-            whole.set_result(load_window(self._source, plan, key[1]))
-            self._windows[key] = whole
-            return
-        if self._loading is None:
-            self._loading = ThreadPoolExecutor(1, "read-ahead")
-        self._windows[key] = self._loading.submit(load_window, self._source, plan, key[1])
-
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._closed.is_set():
             raise ValueError("the reader is closed")
 
 

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
+from orchestray.platform.data.endless import Endless, endless_source
+from orchestray.platform.data.mix import Mix, MixedSource
+from orchestray.platform.data.retries import READS, read_patiently
 from orchestray.platform.data.rows import Rows
 from orchestray.platform.errors import DataError, TaskError
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
+    from orchestray.platform.task import Task
+
+Data: TypeAlias = "pa.Table | ds.Dataset | Streamed | Mix | Endless"
+"""Data that a task's `dataset(split)` may return."""
+
 WINDOW_ROWS = 65536
 """Least number of rows of a window, unless the data ends; a dataset with at most as many is held in memory."""
 
+VALIDATION = "validation"
+"""The split that a task need not have."""
 _FOOTERS_AT_ONCE = 16
-_PREAMBLE = re.compile(r"^Error creating dataset\..*? file\?: ")
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A dataset that is streamed in windows of another size than `WINDOW_ROWS`, as images need."""
+
+    dataset: ds.Dataset
+    window_rows: int
+    """Least number of rows of a window; a dataset with at most as many is held in memory."""
 
 
 class Source(Protocol):
@@ -59,7 +76,7 @@ class TableSource:
 
     def __init__(self, table: pa.Table) -> None:
         self._rows = Rows(table)
-        self._first = table.slice(0, 1)
+        self._first = self._rows.take(np.arange(min(1, table.num_rows)))  # a slice would keep the whole table
 
     @property
     def num_rows(self) -> int:
@@ -67,7 +84,7 @@ class TableSource:
 
     @property
     def chunk_rows(self) -> tuple[int, ...]:
-        return (self._rows.num_rows,)
+        return (self._rows.num_rows,) if self._rows.num_rows else ()
 
     @property
     def window_rows(self) -> int:
@@ -119,13 +136,13 @@ class DatasetSource:
 
     def first_row(self) -> pa.Table:
         piece = _piece(self._chunks[0])
-        with reading(_place(piece)):
-            return piece.scanner(schema=self._schema, filter=self._filter).head(1)
+        scanner = partial(piece.scanner, schema=self._schema, filter=self._filter)
+        return read_patiently(lambda: scanner().head(1), _place(piece), was_there=True)
 
     def _read(self, chunk: Chunk) -> pa.Table:
         piece = _piece(chunk)
-        with reading(_place(piece)):
-            table = piece.to_table(schema=self._schema, filter=self._filter)
+        read = partial(piece.to_table, schema=self._schema, filter=self._filter)
+        table = read_patiently(read, _place(piece), was_there=True)
         if table.num_rows != chunk.num_rows:
             raise DataError(
                 f"{_place(piece)} changed while it was in use: {chunk.num_rows} rows were there at the start, now "
@@ -134,7 +151,37 @@ class DatasetSource:
         return table
 
 
-def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, split: str | None = None) -> Source:
+def open_split(task: Task, split: str, *, num_endless: int | None = None) -> Source:
+    """Open the data of a split of a task.
+
+    Args:
+        task: the task.
+        split: name of the split.
+        num_endless: same as in `open_source`.
+
+    Raises:
+        DataError: it cannot be read, also not when it is tried again, or is empty.
+        TaskError: `dataset` returns something else.
+    """
+    read = partial(open_source, split=split, num_endless=num_endless)
+    return read_patiently(lambda: read(_dataset(task, split)), f"the {split} data")
+
+
+def _dataset(task: Task, split: str) -> Any:
+    try:
+        return task.dataset(split)
+    except NotImplementedError as error:
+        if split != VALIDATION:
+            raise
+        READS.warn(
+            f"the task has no validation data: {str(error) or 'NotImplementedError'}. This run does not validate"
+        )
+        return None
+
+
+def open_source(
+    data: Data | None, *, window_rows: int = WINDOW_ROWS, split: str | None = None, num_endless: int | None = None
+) -> Source:
     """Open the result of a task's `dataset(split)`.
 
     A table, and a dataset of at most `window_rows` rows, is held in memory and shuffled as a whole. A larger dataset is
@@ -142,23 +189,34 @@ def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, 
     chunks that have `window_rows` rows together.
 
     Args:
-        data: a table or a dataset, which may be filtered.
+        data: a table, or a dataset, which may be filtered. None for "validation": there is none.
         window_rows: rows of a window.
-        split: name of the split in errors.
+        split: name of the split. That of "validation" may be empty, like one that is None.
+        num_endless: number of samples of the whole run, for data that have no end; None: it is not known.
 
     Raises:
         DataError: the data is empty, or a file cannot be read; it is named.
         TaskError: `data` is something else.
     """
     which = f"the {split} data" if split else "the data"
+    if isinstance(data, Endless):
+        return endless_source(data, split=split, num_rows=num_endless)
+    if isinstance(data, Mix):
+        return _mixed(data, window_rows, split)
+    may_be_empty = split == VALIDATION
+    if data is None and may_be_empty:
+        return TableSource(pa.table({}))
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
-        return _held(data, which)
+        return _held(data, which, may_be_empty)
     import pyarrow.dataset as ds  # takes half a second, as it imports pandas: a task with a table does not need it
 
+    if isinstance(data, Streamed):
+        window_rows = data.window_rows
+        data = data.dataset
     if isinstance(data, ds.InMemoryDataset):
-        return _held(data.to_table(), which)
+        return _held(data.to_table(), which, may_be_empty)
     if not isinstance(data, ds.Dataset):
         raise TaskError(
             f"The task's dataset({split!r}) must return a pyarrow.Table or a pyarrow.dataset.Dataset, got a "
@@ -169,16 +227,33 @@ def open_source(data: pa.Table | ds.Dataset, *, window_rows: int = WINDOW_ROWS, 
     chunks = _chunks_of(files, row_filter)
     source = DatasetSource(chunks, data.schema, row_filter, window_rows)
     if not source.num_rows:
-        raise DataError(f"{which} is empty: its files have no rows. Check the path and the filter.")
+        _refuse_empty(f"{which} is empty: its files have no rows. Check the path and the filter", may_be_empty)
+        return TableSource(data.schema.empty_table())
     if source.num_rows > window_rows:
         return source
     return TableSource(source.table(range(len(chunks))))
 
 
-def _held(table: pa.Table, which: str) -> TableSource:
+def _mixed(mix: Mix, window_rows: int, split: str | None) -> MixedSource:
+    parts = []
+    for number, part in enumerate(mix.parts, start=1):
+        if isinstance(part, Mix | Endless):
+            raise TaskError(f"the parts of a Mix must be tables or datasets; part {number} is a {type(part).__name__}")
+        parts.append(open_source(part, window_rows=window_rows, split=f"{split or 'mixed'} (part {number})"))
+    return MixedSource(parts, mix.weights, mix.num_rows)
+
+
+def _held(table: pa.Table, which: str, may_be_empty: bool) -> TableSource:
     if not table.num_rows:
-        raise DataError(f"{which} is empty: the table has no rows. Check what the task's dataset() returns.")
+        text = f"{which} is empty: the table has no rows. Check what the task's dataset() returns"
+        _refuse_empty(text, may_be_empty)
     return TableSource(table)
+
+
+def _refuse_empty(text: str, may_be_empty: bool) -> None:
+    if not may_be_empty:
+        raise DataError(f"{text}.")
+    READS.warn(f"{text}, or return None if there is none. This run does not validate")
 
 
 def _without_filter(dataset: ds.Dataset) -> tuple[ds.Dataset, Any]:
@@ -204,10 +279,12 @@ def _chunks_of(dataset: ds.Dataset, row_filter: Any) -> list[Chunk]:
 def _chunks_in(fragment: ds.Fragment, row_filter: Any) -> list[Chunk]:
     import pyarrow.dataset as ds
 
-    with reading(_place(fragment)):
+    def read() -> list[Chunk]:
         if not isinstance(fragment, ds.ParquetFileFragment):
             return [Chunk(fragment, None, fragment.count_rows(filter=row_filter))]
         return [Chunk(fragment, group.id, _rows_of(fragment, group, row_filter)) for group in fragment.row_groups]
+
+    return read_patiently(read, _place(fragment), was_there=True)
 
 
 def _rows_of(fragment: ds.ParquetFileFragment, group: Any, row_filter: Any) -> int:
@@ -219,16 +296,6 @@ def _rows_of(fragment: ds.ParquetFileFragment, group: Any, row_filter: Any) -> i
 
 def _piece(chunk: Chunk) -> ds.Fragment:
     return chunk.fragment if chunk.row_group is None else chunk.fragment.subset(row_group_ids=[chunk.row_group])
-
-
-@contextmanager
-def reading(place: str) -> Iterator[None]:
-    """Turn errors while reading `place` into a DataError that names it."""
-    try:
-        yield
-    except (OSError, pa.ArrowException) as error:
-        reason = _PREAMBLE.sub("", str(error).strip().partition("\n")[0]).rstrip(".")
-        raise DataError(f"cannot read {place}: {reason}. Is the file whole, and of the right format?") from error
 
 
 def _place(fragment: ds.Fragment) -> str:

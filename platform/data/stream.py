@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
+from orchestray.platform.data.draws import SampleDraws
 from orchestray.platform.data.order import EpochPlan, Indices, share_pieces
 from orchestray.platform.data.prefetch import Prefetch
 from orchestray.platform.data.source import Source
 from orchestray.platform.data.tensors import ColumnError
+from orchestray.platform.data.window_cache import OwnOrder
 from orchestray.platform.data.windows import WindowReader
 from orchestray.platform.errors import TrainingError
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
+
+
+Take: TypeAlias = "Callable[[int, int], tuple[pa.Table, Indices]]"
+Convert: TypeAlias = "Callable[[pa.Table, Indices], Batch]"
+ToTrainingBatch: TypeAlias = "Callable[[pa.Table, Sequence[np.random.Generator]], Batch]"
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,7 @@ class SampleStream:
         source: Source,
         to_batch: Callable[[pa.Table], Batch],
         *,
+        to_training_batch: ToTrainingBatch | None = None,
         batch_size: int,
         rank: int = 0,
         num_replicas: int = 1,
@@ -98,6 +108,8 @@ class SampleStream:
             source: source of the samples.
             to_batch: turns rows into tensors (a method of the task). It must depend on the rows alone: it runs in a
                 background thread, where random numbers would come in no fixed order. It may overwrite the rows' memory.
+            to_training_batch: turns rows into tensors in its place, and changes them at random (a method that a task
+                may have); None: it has none, or the samples are not for training.
             batch_size: samples of a batch, over all replicas.
             rank: rank of this replica, from 0.
             num_replicas: number of replicas that share a batch.
@@ -108,7 +120,7 @@ class SampleStream:
             weigh: returns the weight of a batch's loss (a method of the task); default: its number of samples.
         """
         self._source = source
-        self._to_batch = to_batch
+        self._convert = Converter(to_batch, to_training_batch, seed)
         self.batch_size = batch_size
         self.num_samples = source.num_rows
         self._rank = rank
@@ -141,9 +153,13 @@ class SampleStream:
 
     @cached_property
     def _one_sample(self) -> Batch:
-        return convert(self._source.first_row(), self._to_batch)
+        return self._convert(self._source.first_row(), np.zeros(1, np.int64), 0)
 
     def _shares(self, epoch: int, start_step: int) -> Generator[Share, None, None]:
+        if isinstance(self._source, OwnOrder):
+            with closing(self._source.taker(seed=self._seed, shuffle=self._shuffle)) as taker:
+                yield from self._cut(epoch, start_step, partial(taker.take, epoch), can_repeat=True)
+            return
         plan = EpochPlan(
             self._source.chunk_rows,
             window_rows=self._source.window_rows,
@@ -152,14 +168,21 @@ class SampleStream:
             shuffle=self._shuffle,
         )
         with WindowReader(self._source, plan, self._windows_needed(plan, start_step)) as reader:
-            for step in range(start_step, self.steps_per_epoch):
-                pieces = self._pieces(step)
-                samples = self._batch_samples(step)
-                # First: the batch may overwrite the rows' memory.
-                is_first = epoch == step == 0 and pieces and len([*plan.windows_between(*pieces[0])]) == 1
-                halves = halves_of(pieces[0], reader.take, self._to_batch, self._weigh) if is_first else ()
-                micro_batches = cut_micro_batches(pieces, reader.take, self._to_batch, self._weigh)
-                yield Share(step, samples, micro_batches, min(self._accumulate, samples), halves=halves)
+            first = self._pieces(0)
+            can_repeat = not first or len([*plan.windows_between(*first[0])]) == 1
+            yield from self._cut(epoch, start_step, reader.take, can_repeat=can_repeat)
+
+    def _cut(self, epoch: int, start_step: int, take: Take, *, can_repeat: bool) -> Iterator[Share]:
+        """Yield the shares of an epoch; `can_repeat` is True if the first rows can be taken twice."""
+        convert = partial(self._convert, epoch=epoch)
+        for step in range(start_step, self.steps_per_epoch):
+            pieces = self._pieces(step)
+            samples = self._batch_samples(step)
+            # First: the batch may overwrite the rows' memory.
+            is_first = epoch == step == 0 and pieces and can_repeat
+            halves = halves_of(pieces[0], take, convert, self._weigh) if is_first else ()
+            micro_batches = cut_micro_batches(pieces, take, convert, self._weigh)
+            yield Share(step, samples, micro_batches, min(self._accumulate, samples), halves=halves)
 
     def _batch_samples(self, step: int) -> int:
         return min(self.batch_size, self.num_samples - step * self.batch_size)
@@ -187,8 +210,8 @@ class SampleStream:
 
 def cut_micro_batches(
     pieces: Sequence[tuple[int, int]],
-    take: Callable[[int, int], tuple[pa.Table, Indices]],
-    to_batch: Callable[[pa.Table], Batch],
+    take: Take,
+    convert: Convert,
     weigh: Callable[[Batch], float] | None = None,
 ) -> tuple[MicroBatch, ...]:
     """Return one micro-batch for each piece of an epoch.
@@ -196,35 +219,33 @@ def cut_micro_batches(
     Args:
         pieces: positions (start, stop) in the epoch.
         take: returns the rows at such positions, and their indices in the dataset.
-        to_batch: turns rows into tensors.
+        convert: turns rows into tensors, given their indices in the dataset.
         weigh: returns the weight of a batch's loss; default: its number of samples.
     """
     if len(pieces) < 2 or any(stop != start for (_, stop), (start, _) in pairwise(pieces)):
         taken = [take(start, stop) for start, stop in pieces]
-        return tuple(_micro_batch(rows, ids, to_batch, weigh) for rows, ids in taken)
+        return tuple(_micro_batch(rows, ids, convert, weigh) for rows, ids in taken)
     first = pieces[0][0]  # adjacent pieces, as of a single replica, need only one take
     rows, ids = take(first, pieces[-1][1])
     bounds = [(start - first, stop - first) for start, stop in pieces]
-    return tuple(_micro_batch(rows.slice(a, b - a), ids[a:b], to_batch, weigh) for a, b in bounds)
+    return tuple(_micro_batch(rows.slice(a, b - a), ids[a:b], convert, weigh) for a, b in bounds)
 
 
 def halves_of(
     piece: tuple[int, int],
-    take: Callable[[int, int], tuple[pa.Table, Indices]],
-    to_batch: Callable[[pa.Table], Batch],
+    take: Take,
+    convert: Convert,
     weigh: Callable[[Batch], float] | None = None,
 ) -> tuple[MicroBatch, ...]:
     """Return the two halves of a piece of an epoch, or nothing if it has only one sample; same arguments as above."""
     start, stop = piece
     middle = (start + stop) // 2
     taken = [take(start, middle), take(middle, stop)] if middle > start else []
-    return tuple(_micro_batch(rows, ids, to_batch, weigh) for rows, ids in taken)
+    return tuple(_micro_batch(rows, ids, convert, weigh) for rows, ids in taken)
 
 
-def _micro_batch(
-    rows: pa.Table, ids: Indices, to_batch: Callable[[pa.Table], Batch], weigh: Callable[[Batch], float] | None
-) -> MicroBatch:
-    batch = convert(rows, to_batch)
+def _micro_batch(rows: pa.Table, ids: Indices, convert: Convert, weigh: Callable[[Batch], float] | None) -> MicroBatch:
+    batch = convert(rows, ids)
     if weigh is None:
         return MicroBatch(batch, len(ids), ids)
     weight = float(weigh(batch))
@@ -236,9 +257,31 @@ def _micro_batch(
     return MicroBatch(batch, len(ids), ids, weight)
 
 
-def convert(rows: pa.Table, to_batch: Callable[[pa.Table], Batch]) -> Batch:
-    """Return `to_batch(rows)`; its errors name the column."""
-    try:
-        return to_batch(rows)
-    except ColumnError as error:
-        raise error.named_in(rows) from error.__cause__
+class Converter:
+    """A function from rows to a batch: a task's `to_batch`, or its `to_training_batch`. Its errors name the column."""
+
+    def __init__(
+        self, to_batch: Callable[[pa.Table], Batch], to_training_batch: ToTrainingBatch | None, seed: int
+    ) -> None:
+        """
+        Args:
+            to_batch: turns rows into tensors.
+            to_training_batch: turns rows into tensors in its place, given a generator for each.
+            seed: seed of the run.
+        """
+        self._to_batch, self._to_training_batch, self._seed = to_batch, to_training_batch, seed
+
+    def __call__(self, rows: pa.Table, ids: Indices, epoch: int) -> Batch:
+        """Return rows as a batch.
+
+        Args:
+            rows: the rows.
+            ids: their indices in the dataset.
+            epoch: number of the epoch.
+        """
+        try:
+            if self._to_training_batch is None:
+                return self._to_batch(rows)
+            return self._to_training_batch(rows, SampleDraws(ids, seed=self._seed, epoch=epoch))
+        except ColumnError as error:
+            raise error.named_in(rows) from error.__cause__

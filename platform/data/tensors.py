@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestray.platform.data.wide import LEAST_COLUMNS, WideTable
 from orchestray.platform.errors import DataError
 
 Column: TypeAlias = pa.Array | pa.ChunkedArray
@@ -52,19 +53,19 @@ def to_tensor(column: Column, name: str | None = None) -> Tensor:
     Raises:
         DataError: the column has nulls, or values that cannot become a tensor.
     """
-    array = _in_one_piece(column)
-    _refuse_nulls(array, column, name)
+    array = in_one_piece(column)
+    refuse_nulls(array, column, name)
     shape: list[int] = [len(array)]
     logical: Sequence[int] | None = None
     if isinstance(array.type, pa.FixedShapeTensorType):
         shape += array.type.shape
         logical = array.type.permutation
         array = array.storage.flatten()
-        _refuse_nulls(array, column, name)
+        refuse_nulls(array, column, name)
     while _is_list(array.type):
         shape.append(_list_length(array, column, name))
         array = array.flatten()
-        _refuse_nulls(array, column, name)
+        refuse_nulls(array, column, name)
     tensor = _numbers(array, column, name).reshape(shape)
     return tensor if logical is None else tensor.permute(0, *(axis + 1 for axis in logical))
 
@@ -81,6 +82,8 @@ def stack_columns(table: pa.Table, names: Sequence[str]) -> Tensor:
     """
     if len(names) == 1:
         return _flat_rows(to_tensor(table[names[0]], names[0])).to(torch.float32)
+    if len(names) >= LEAST_COLUMNS and (side_by_side := _wide_matrix(table, names)) is not None:
+        return torch.from_numpy(side_by_side)
     parts = [_as_matrix(table[name], name) for name in names]
     matrix = torch.empty(table.num_rows, sum(part.shape[1] for part in parts))
     values, start = matrix.numpy(), 0
@@ -88,6 +91,21 @@ def stack_columns(table: pa.Table, names: Sequence[str]) -> Tensor:
         values[:, start : start + part.shape[1]] = part
         start += part.shape[1]
     return matrix
+
+
+def _wide_matrix(table: pa.Table, names: Sequence[str]) -> NDArray[np.float32] | None:
+    """Return very many columns of numbers side by side; None if they are to be stacked one by one."""
+    if type(table) is WideTable:
+        return table.matrix(names)
+    selected = table.select(names)
+    kinds = set(selected.schema.types)
+    if any(pa.types.is_int64(kind) or pa.types.is_uint64(kind) for kind in kinds) and len(kinds) > 1:
+        return None  # Arrow's common type would round twice
+    try:
+        (batch,) = selected.combine_chunks().to_batches()
+        return np.ascontiguousarray(batch.to_tensor().to_numpy(), dtype=np.float32)
+    except (pa.ArrowException, ValueError):  # nulls, say: the column is named when it is stacked by itself
+        return None
 
 
 def _as_matrix(column: pa.ChunkedArray, name: str) -> NDArray[np.generic]:
@@ -103,13 +121,15 @@ def _flat_rows(tensor: Tensor) -> Tensor:
     return tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
 
 
-def _in_one_piece(column: Column) -> pa.Array:
+def in_one_piece(column: Column) -> pa.Array:
+    """Return a column as one array."""
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column
 
 
-def _refuse_nulls(array: pa.Array, column: Column, name: str | None) -> None:
+def refuse_nulls(array: pa.Array, column: Column, name: str | None) -> None:
+    """Refuse an array of a column that has nulls."""
     if array.null_count:
         raise ColumnError(f"has {array.null_count} null(s), which no tensor can hold: fill or drop them", column, name)
 
@@ -126,7 +146,8 @@ def _list_length(array: pa.Array, column: Column, name: str | None) -> int:
     if not len(lengths):
         return 0
     if (lengths != lengths[0]).any():
-        reason = f"holds lists of {lengths.min()} to {lengths.max()} values: pad or cut them to one length"
+        sizes = f"{lengths.min()} to {lengths.max()} values"
+        reason = f"holds lists of {sizes}: pad or cut them to one length, as orchestray.pad_lists does"
         raise ColumnError(reason, column, name)
     return int(lengths[0])
 
@@ -142,7 +163,12 @@ def _numbers(array: pa.Array, column: Column, name: str | None) -> Tensor:
 
 def _advice(kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return "map its values to numbers, for example with pyarrow.compute.index_in"
+        return (
+            "map its values to numbers, for example with pyarrow.compute.index_in, or give .to_pylist() to a tokenizer "
+            "and its answer to orchestray.pad_lists"
+        )
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return "orchestray.decode_images reads images, and orchestray.pad_lists takes the bytes themselves"
     if pa.types.is_decimal(kind):
         return 'cast it, for example with .cast("float64")'
     if pa.types.is_temporal(kind):

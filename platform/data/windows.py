@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
 
 from orchestray.platform.data.order import EpochPlan, Indices, Window
+from orchestray.platform.data.retries import STOP
 from orchestray.platform.data.rows import Rows
-from orchestray.platform.data.source import Source
+from orchestray.platform.data.wide import plain
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.source import Source
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,9 @@ class WindowReader:
         self._pool: ThreadPoolExecutor | None = None
 
     def __enter__(self) -> Self:
+        self._stop = STOP.get() or threading.Event()  # one event ends the waits of both threads
         if len(self._plan.windows) > 1:
-            self._pool = ThreadPoolExecutor(1, "read-ahead")
+            self._pool = ThreadPoolExecutor(1, "read-ahead", STOP.set, (self._stop,))
             self._read_ahead()
         return self
 
@@ -60,6 +66,7 @@ class WindowReader:
     ) -> None:
         self._current = self._ahead = None
         if self._pool is not None:
+            self._stop.set()
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def take(self, start: int, stop: int) -> tuple[pa.Table, Indices]:
@@ -99,4 +106,4 @@ def take_across(
     if len(pieces) == 1:
         return pieces[0]
     tables, ids = zip(*pieces, strict=True)
-    return pa.concat_tables(tables).combine_chunks(), np.concatenate(ids)
+    return pa.concat_tables(map(plain, tables)).combine_chunks(), np.concatenate(ids)

@@ -47,6 +47,11 @@ class Objectives:
         """Objectives that are metrics of the task itself."""
         return [one.metric for one in self._all if one.metric not in (*MEASURES, "loss", "train_loss")]
 
+    @property
+    def of_validation(self) -> list[str]:
+        """Objectives that only a validation tells."""
+        return [one.metric for one in self._all if one.metric not in (*MEASURES, "train_loss")]
+
     def misnamed(self, known: Collection[str]) -> str | None:
         """Return a sentence on an objective that is misspelt, given the task's own metrics; None if there is none.
 

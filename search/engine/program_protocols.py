@@ -64,3 +64,10 @@ class KnowsMetrics(Protocol):
     """
 
     def metric_names(self, wanted: Collection[str]) -> Collection[str] | None: ...
+
+
+@runtime_checkable
+class MayLackValidation(Protocol):
+    """A program whose task may have no validation data."""
+
+    def has_validation(self) -> bool: ...

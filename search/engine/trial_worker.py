@@ -23,6 +23,7 @@ from orchestray.search.engine.program_protocols import (
     Closable,
     InheritsWeights,
     KnowsMetrics,
+    MayLackValidation,
     Measured,
     PausesSlowly,
     Stoppable,
@@ -69,7 +70,7 @@ class TrialHost:
         self._evaluations: list[Mapping[str, float]] = []
         """Validations of the trial since its last report."""
         self._halted = threading.Event()
-        self._are_named = not rules.objectives.of_task
+        self._are_named = not rules.objectives.of_validation
         """True if the task is known to have the metrics of the objectives."""
         self._room: WorkerPool | None = None
         """Pool of the workers of trials that have several."""
@@ -218,12 +219,19 @@ class TrialHost:
         return seconds
 
     def _misnamed(self) -> str | None:
-        """Return an error on misspelt objectives, found before this process trains its first trial."""
+        """Return an error on objectives that no trial can report, found before this process trains its first trial."""
         if self._are_named:
             return None
         self._are_named = True
         program: object = self._program
         objectives = self._rules.objectives
+        if isinstance(program, MayLackValidation) and objectives.of_validation and not program.has_validation():
+            return (
+                f"search.objective.metric: {objectives.of_validation[0]!r} is known by validation, and the task has no "
+                "validation data; have its dataset('validation') return some, or choose train_loss"
+            )
+        if not objectives.of_task:
+            return None
         known = program.metric_names(objectives.of_task) if isinstance(program, KnowsMetrics) else None
         return None if known is None else objectives.misnamed(known)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.task import ASKED, OPTIONAL_METHODS
+from orchestray.platform.task import OF_THE_LOSS
 from orchestray.search.trials.batched_layers import StackedModel
 from orchestray.search.trials.program import MODEL, OPTIMIZER
 from orchestray.trainers.core.forward import user_code
@@ -53,8 +53,7 @@ class Batched:
             ConfigError: the model or the optimizer cannot be batched.
         """
         check_model(forward.model)
-        every = (*OPTIONAL_METHODS, *ASKED)
-        refuse(forward.task, every, "a population in one program", "set search.method.packed: false")
+        refuse(forward.task, OF_THE_LOSS, "a population in one program", "set search.method.packed: false")
         self._forward, self._grad_clip = forward, grad_clip
         self._kind = str(optimizer["type"])
         self._fixed = dict(optimizer)

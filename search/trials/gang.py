@@ -204,6 +204,11 @@ class GangTrial:
         network = self._config.strategy.network
         return self._alone().metric_names(wanted) if network.tensor * network.pipeline == 1 else None
 
+    def has_validation(self) -> bool:
+        """Return True if the task has validation data, or may have: the model may be too large for one process."""
+        network = self._config.strategy.network
+        return network.tensor * network.pipeline > 1 or self._alone().has_validation()
+
     def request_stop(self) -> None:
         """Have an `advance` in another thread end after the current step."""
         self._stop.set()

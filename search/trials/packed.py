@@ -15,6 +15,7 @@ import torch
 
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.task import training_batch_of
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.population import packing
 from orchestray.search.methods.population.exploit import ExploitRule, choose_source
@@ -120,6 +121,11 @@ class PackedPopulation:
             forward, population, self._settings.optimizer, seed=self._settings.seed, grad_clip=self._settings.grad_clip
         )
         self._streams = {split: self._stream(split) for split in ("train", "validation")}
+        if not self._streams["validation"].num_samples:
+            raise ConfigError(
+                "search.method: the members of a population are compared by validation, and the task has no validation "
+                "data; have its dataset('validation') return some"
+            )
         self.members = [_Member(dict(values)) for values in initial]
         self.step = 0
         """Number of completed steps, the same for all members."""
@@ -136,6 +142,7 @@ class PackedPopulation:
         return SampleStream(
             self._task_cache.source(self._settings, self._task, split),
             self._task.to_batch,
+            to_training_batch=training_batch_of(self._task) if training else None,
             batch_size=self._settings.batch_size if training else max(self._settings.batch_size, _LEAST_VALIDATED),
             accumulate=self._settings.accumulate if training else 1,
             seed=self._settings.seed,

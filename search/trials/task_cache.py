@@ -7,7 +7,8 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from orchestray.platform.data.source import Source, TableSource, open_source, reading
+from orchestray.platform.data.endless import EndlessSource
+from orchestray.platform.data.source import Source, TableSource, open_split
 from orchestray.trainers import tasks
 from orchestray.trainers.distill.distillation import with_distillation
 
@@ -70,15 +71,17 @@ class TaskCache:
         Raises:
             DataError: they cannot be read.
         """
+        # Trials of different lengths share what has an end.
+        num_endless = settings.num_endless
         key = (_data_key(settings.task), split)
         if key not in self._sources:
-            with reading(f"the {split} data"):
-                self._sources[key] = open_source(task.dataset(split), split=split)
+            self._sources[key] = open_split(task, split, num_endless=num_endless)
         self._sources.move_to_end(key)
         tables = [known for known, source in self._sources.items() if isinstance(source, TableSource)]
         for known in tables[: max(0, len(tables) - _MOST_TABLES)]:
             del self._sources[known]
-        return self._sources[key]
+        found = self._sources[key]
+        return EndlessSource(found.data, num_endless) if isinstance(found, EndlessSource) and num_endless else found
 
 
 def _data_key(source: TaskSource) -> str:

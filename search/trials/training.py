@@ -14,6 +14,7 @@ from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
+from orchestray.platform.task import training_batch_of
 from orchestray.search.spaces.architectures.inherit import inherited
 from orchestray.search.trials.metric_names import metric_names
 from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, Progress, TrialState, part
@@ -85,6 +86,7 @@ class TrainingTrial:
             self._streams[split] = SampleStream(
                 self._task_cache.source(self._settings, self._task, split),
                 self._task.to_batch,
+                to_training_batch=training_batch_of(self._task) if training else None,
                 batch_size=self._settings.batch_size,
                 accumulate=self._settings.accumulate if training else 1,
                 seed=self._settings.seed,
@@ -137,7 +139,7 @@ class TrainingTrial:
         if (is_searched or self._is_measured) and not self._measures:
             from orchestray.search.spaces.architectures.measure import measure
 
-            inputs = self._stream("validation", 0).empty_batch()["inputs"]
+            inputs = self._stream("train", 0).empty_batch()["inputs"]
             if not inputs.is_floating_point():
                 raise TrainingError(
                     "parameters, flops and latency_ms are measured on inputs of floating point numbers, and this "
@@ -150,6 +152,10 @@ class TrainingTrial:
                 "latency_ms": found.latency_ms,
             }
         return self._measures
+
+    def has_validation(self) -> bool:
+        """Return True if the task has validation data."""
+        return self._stream("validation", 0).num_samples > 0
 
     def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
         """Return the names of the task's own metrics, found with the current model; None if that fails."""

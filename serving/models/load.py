@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.models.device import chosen_device
@@ -149,8 +150,7 @@ def example_of(task: Task) -> Tensor:
     if own is not None:
         return torch.as_tensor(own())
     try:
-        data = task.dataset("train")
-        inputs = task.to_batch(data.take([0]))["inputs"]
+        inputs = task.to_batch(open_split(task, "train").first_row())["inputs"]
     except Exception as error:
         raise TaskError(
             "the task has no example_inputs(), and its data cannot be read here "

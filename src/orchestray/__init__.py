@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 from orchestray.moved import install as _find_moved_modules
 
 if TYPE_CHECKING:
+    from orchestray.platform.data.endless import Endless
+    from orchestray.platform.data.images import decode_images, image_folder
+    from orchestray.platform.data.mix import Mix
+    from orchestray.platform.data.ragged import pad_lists
+    from orchestray.platform.data.source import Streamed
     from orchestray.platform.data.tensors import stack_columns, to_tensor
     from orchestray.search.api import search
     from orchestray.search.results.run import SearchRun, load_search
@@ -24,11 +29,17 @@ _find_moved_modules()
 
 __version__ = "0.1.0"
 __all__ = [
+    "Endless",
+    "Mix",
     "Run",
     "SearchRun",
+    "Streamed",
     "__version__",
+    "decode_images",
+    "image_folder",
     "load_run",
     "load_search",
+    "pad_lists",
     "search",
     "serve",
     "stack_columns",
@@ -37,10 +48,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Endless": "orchestray.platform.data.endless",
+    "Mix": "orchestray.platform.data.mix",
     "Run": "orchestray.trainers.saved.run",
     "SearchRun": "orchestray.search.results.run",
+    "Streamed": "orchestray.platform.data.source",
+    "decode_images": "orchestray.platform.data.images",
+    "image_folder": "orchestray.platform.data.images",
     "load_run": "orchestray.trainers.saved.run",
     "load_search": "orchestray.search.results.run",
+    "pad_lists": "orchestray.platform.data.ragged",
     "search": "orchestray.search",
     "serve": "orchestray.serving.api",
     "stack_columns": "orchestray.platform.data.tensors",

@@ -15,12 +15,12 @@ from torch.nn import functional
 
 from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.data.order import window_order
-from orchestray.platform.data.source import open_source
+from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
-from orchestray.platform.task import Task
+from orchestray.platform.task import Task, training_batch_of
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.outcome import Outcome
@@ -135,8 +135,9 @@ def stream_of(task: Any, settings: ReplicaSettings) -> Callable[[str, int], Samp
     def stream(split: str, rank: int) -> SampleStream:
         training = split == "train"
         return SampleStream(
-            open_source(task.dataset(split)),
+            open_split(task, split, num_endless=settings.num_endless),
             task.to_batch,
+            to_training_batch=training_batch_of(task) if training else None,
             batch_size=settings.batch_size,
             rank=settings.share_of(rank),
             num_replicas=settings.num_replicas,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,24 @@ class Best:
         if math.isnan(value) or not is_better:
             return known
         return {"step": step, "metric": self.metric, "mode": self.mode, "value": value}
+
+
+def refuse_without_validation(goals: Iterable[str], num_samples: int) -> None:
+    """Refuse goals on a validation if there is none.
+
+    Args:
+        goals: keys of the config's goals.
+        num_samples: number of validation samples.
+
+    Raises:
+        ConfigError: there is a goal, and there are no samples.
+    """
+    for key in goals:
+        if not num_samples:
+            raise ConfigError(
+                f"config: {key}: it takes a validation, and the task has no validation data (its dataset('validation') "
+                f"returns None, or no rows); take {key} out, or return some"
+            )
 
 
 def _metric(validation: Mapping[str, Any], name: str, key: str) -> float:

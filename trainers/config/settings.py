@@ -104,6 +104,11 @@ class ReplicaSettings:
         """Number of members of an ensemble, each of which trains on its own batches; 0: not an ensemble."""
         return self.layout.data if self.exchange.get("type") == "independent" else 0
 
+    @property
+    def num_endless(self) -> int | None:
+        """Number of samples of the whole run; None: it depends on the data."""
+        return None if self.steps is None else self.steps * self.batch_size
+
     def share_of(self, replica: int) -> int:
         """Return the index of the share that a replica takes of each batch.
 
@@ -165,6 +170,12 @@ class ReplicaSettings:
             found |= own.task.texts | _texts_of(own.optimizer) | _texts_of(own.lr_schedule)
         outer = self.exchange.get("outer_optimizer") or {}
         return found | _texts_of(self.optimizer) | _texts_of(self.lr_schedule) | _texts_of(outer)
+
+    @property
+    def validation_goals(self) -> dict[str, Until | EarlyStop | Best]:
+        """Goals on a validation, by their keys in the config; empty if there are none."""
+        goals = {"train.until": self.until, "train.early_stopping": self.early_stop, "checkpoint.best": self.best}
+        return {key: goal for key, goal in goals.items() if goal is not None}
 
     @staticmethod
     def from_config(config: TrainConfig, *, storage: str, model_directory: str) -> ReplicaSettings:

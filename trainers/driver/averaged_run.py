@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from orchestray.platform.comm.collective import SoloCollective
-from orchestray.platform.data.source import open_source
+from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
@@ -90,8 +90,8 @@ def write_average(
         return load_run(directory.path)
 
 
-def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -> dict[str, Any]:
-    """Return the means of the task's metrics and its loss over the validation samples.
+def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -> dict[str, Any] | None:
+    """Return the means of the task's metrics and its loss over the validation samples; None if there are none.
 
     Args:
         task: task of the model.
@@ -100,7 +100,9 @@ def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -
         precision: precision of the forward pass.
     """
     forward = Forward(task, _Answering(model), precision, torch.device("cpu"))
-    source = open_source(task.dataset("validation"), split="validation")
+    source = open_split(task, "validation")
+    if not source.num_rows:
+        return None
     weigh = getattr(task, "weight", None)
     stream = SampleStream(source, task.to_batch, batch_size=batch_size, shuffle=False, weigh=weigh)
     network = WholeNetwork(forward, RngKey(), lambda: stream)

@@ -28,12 +28,12 @@ class ReplicaHost(TaskHost):
     """Builds task, data, model and loop once, and trains in every generation of the gang."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
+        self._recorder = Recorder()
         super().__init__(settings)
         self._tasks: dict[int, Task] = {}
         """Tasks of the members of an ensemble that have their own arguments, by replica."""
         self._source("train")
         self._streams: dict[tuple[str, int], SampleStream] = {}
-        self._recorder = Recorder()
         self._loaded_lines: list[dict[str, Any]] = []
         """Metric lines of the loaded checkpoint."""
         self._collective: Collective | None = None
@@ -122,6 +122,10 @@ class ReplicaHost(TaskHost):
         if replica not in self._tasks:
             self._tasks[replica] = self._build(source)
         return self._tasks[replica]
+
+    def _warn(self, text: str) -> None:
+        step = self._replica.position.step if hasattr(self, "_replica") else 0
+        self._recorder.record({"event": "warning", "step": step, "text": text})
 
     # -- called by the driver meanwhile --------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ import torch
 
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import PeerLostError
+from orchestray.platform.data.retries import READS
+from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.batch_norm import sync_buffers
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
@@ -58,6 +60,8 @@ class Loop:
         self._stream = replica.stream("train")
         self._total = replica.total_steps(self._stream)
         self._lr(self._total)  # a schedule that ends before the run does is refused here
+        if goals := settings.validation_goals:  # only then, as reading the validation data early takes time
+            refuse_without_validation(goals, replica.stream("validation").num_samples)
         self._end = self._total if replica.pause_at is None else min(self._total, replica.pause_at)
         self._saves = self._takes_part_in_saving()
         for split in ("train", "validation"):
@@ -234,7 +238,7 @@ class Loop:
         every = settings.validate_every_steps or self._stream.steps_per_epoch
         last = position.step >= self._end or agreed.late > 0
         is_new = position.stopped_by is None and position.step > position.validated_step
-        if is_new and (position.step % every == 0 or last):
+        if is_new and (position.step % every == 0 or last) and replica.validates:
             replica.validate()
             validation = position.means
             if settings.until is not None and settings.until.reached(validation):
@@ -294,7 +298,11 @@ class Loop:
         replica, position, stream = self._replica, self._replica.position, self._stream
         mean = position.epoch_loss_sum / max(1, position.epoch_samples)
         memory = replica.world.all_gather(torch.tensor([peak_memory_bytes(replica.device)]))
-        usage = {**self._log.usage.summary(), "peak_activation_bytes": replica.meter.peak_bytes}
+        usage = {
+            **self._log.usage.summary(),
+            "peak_activation_bytes": replica.meter.peak_bytes,
+            "read_retries": READS.num_retries,
+        }
         summary = replica.exchange.summary()
         return Outcome(
             ended=ended,

@@ -157,6 +157,11 @@ class Replica:
         """Return this replica's samples of a split."""
         return self._stream_of(split, self.groups.coordinate.data)
 
+    @property
+    def validates(self) -> bool:
+        """True if the task has validation data."""
+        return self.stream("validation").num_samples > 0
+
     def total_steps(self, stream: SampleStream) -> int:
         """Return the number of steps of the whole budget."""
         if self.settings.steps is not None:
@@ -396,10 +401,12 @@ class Replica:
     # -- between the steps ---------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Validate the current model even if no validation is due. Every worker calls.
+        """Validate the current model even if no validation is due; do nothing without samples. Every worker calls.
 
         If the run averages the weights, the model is that of the average.
         """
+        if not self.validates:
+            return
         # Validating an ensemble as a whole is not part of its members' training.
         counting = contextlib.nullcontext() if self.exchange.shares_batch else self.log.uncounted()
         stream, source = self.stream("validation"), self._reporting_rank

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestray.platform.data.source import Source, open_source, reading
+from orchestray.platform.data.retries import READS
+from orchestray.platform.data.source import Source, open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter
+from orchestray.platform.task import training_batch_of
 from orchestray.trainers import tasks
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.distill.distillation import with_distillation
@@ -20,12 +22,16 @@ class TaskHost:
     """A host of what trains, in a process that outlives it."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
+        READS.begin(self._warn)
         self._settings = settings
         self._device = device_of(settings)
         self._task = self._build(settings.task)
         self._sources: dict[tuple[str, int], Source] = {}
         """Sources by split and by the id of their task."""
         self._checkpoints: CheckpointWriter | None = None
+
+    def _warn(self, text: str) -> None:
+        """Tell the user something about the data, from any thread; a host without a recorder tells nobody."""
 
     def _build(self, source: TaskSource) -> Task:
         """Build a task, whose loss follows the run's teacher if there is one."""
@@ -38,8 +44,7 @@ class TaskHost:
         task = task or self._task
         key = split, id(task)
         if key not in self._sources:
-            with reading(f"the {split} data"):
-                self._sources[key] = open_source(task.dataset(split), split=split)
+            self._sources[key] = open_split(task, split, num_endless=self._settings.num_endless)
         return self._sources[key]
 
     def _stream(
@@ -58,6 +63,7 @@ class TaskHost:
         return SampleStream(
             self._source(split, task),
             task.to_batch,
+            to_training_batch=training_batch_of(task) if training else None,
             batch_size=settings.batch_size,
             rank=part,
             num_replicas=num_parts,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from orchestray.platform.data.source import open_source
+from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import load_checkpoint
@@ -43,9 +43,7 @@ def average_snapshots(run: Run, last: int) -> nn.Module:
     model = _built(mean_tensors(tensors), members, run)
     if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
         train = run.config.train
-        stream = SampleStream(
-            open_source(task.dataset("train"), split="train"), task.to_batch, batch_size=train.batch_size, shuffle=False
-        )
+        stream = SampleStream(open_split(task, "train"), task.to_batch, batch_size=train.batch_size, shuffle=False)
         with stream.epoch(0) as shares:
             measure_statistics(model, (part.batch["inputs"] for share in shares for part in share.micro_batches))
     return model

@@ -113,3 +113,32 @@ class ParquetTask(TaskConfig):
     @property
     def metric_names(self) -> tuple[str, ...]:
         return ("accuracy",) if self.kind == "classification" else ("absolute_error",)
+
+
+class ImagesTask(TaskConfig):
+    """A user's images: a folder with a folder for each class, or a Parquet column of encoded images."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["images"]
+    """The built-in task `images`."""
+    path: Text
+    """Folder with a folder for each class; or file, directory or pyarrow.fs URI of a Parquet table."""
+    size: Annotated[int, Field(strict=True, ge=16)] = 64
+    """Side of the square to which each image is cut and resized."""
+    model: Text = "cnn"
+    """The network: `cnn`, or the name of a network of torchvision for classification, as `resnet18`."""
+    change: Flag = True
+    """True to train on random parts of the images, every other one mirrored."""
+    image: Text = "image"
+    """Column of a table with the encoded images."""
+    label: Text = "label"
+    """Column of a table with the class."""
+    validation_path: Text | None = None
+    """Images to validate on; null: `validation_fraction` of the others."""
+    validation_fraction: Fraction = 0.1
+    """Fraction of the images for validation if `validation_path` is null."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy",)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,12 @@ import pyarrow.dataset as ds
 import torch
 from torch import nn
 
-from orchestray.platform.data.source import reading
+from orchestray.platform.data.retries import read_patiently
 from orchestray.platform.data.tensors import stack_columns, to_tensor
 from orchestray.platform.errors import DataError, TaskError
 from orchestray.trainers.tasks.classification import accuracy, cross_entropy
 from orchestray.trainers.tasks.layers import multilayer_perceptron
-from orchestray.trainers.tasks.parquet_files import open_files, part
+from orchestray.trainers.tasks.parquet_files import check_columns, open_files, part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,7 +88,7 @@ class ParquetTable:
         if self._validation_path is None:
             return part(self._data, self._path, columns, self._validation_fraction, validation=validation)
         data = open_files(self._validation_path, "task.validation_path") if validation else self._data
-        _check_columns(columns, data.schema, self._validation_path if validation else self._path)
+        check_columns(columns, data.schema, self._validation_path if validation else self._path)
         return data.replace_schema(pa.schema([self._data.schema.field(name) for name in columns]))
 
     def to_batch(self, columns: pa.Table) -> Batch:
@@ -126,7 +125,7 @@ class ParquetTable:
         if self._wanted is not None and self._known_inputs is not None:
             return self._wanted
         schema = self._data.schema
-        _check_columns([self._label, *(self._wanted or [])], schema, self._path)
+        check_columns([self._label, *(self._wanted or [])], schema, self._path)
         _check_label(schema.field(self._label), self._classifies)
         if self._wanted is None:
             found = [field.name for field in schema if field.name != self._label and _is_number(field.type)]
@@ -150,8 +149,8 @@ class ParquetTable:
         """Number of values in the features of a row."""
         if self._known_inputs is not None:
             return self._known_inputs
-        with reading(self._path):
-            return stack_columns(self._data.head(1, columns=self.features), self.features).shape[1]
+        first = read_patiently(lambda: self._data.head(1, columns=self.features), self._path)
+        return stack_columns(first, self.features).shape[1]
 
     @cached_property
     def classes(self) -> list[Any]:
@@ -190,11 +189,14 @@ class ParquetTable:
         rows = self.dataset("train")
         if isinstance(rows, pa.Table):
             return set(pc.unique(rows[self._label]).drop_null().to_pylist())
-        values: set[Any] = set()
-        with reading(self._path):
+
+        def read() -> set[Any]:
+            values: set[Any] = set()
             for batch in rows.to_batches(columns=[self._label]):
                 values.update(pc.unique(batch.column(0)).drop_null().to_pylist())
-        return values
+            return values
+
+        return read_patiently(read, self._path)
 
     @cached_property
     def _class_values(self) -> pa.Array:
@@ -217,14 +219,6 @@ class ParquetTable:
     @property
     def _span(self) -> str:
         return f"{self.classes[0]!r} to {self.classes[-1]!r}"
-
-
-def _check_columns(names: Sequence[str], schema: pa.Schema, place: str) -> None:
-    for name in names:
-        if name not in schema.names:
-            close = get_close_matches(name, schema.names, n=1)
-            nearest = f" (did you mean '{close[0]}'?)" if close else ""
-            raise TaskError(f"there is no column '{name}' in {place}{nearest}; it has {', '.join(schema.names)}")
 
 
 def _check_label(field: pa.Field, classifies: bool) -> None:

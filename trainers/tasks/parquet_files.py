@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 
 from orchestray.platform.data.order import split_rows, window_order
-from orchestray.platform.data.source import WINDOW_ROWS, reading
+from orchestray.platform.data.retries import read_patiently
+from orchestray.platform.data.source import WINDOW_ROWS
 from orchestray.platform.errors import TaskError
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
@@ -31,18 +35,52 @@ def open_files(place: str, key: str) -> ds.FileSystemDataset:
         filesystem, path = pafs.FileSystem.from_uri(place) if _SCHEME.match(place) else (pafs.LocalFileSystem(), place)
     except (pa.ArrowException, OSError, ImportError) as error:
         raise TaskError(f"{key}: no filesystem for {place}: {error}") from error
-    with reading(place):
+
+    def open_there() -> ds.FileSystemDataset:
         if filesystem.get_file_info(path).type == pafs.FileType.NotFound:
             raise TaskError(f"{key}: there is nothing at {place}")
         return ds.dataset(path, filesystem=filesystem, format="parquet", partitioning="hive")
 
+    return read_patiently(open_there, place)
+
+
+def check_columns(names: Sequence[str], schema: pa.Schema, place: str) -> None:
+    """Refuse columns that a table does not have.
+
+    Args:
+        names: names of the columns.
+        schema: schema of the table.
+        place: path or URI, for errors.
+
+    Raises:
+        TaskError: names the first column that is missing.
+    """
+    for name in names:
+        if name not in schema.names:
+            close = get_close_matches(name, schema.names, n=1)
+            nearest = f" (did you mean '{close[0]}'?)" if close else ""
+            raise TaskError(f"there is no column '{name}' in {place}{nearest}; it has {', '.join(schema.names)}")
+
+
+def holds_parquet(place: str) -> bool:
+    """Return True if a place is, or holds, Parquet files; a folder of images does not."""
+    if not _SCHEME.match(place) and (folder := Path(place)).is_dir():
+        return next(folder.rglob("*.parquet"), None) is not None
+    return bool(_SCHEME.match(place)) or place.endswith(".parquet")
+
 
 def part(
-    data: ds.FileSystemDataset, place: str, columns: Sequence[str], validation_fraction: float, *, validation: bool
+    data: ds.FileSystemDataset,
+    place: str,
+    columns: Sequence[str],
+    validation_fraction: float,
+    *,
+    validation: bool,
+    window_rows: int | None = None,
 ) -> pa.Table | ds.Dataset:
     """Return the validation part or the training part of some columns, the same at every call and on every machine.
 
-    If there are at most `WINDOW_ROWS` rows, or only one row group, the rows are drawn at random and read into memory.
+    If there are at most that many rows, or only one row group, the rows are drawn at random and read into memory.
     From a larger table whole row groups are drawn, so that both parts can be streamed. The validation part then has at
     least one row group, and is as close to the fraction as row groups allow.
 
@@ -52,16 +90,20 @@ def part(
         columns: columns to return.
         validation_fraction: fraction of the rows in the validation part.
         validation: True for the validation part.
+        window_rows: largest number of rows that are read into memory; default: `WINDOW_ROWS`.
     """
-    with reading(place):
-        pieces = [piece for fragment in data.get_fragments() for piece in fragment.split_by_row_group()]
-        sizes = [sum(group.num_rows for group in piece.row_groups) for piece in pieces]
-        if sum(sizes) > WINDOW_ROWS and len(pieces) > 1:
-            chosen = set(_groups_for_validation(sizes, validation_fraction))
-            kept = [piece for index, piece in enumerate(pieces) if (index in chosen) == validation]
-            schema = pa.schema([data.schema.field(name) for name in columns])
-            return ds.FileSystemDataset(kept, schema, data.format, data.filesystem)
-        table = data.to_table(columns=list(columns))
+
+    def split_up() -> list[ds.Fragment]:
+        return [piece for fragment in data.get_fragments() for piece in fragment.split_by_row_group()]
+
+    pieces = read_patiently(split_up, place)
+    sizes = [sum(group.num_rows for group in piece.row_groups) for piece in pieces]
+    if sum(sizes) > (window_rows or WINDOW_ROWS) and len(pieces) > 1:
+        chosen = set(_groups_for_validation(sizes, validation_fraction))
+        kept = [piece for index, piece in enumerate(pieces) if (index in chosen) == validation]
+        schema = pa.schema([data.schema.field(name) for name in columns])
+        return ds.FileSystemDataset(kept, schema, data.format, data.filesystem)
+    table = read_patiently(partial(data.to_table, columns=list(columns)), place)
     held_out, rest = split_rows(table.num_rows, validation_fraction)
     return table.take(pa.array(sorted((held_out if validation else rest).tolist()), pa.int64()))
 

@@ -17,6 +17,7 @@ TASKS: Registry[TaskConfig] = Registry(
         "digits": (f"{_HERE}.params:DigitsTask", f"{_HERE}.digits:Digits"),
         "python_source": (f"{_HERE}.params:PythonSourceTask", f"{_HERE}.python_source:PythonSource"),
         "parquet": (f"{_HERE}.params:ParquetTask", f"{_HERE}.parquet:ParquetTable"),
+        "images": (f"{_HERE}.params:ImagesTask", f"{_HERE}.images:Images"),
     },
     noun="a task",
 )

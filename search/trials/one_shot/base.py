@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.data.source import open_source
+from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.model_files import save_model
-from orchestray.platform.task import ASKED, OPTIONAL_METHODS
+from orchestray.platform.task import OF_THE_LOSS, training_batch_of
 from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.searched_task import SearchedTask
 from orchestray.search.trials.metric_names import metric_names
@@ -83,15 +83,21 @@ class OneShotTrial(ABC):
             raise ConfigError("train.average: weights that networks share are not averaged; take it out")
         if self._settings.early_stop is not None:
             raise ConfigError("train.early_stopping: weights that networks share train for all steps; take it out")
-        refuse(task, (*OPTIONAL_METHODS, *ASKED), "weights that networks share", "choose another method")
+        refuse(task, OF_THE_LOSS, "weights that networks share", "choose another method")
         self._task = task
         self.space = task.space
         self.seed, self._num_finalists = seed, finalists
         self._dtype = _DTYPES.get(self._settings.precision, torch.float32)
         trained, judged = two_parts(task, architecture_part)
         size, order = self._settings.batch_size, self._settings.seed
-        self._validation = open_source(task.dataset("validation"), split="validation")
-        self._trained_on = Batches(trained, task.to_batch, batch_size=size, seed=order)
+        self._validation = open_split(task, "validation")
+        if not self._validation.num_rows:
+            raise ConfigError(
+                "search.architecture: networks that share weights are compared by validation, and the task has no "
+                "validation data; have its dataset('validation') return some"
+            )
+        changed = training_batch_of(task)
+        self._trained_on = Batches(trained, task.to_batch, to_training_batch=changed, batch_size=size, seed=order)
         self._judged_by = Batches(judged, task.to_batch, batch_size=size, seed=order)
         self._validated_by = Batches(self._validation, task.to_batch, batch_size=size, seed=order, shuffle=False)
         self.step = 0

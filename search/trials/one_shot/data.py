@@ -7,21 +7,21 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
 
 from orchestray.platform.data.order import split_rows
-from orchestray.platform.data.source import WINDOW_ROWS, Source, open_source, reading
+from orchestray.platform.data.retries import read_patiently
+from orchestray.platform.data.source import WINDOW_ROWS, Source, Streamed, open_source
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.errors import DataError
+from orchestray.platform.errors import DataError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    import pyarrow as pa
-
     from orchestray.platform.data.rows import Rows
-    from orchestray.platform.data.stream import Share
+    from orchestray.platform.data.stream import Share, ToTrainingBatch
     from orchestray.platform.task import Batch, Task
 
 
@@ -63,16 +63,25 @@ def two_parts(task: Task, architecture_part: float) -> tuple[Source, Source]:
     Raises:
         DataError: there is only one sample, or one chunk of a large dataset.
     """
-    with reading("the train data"):
+
+    def read() -> pa.Table | ds.Dataset:
         data = task.dataset("train")
-        if isinstance(data, ds.Dataset) and data.count_rows() <= WINDOW_ROWS:
-            data = data.to_table()
-        if isinstance(data, ds.Dataset):
-            return _parts_of_chunks(open_source(data, split="train"), architecture_part)
-        if data.num_rows < 2:
-            raise DataError("the train data has a single row; a part for the architecture needs another")
-        judged, trained = split_rows(data.num_rows, architecture_part)
-        return tuple(open_source(data.take(np.sort(rows)), split="train") for rows in (trained, judged))  # type: ignore[return-value]
+        if isinstance(data, Streamed):
+            data = data.dataset
+        if not isinstance(data, pa.Table | ds.Dataset):
+            raise TaskError(
+                "search.architecture: a part of the training data is kept for the architecture, so the task's "
+                f"dataset('train') must return a table or a dataset, got a {type(data).__qualname__}"
+            )
+        return data.to_table() if isinstance(data, ds.Dataset) and data.count_rows() <= WINDOW_ROWS else data
+
+    data = read_patiently(read, "the train data")
+    if isinstance(data, ds.Dataset):
+        return _parts_of_chunks(open_source(data, split="train"), architecture_part)
+    if data.num_rows < 2:
+        raise DataError("the train data has a single row; a part for the architecture needs another")
+    judged, trained = split_rows(data.num_rows, architecture_part)
+    return tuple(open_source(data.take(np.sort(rows)), split="train") for rows in (trained, judged))  # type: ignore[return-value]
 
 
 def _parts_of_chunks(whole: Source, architecture_part: float) -> tuple[Source, Source]:
@@ -89,10 +98,19 @@ class Batches:
     """Batches of a part by number, from 0, over all epochs. A context manager: leaving it ends its thread."""
 
     def __init__(
-        self, source: Source, to_batch: Callable[[pa.Table], Batch], *, batch_size: int, seed: int, shuffle: bool = True
+        self,
+        source: Source,
+        to_batch: Callable[[pa.Table], Batch],
+        *,
+        to_training_batch: ToTrainingBatch | None = None,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
     ) -> None:
         """Take the arguments of `SampleStream`."""
-        self.stream = SampleStream(source, to_batch, batch_size=batch_size, seed=seed, shuffle=shuffle)
+        self.stream = SampleStream(
+            source, to_batch, to_training_batch=to_training_batch, batch_size=batch_size, seed=seed, shuffle=shuffle
+        )
         self._open = ExitStack()
         self._shares: Iterator[Share] = iter(())
         self._next: int | None = None

@@ -62,5 +62,6 @@ def average_command(
     averaged = written.result["averaged"]
     steps = ", ".join(str(step) for step in averaged["steps"])
     print(f"{written.name}: the mean {averaged['what']} of {run.name} at the steps {steps}")
-    print(f"validation  {metrics_text(written.result['final']['validation'])}")
+    if (validation := written.result["final"]["validation"]) is not None:
+        print(f"validation  {metrics_text(validation)}")
     print(f"Wrote {written.path}.")

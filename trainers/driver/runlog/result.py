@@ -30,6 +30,7 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
         "memory": {"peak_bytes": outcome.memory, **_activations(outcome.usage)},
         **_busy(outcome.usage),
         **_workers(outcome.usage),
+        **_retries(outcome.usage),
         **outcome.summary,
         "stopped_by": outcome.ended if outcome.ended in ("until", "early_stopping", "time_limit_s") else None,
     }
@@ -67,6 +68,12 @@ def _busy(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _workers(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return each worker's use of time in the last attempt; parameter-server runs report it themselves."""
     return {"workers": [worker["worker"] for worker in usage]} if usage else {}
+
+
+def _retries(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the number of reads that the workers tried again; empty without any."""
+    num_retries = sum(worker.get("read_retries", 0) for worker in usage)
+    return {"read_retries": num_retries} if num_retries else {}
 
 
 def _activations(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 Usage = dict[str, Any]
 """Usage of a process: `rank`, `memory` in bytes, `bytes` sent, `saved_bytes` by compression.
 
-A worker also has `_WORKER_KEYS`. A leaf server also has `across_bytes` between it and the shards, and
-`across_dense_bytes`, had all values been sent each time.
+A worker also has `_WORKER_KEYS` and `read_retries`. A leaf server also has `across_bytes` between it and the shards,
+and `across_dense_bytes`, had all values been sent each time.
 """
 _WORKER_KEYS = ("replica", "stage", "shares", "samples", "busy_s", "waited_s", "left_at_step")
 """Keys of each worker's usage in the result."""
@@ -70,4 +70,6 @@ def add_usage(outcome: Outcome, workers: Sequence[Usage], servers: Sequence[Usag
     if leaves:
         across, dense = (sum(one[key] for one in leaves) for key in ("across_bytes", "across_dense_bytes"))
         outcome.summary |= {"bytes_across_groups": {"sent": across, "dense": dense}}
+    if num_retries := sum(one.get("read_retries", 0) for one in workers):
+        outcome.summary |= {"read_retries": num_retries}
     outcome.summary |= {"workers": [{key: one[key] for key in _WORKER_KEYS if key in one} for one in workers]}

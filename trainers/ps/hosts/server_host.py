@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from orchestray.platform.data.source import open_source, reading
+from orchestray.platform.data.retries import READS
+from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.aggregation.base import Aggregation, make_aggregation
 from orchestray.trainers.compression.registry import make_compressor
+from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.members import first_member
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
@@ -56,10 +58,11 @@ class ServerHost(AcceptingHost):
 
     def __init__(self, settings: ReplicaSettings) -> None:
         super().__init__("parameter server")
+        self._recorder = Recorder()
+        READS.begin(lambda text: self._recorder.record({"event": "warning", "step": 0, "text": text}))
         self._settings = settings
         self._central = CentralSettings.of(settings)
         self._task = tasks.build(settings.task)
-        self._recorder = Recorder()
         self._server: ShardServer | None = None
         self._backup: Backup | None = None
         self._lead_recorder: LeadRecorder | None = None
@@ -219,7 +222,9 @@ class ServerHost(AcceptingHost):
         leads = index == 0
         slices, values, buffers = self._part(model, index)
         step = int(position.get("step", 0))
-        plan = central.coordinator_settings(settings, self._num_rows("train"), self._num_rows("validation"), position)
+        num_validated = self._num_rows("validation")
+        refuse_without_validation(settings.validation_goals, num_validated)
+        plan = central.coordinator_settings(settings, self._num_rows("train"), num_validated, position)
         coordinator = Coordinator(plan) if leads else None
         self._lead_recorder = LeadRecorder(settings, plan, position, self._recorder) if leads else None
         optimizer = make_optimizer(**settings.optimizer)
@@ -287,8 +292,7 @@ class ServerHost(AcceptingHost):
         return None if section.get("type", "mean") == "mean" else make_aggregation(**section)
 
     def _num_rows(self, split: str) -> int:
-        with reading(f"the {split} data"):
-            return open_source(self._task.dataset(split), split=split).num_rows
+        return open_split(self._task, split, num_endless=self._settings.num_endless).num_rows
 
     def outcome(self) -> Outcome:
         """Return how the run ended; lead only."""

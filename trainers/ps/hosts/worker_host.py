@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orchestray.platform.comm.channel.base import ChannelError
+from orchestray.platform.data.retries import READS
 from orchestray.platform.run.checkpoint import save_model
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.process_memory import peak_memory_bytes
@@ -89,4 +90,5 @@ class WorkerHost(EmployedHost):
             "busy_s": round(worker.busy_s, 6),
             "waited_s": round(worker.waited_s, 6),
             "saved_bytes": worker.bytes_saved,
+            "read_retries": READS.num_retries,
         }

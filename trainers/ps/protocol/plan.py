@@ -22,6 +22,7 @@ class CoordinatorSettings:
     num_samples: int
     """Number of samples of the training data."""
     num_validation_samples: int
+    """Number of samples of the validation data; 0: the run does not validate."""
     batch_size: int
     num_shares: int
     """Number of shares that a batch is cut into at first: workers, less those that only repeat the work of others."""
@@ -143,7 +144,8 @@ class CoordinatorSettings:
             step: number of the step, from 1.
             last: True if it is the last step of the run.
         """
-        return last or step % (self.validate_every_steps or self.steps_per_epoch) == 0
+        is_due = last or step % (self.validate_every_steps or self.steps_per_epoch) == 0
+        return is_due and self.num_validation_samples > 0
 
     def saves_after(self, step: int, last: bool, *, is_best: bool = False) -> bool:
         """Return True if a checkpoint is due after a step.

@@ -17,6 +17,7 @@ import torch
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import TrainingError
+from orchestray.platform.task import training_batch_of
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.task_calls import add
@@ -62,7 +63,7 @@ class OrderLoop(ABC):
         """
         self.settings = settings
         self.num_shares, self.num_samples, self.busy_s = 0, 0, 0.0
-        self._stream_of, self._source, self._to_batch = stream_of, source, task.to_batch
+        self._stream_of, self._source, self._task = stream_of, source, task
         self._by_batch = settings.exchange.get("consistency", "asynchronous") != "asynchronous"
         """True if versions of the parameters count batches; False if they count pushes."""
         self._exchange = AllReduce()  # of a single worker: a network needs an exchange
@@ -80,7 +81,8 @@ class OrderLoop(ABC):
             writer: writes the checkpoints that this worker is ordered to save.
         """
         todo: deque[Order] = deque()
-        with ShareReader(self._source, self._to_batch, seed=self.settings.seed) as reader:
+        task, seed = self._task, self.settings.seed
+        with ShareReader(self._source, task.to_batch, to_training_batch=training_batch_of(task), seed=seed) as reader:
             while True:
                 order = todo.popleft() if todo else self._next()
                 if isinstance(order, Compute):

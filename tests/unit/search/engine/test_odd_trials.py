@@ -102,6 +102,31 @@ def test_an_objective_that_only_later_batches_have_is_found_and_the_search_goes_
     assert not host.hosts[0].work(host.conductor.begin()).is_misnamed
 
 
+class Unvalidated(TinyTask):
+    """A task without validation data."""
+
+    def dataset(self, split: str) -> Any:
+        return super().dataset(split) if split == "train" else None
+
+
+def unvalidated(changes: Any, genome: Any, steps: int, trial: int) -> Any:
+    task = {"type": f"{__name__}:Unvalidated"}
+    return load_train_config(base() | {"task": task, "train": base()["train"] | {"steps": steps}})
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_an_objective_of_a_validation_that_there_is_not_ends_the_search_at_once(loops: Any, metric: str) -> None:
+    loop = loops(grid(), objectives=Objectives([Objective(metric)]), make=unvalidated)
+    with pytest.raises(ConfigError, match=f"'{metric}' is known by validation, and the task has no validation data"):
+        loop.run()
+    assert loop.records.lines == {}
+
+
+def test_trials_without_validation_are_judged_by_their_training_loss(loops: Any) -> None:
+    loop = loops(grid(), objectives=Objectives([Objective("train_loss", "min")]), make=unvalidated).run()
+    assert {line["status"] for line in loop.records.lines.values()} == {"succeeded"}
+
+
 def test_an_objective_that_one_trial_lacks_fails_that_trial_alone(loops: Any) -> None:
     loop = loops(grid())
     work = loop.hosts[0].work

@@ -186,3 +186,9 @@ def test_a_packed_population_is_one_trial_of_the_method() -> None:
     members = [{"score": 0.5 - 0.01 * number, "changes": {LR: 0.5}} for number in range(8)]
     method.report(Report(0, 10, 0.5, told={"best": 0, "members": members, "lineage": []}))
     assert not method.released()
+
+
+def test_a_population_without_validation_data_is_refused() -> None:
+    config = config_of({"type": "support.no_validation:NoValidation"})
+    with pytest.raises(ConfigError, match="compared by validation, and the task has no validation data"):
+        packed(config, {LR: Uniform(0.01, 0.1)}, [{LR: 0.1}, {LR: 0.2}], interval_steps=10)

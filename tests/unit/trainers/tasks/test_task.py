@@ -108,7 +108,7 @@ def test_a_task_in_a_module_is_imported() -> None:
 
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_every_built_in_name_has_a_task_whose_arguments_are_those_of_the_config(name: str) -> None:
-    needed = {"path": "somewhere", "label": "y"} if name == "parquet" else {}
+    needed = {"parquet": {"path": "somewhere", "label": "y"}, "images": {"path": "somewhere"}}.get(name, {})
     config = TASKS.params(name)(type=name, **needed)
     task = build(TaskSource.from_config(config))  # every argument of the config is one of the constructor
     validate(task)

@@ -18,6 +18,7 @@ from orchestray.platform.actors.member import pin_gloo_interface
 from orchestray.platform.comm.channel.base import ChannelError
 from orchestray.platform.comm.channel.gloo import address_towards
 from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.data.retries import READS
 from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.sockets import listens
 from orchestray.platform.run.checkpoint import save_model
@@ -141,6 +142,7 @@ class StageHost(EmployedHost):
             "waited_s": self._waited_s,
             "bytes": self._bytes_sent,
             "saved_bytes": self._bytes_saved,
+            "read_retries": READS.num_retries,
         }
         if worker is not None:
             done["shares"] += worker.num_shares
