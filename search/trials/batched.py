@@ -17,6 +17,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.trials.batched_layers import StackedModel
 from orchestray.search.trials.program import MODEL, OPTIMIZER
 from orchestray.trainers.core.forward import user_code
+from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.rng import RngKey, draws, seed_modules
 
 if TYPE_CHECKING:
@@ -127,12 +128,8 @@ class Batched:
             found = {"loss": task.loss(outputs, batch), **task.metrics(outputs, batch)}
             return {name: value.reshape(()).double() for name, value in found.items()}
 
-        self._forward.model.eval()
-        try:
-            with torch.no_grad():
-                made: dict[str, Tensor] = vmap(metrics)(self._outputs(self.weights, batch))
-        finally:
-            self._forward.model.train()
+        with evaluating(self._forward.model), torch.no_grad():
+            made: dict[str, Tensor] = vmap(metrics)(self._outputs(self.weights, batch))
         return made
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> None:

@@ -216,7 +216,7 @@ def _recorded_by(tracer: _Tracer, model: nn.Module, opened: AbstractSet[str], tr
     try:
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                module.__dict__["training"] = training
+                module.__dict__["training"] = training and module.training
                 object.__setattr__(
                     module, "__class__", _recording_class(tracer, name, type(module), not name or name in opened)
                 )

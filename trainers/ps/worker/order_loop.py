@@ -17,6 +17,7 @@ from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
@@ -145,15 +146,12 @@ class OrderLoop(ABC):
 
     def _evaluate(self, order: Validate) -> dict[str, float]:
         """Return loss and metrics, summed over the order's part of the validation samples."""
-        model, sums = self.network.model, dict[str, float]()
-        model.eval()
-        try:
-            with torch.no_grad(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
-                for share in shares:
-                    for name, value in self.network.evaluate(share).items():
-                        sums[name] = sums.get(name, 0.0) + value
-        finally:
-            model.train()
+        sums = dict[str, float]()
+        stream = self._stream_of("validation", order.part, order.num_parts)
+        with evaluating(self.network.model), torch.no_grad(), stream.epoch(0) as shares:
+            for share in shares:
+                for name, value in self.network.evaluate(share).items():
+                    sums[name] = sums.get(name, 0.0) + value
         return sums
 
     def _compressors(self, worker: int, num_shards: int) -> list[Compressor] | None:
