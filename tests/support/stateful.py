@@ -284,7 +284,7 @@ def trained(task: Any, settings: ReplicaSettings) -> list[Replica]:
     return replicas
 
 
-class _Killed(Exception):
+class _KilledError(Exception):
     """A worker ends."""
 
 
@@ -300,13 +300,13 @@ def trained_with_a_loss(task: Any, settings: ReplicaSettings, *, lost: int, at_s
         def draw_or_end(step: int, share: int) -> None:
             if world.rank == lost and step == at_step:
                 world.abort()
-                raise _Killed
+                raise _KilledError
             draw(step, share)
 
         replica.draw = draw_or_end  # type: ignore[method-assign]
         try:
             replica.run(time.time())
-        except (PeerLostError, _Killed):
+        except (PeerLostError, _KilledError):
             replica.draw = draw  # type: ignore[method-assign]
             return
         raise AssertionError("no worker was lost")

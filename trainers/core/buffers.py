@@ -81,9 +81,13 @@ class BufferCopies:
     """Copies of all buffers of a model, looked up afresh each time.
 
     A forward pass may change a buffer in place, resize it, assign it anew, or register another.
+
+    Attributes:
+        parameters: owners and names of parameters that are treated like buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.parameters: list[tuple[nn.Module, str]] = []
         self._model = model
         self._held: list[tuple[nn.Module, dict[str, Any]]] = []
         """The buffers of each module, as it held them."""
@@ -95,11 +99,12 @@ class BufferCopies:
         """Copy the buffers as they are now."""
         self._held = [(module, dict(module._buffers.items())) for module in self._model.modules()]
         tensors = [tensor for _, held in self._held for tensor in held.values() if _is_copied(tensor)]
-        if [_kind(tensor) for tensor in tensors] == [_kind(copy) for copy in self._copies]:
-            if tensors:
-                torch._foreach_copy_(self._copies, tensors)
+        copied = [*tensors, *(parameter for _, _, parameter in self._watched())]
+        if [_kind(tensor) for tensor in copied] == [_kind(copy) for copy in self._copies]:
+            if copied:
+                torch._foreach_copy_(self._copies, copied)
         else:
-            self._copies = [tensor.clone() for tensor in tensors]
+            self._copies = [tensor.clone() for tensor in copied]
         self._tensors = tensors
 
     @torch.no_grad()
@@ -110,11 +115,13 @@ class BufferCopies:
             for name, tensor in held.items():
                 if module._buffers[name] is not tensor:
                     module._buffers[name] = tensor
-        for tensor, copy in zip(self._tensors, self._copies, strict=True):
+        for tensor, copy in zip(self._tensors, self._copies, strict=False):
             if tensor.shape != copy.shape:
                 tensor.resize_(copy.shape)
             if not is_same(tensor, copy):
                 tensor.copy_(copy)
+        for (_, _, parameter), copy in zip(self._watched(), self._copies[len(self._tensors) :], strict=True):
+            parameter.copy_(copy)
 
     def changed(self, without: Callable[[nn.Module], Collection[str]]) -> list[tuple[int, nn.Module, str]]:
         """Return number of the module, module and name of each buffer that is not what it was.
@@ -134,7 +141,16 @@ class BufferCopies:
                     continue
                 if name not in before or not is_same(tensor, before[name]):
                     found.append((number, module, name))
+        for number, (module, name, parameter) in enumerate(self._watched()):
+            if not is_same(parameter, next(copies)):
+                found.append((len(self._held) + number, module, name))
         return found
+
+    def _watched(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for owner, name in self.parameters:
+            parameter = owner._parameters[name]
+            assert parameter is not None
+            yield owner, name, parameter.detach()
 
     @torch.no_grad()
     def move_back(self) -> tuple[nn.Module, str] | None:

@@ -217,18 +217,25 @@ class Loop:
             loss, stop, late, _ = steps[-1].sums
             return Agreed([loss], stop, late, *log.bytes_of_all(replica.world.size))
         saved = [log.saved_bytes()] if self._settings.compression.get("type", "none") != "none" else []
-        own = [*self._votes(), replica.buffers.apart(), log.unreported_bytes(), *saved, *(step.loss for step in steps)]
+        apart = [] if replica.exchange.diverges else [replica.buffers.apart()]
+        own = [*self._votes(), log.unreported_bytes(), *apart, *saved, *(step.loss for step in steps)]
         sums = torch.tensor(own, dtype=torch.float64)
         replica.world.all_reduce(sums)
-        stop, late, apart, sent, *rest = sums.tolist()
-        samples = sum(step.num_samples for step in steps), sum(step.batch_samples for step in steps)
-        if self._network.streams and self._settings.batch_norm == "local":
-            sync_statistics(self._network.model, replica.groups.data, *samples)
+        stop, late, sent, *rest = sums.tolist()
         if apart:
-            replica.buffers.agree(*samples)
+            self._agree_on_buffers(rest.pop(0), steps)
         saved_by_all, losses = (rest[0], rest[1:]) if saved else (0.0, rest)
         copies = 1 if replica.exchange.shares_batch else replica.groups.data.size
         return Agreed([loss / copies for loss in losses], stop, late, int(sent), int(sent + saved_by_all))
+
+    def _agree_on_buffers(self, apart: float, steps: Sequence[Step]) -> None:
+        """Make the replicas' buffers equal after some steps, if the sum over all workers says that they differ."""
+        replica, settings = self._replica, self._settings
+        samples = sum(step.num_samples for step in steps), sum(step.batch_samples for step in steps)
+        if self._network.streams and settings.batch_norm == "local":
+            sync_statistics(self._network.model, replica.groups.data, *samples)
+        if apart:
+            replica.buffers.agree(*samples)
 
     # -- between the steps ---------------------------------------------------------------------------------------------
 

@@ -442,7 +442,11 @@ class Replica:
             self.exchange.consensus(),
             counting,
         ):
-            metrics = evaluate(self.network, self.exchange, self.stream("validation"), self.world, self._reporting_rank)
+            self.begin_step()
+            stream, source = self.stream("validation"), self._reporting_rank
+            metrics = evaluate(self.network, self.exchange, stream, self.world, source, self.buffers)
+            self.buffers.keep_memory()
+            self.end_step()
         position, values = self.position, with_members(metrics)
         position.validation, position.validated_step = values, position.step
         self.recorder.record(self.log.line(position.step, position.epoch, split="validation", **values))

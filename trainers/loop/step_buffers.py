@@ -1,13 +1,15 @@
 """A model's buffers around a step: a failed step leaves none changed, and replicas end it with equal ones.
 
-Batch normalisation's running statistics have a setting of their own, `train.batch_norm`.
+Batch normalisation's running statistics have a setting of their own, `train.batch_norm`. Parameters without gradients
+that a forward pass changes (the weights of a momentum encoder, a codebook) are treated like buffers.
 """
 
 from __future__ import annotations
 
 import copy
 import zlib
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,19 @@ if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
 
 _SHOWN = 5
+_SAMPLED = 4096
+"""Elements of a parameter that are looked at to see if a step changes it."""
+_Place = tuple[nn.Module, str, Tensor]
+"""Module, name there, and tensor."""
+
+
+class _Parameter(NamedTuple):
+    """A parameter before the first step."""
+
+    owner: nn.Module
+    name: str
+    parameter: nn.Parameter
+    sample: Tensor | None
 
 
 class StepBuffers:
@@ -46,7 +61,7 @@ class StepBuffers:
             settings: settings of the run.
             world: all workers.
             replicas: the workers that hold the same part of the model.
-            warn: called with a text for the user, on rank 0 once.
+            warn: called with a text for the user, once.
         """
         self._model, self._world, self._replicas, self._warn = model, world, replicas, warn
         self._policy, self._batch_norm = settings.buffers, settings.batch_norm
@@ -54,24 +69,35 @@ class StepBuffers:
         self._agrees = replicas.size > 1 and not settings.diverges
         self._keeps_memory = settings.diverges
         self._copies = BufferCopies(model)
-        self._with_extra_state = [
-            m for m in model.modules() if type(m).get_extra_state is not nn.Module.get_extra_state
-        ]
-        self._extra_states: list[Any] = []
+        self._extra_states: list[tuple[nn.Module, Any]] = []
         self._has_warned = False
+        self._parameters: list[_Parameter] | None = None
+        """Parameters before the first step; None: there was none yet."""
+        self._looks_at_parameters = settings.exchange.get("shard") != "parameters" and not settings.is_streaming
+        self._found: list[tuple[nn.Module, str]] = []
+        """Parameters without gradients of which the last step has shown that it changes them."""
 
     def begin(self) -> None:
         """Note the buffers before a step."""
-        if self._rolls_back or self._agrees or self._keeps_memory:
-            self._copies.take()
+        if not (self._rolls_back or self._agrees or self._keeps_memory):
+            return
+        if self._parameters is None:
+            self._parameters = self._look_at_parameters() if self._agrees and self._looks_at_parameters else []
+        self._copies.parameters += self._found
+        self._found = []
+        self._copies.take()
         if self._rolls_back:
-            self._extra_states = [copy.deepcopy(module.get_extra_state()) for module in self._with_extra_state]
+            self._extra_states = [
+                (module, copy.deepcopy(module.get_extra_state()))
+                for module in self._model.modules()
+                if type(module).get_extra_state is not nn.Module.get_extra_state
+            ]
 
     def roll_back(self) -> None:
         """Put back what the model had when the step began."""
         if self._rolls_back:
             self._copies.put_back()
-            for module, state in zip(self._with_extra_state, self._extra_states, strict=True):
+            for module, state in self._extra_states:
                 module.set_extra_state(state)
 
     def keep_memory(self) -> None:
@@ -80,26 +106,33 @@ class StepBuffers:
         Raises:
             TrainingError: a buffer has another shape, which replicas that differ cannot average.
         """
-        if self._keeps_memory and (name := self._copies.move_back()):
+        if self._keeps_memory and (place := self._copies.move_back()):
             raise TrainingError(
-                f"The buffer {self._name_of(*name)!r} has got another shape or has come anew in a step, and replicas "
+                f"The buffer {self._name_of(*place)!r} has got another shape or has come anew in a step, and replicas "
                 "with weights of their own average buffers of fixed shapes. Give it its full size in build_model, or "
                 "use strategy.exchange.type: allreduce."
             )
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 
-    def apart(self) -> float:
+    def apart(self, *, trains: bool = True) -> float:
         """Return a number whose sum over all workers is 0 if the step has left each replica with the same buffers.
 
         The sum of different buffers is 0 in one of 2**32 cases.
+
+        Args:
+            trains: False after a validation.
+
+        Raises:
+            TrainingError: the step has replaced a parameter.
         """
         if not self._agrees:
             return 0.0
+        if self._parameters and trains:
+            self._compare_parameters()
         checksum = 0
         for number, module, name in self._changed():
-            tensor = module._buffers[name]
-            assert tensor is not None
+            tensor = _tensor(module, name)
             checksum = zlib.crc32(f"{number} {name} {tensor.dtype} {list(tensor.shape)}".encode(), checksum)
             checksum = _checksum(tensor, checksum)
         others = self._replicas.size - 1
@@ -124,16 +157,15 @@ class StepBuffers:
             for name, (module, leaf, tensor) in present.items()
         }
         rows = objects.gather_json(self._replicas, own)
-        apart = [
-            name for name in dict.fromkeys(n for row in rows for n in row) if _differs([r.get(name) for r in rows])
-        ]
+        names = dict.fromkeys(chain.from_iterable(rows))
+        apart = [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
         self._tell(apart)
         alike = [name for name in apart if all(name in row and row[name][:2] == rows[0][name][:2] for row in rows)]
         averaged = [] if self._policy == "broadcast" else alike
         average_buffers([present[name][2] for name in averaged], self._replicas, num_samples, batch_samples)
         self._take_from_first([name for name in apart if name not in averaged], rows, present)
 
-    def _take_from_first(self, names: list[str], rows: list[Any], present: dict[str, Any]) -> None:
+    def _take_from_first(self, names: list[str], rows: list[Any], present: dict[str, _Place]) -> None:
         """Take buffers from the first replica that has them."""
         by_source: dict[int, list[str]] = {}
         for name in names:
@@ -142,8 +174,12 @@ class StepBuffers:
             mine = self._replicas.rank == source
             sent = {name: present[name][2] for name in taken} if mine else None
             received = objects.share_tensors(self._replicas, sent, source)
-            if not mine:
-                for name, tensor in received.items():
+            if mine:
+                continue
+            for name, tensor in received.items():
+                if name in present and isinstance(present[name][2], nn.Parameter):
+                    present[name][2].copy_(tensor)
+                else:
                     set_values(self._model, {name: tensor}, is_saved=rows[source][name][2])
 
     def _tell(self, apart: list[str]) -> None:
@@ -152,7 +188,7 @@ class StepBuffers:
             return
         if self._world is not self._replicas:
             told = objects.gather_json(self._world, apart)
-            apart = list(dict.fromkeys(name for names in told for name in names))
+            apart = list(dict.fromkeys(chain.from_iterable(told)))
         if not apart:
             return
         shown = ", ".join(map(repr, apart[:_SHOWN])) + (f" and {len(apart) - _SHOWN} more" if apart[_SHOWN:] else "")
@@ -172,24 +208,64 @@ class StepBuffers:
 
     def _changed(self) -> list[tuple[int, nn.Module, str]]:
         """Return the buffers that the step has changed, but not those on which batch normalisation agrees."""
-        return self._copies.changed(lambda module: agreed_statistics(module, self._batch_norm))
+        changed = self._copies.changed(lambda module: agreed_statistics(module, self._batch_norm))
+        return [*changed, *((-1 - number, *place) for number, place in enumerate(self._found))]
 
-    def _present(self) -> dict[str, tuple[nn.Module, str, Tensor]]:
-        """Return module, name there and tensor of each buffer by its name, without those of batch normalisation."""
-        return {
+    def _present(self) -> dict[str, _Place]:
+        """Return the place of each buffer by its name, without those of batch normalisation."""
+        places = {
             name: (module, leaf, tensor)
             for name, (module, leaf, tensor) in places_of(self._model).items()
             if leaf not in agreed_statistics(module, self._batch_norm) and tensor.layout == torch.strided
         }
+        watched = {*self._copies.parameters, *self._found}
+        for path, module in self._model.named_modules() if watched else ():
+            for leaf, parameter in module._parameters.items():
+                if parameter is not None and (module, leaf) in watched:
+                    places[f"{path}.{leaf}" if path else leaf] = module, leaf, parameter
+        return places
 
     def _name_of(self, owner: nn.Module, leaf: str) -> str:
         return next(name for name, place in places_of(self._model).items() if place[:2] == (owner, leaf))
+
+    # -- parameters ----------------------------------------------------------------------------------------------------
+
+    def _look_at_parameters(self) -> list[_Parameter]:
+        """Return all parameters, with a part of the elements of those without gradients."""
+        return [
+            _Parameter(module, name, parameter, None if parameter.requires_grad else _sample(parameter))
+            for module in self._model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+
+    def _compare_parameters(self) -> None:
+        """After the first step, find the parameters without gradients that it has changed."""
+        parameters, self._parameters = self._parameters or [], []
+        for module, name, parameter, sample in parameters:
+            present = module._parameters.get(name)
+            if present is not parameter:
+                raise TrainingError(
+                    f"The model has assigned a new tensor to the parameter {name!r} of a {type(module).__name__} in a "
+                    "step. The optimizer and the other replicas know only the first one. Change it in place, or make "
+                    "it a buffer (register_buffer)."
+                )
+            if sample is not None and not torch.equal(_sample(present), sample):
+                self._found.append((module, name))
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor:
+    tensor: Tensor | None = module._parameters.get(name)
+    tensor = module._buffers[name] if tensor is None else tensor
+    assert tensor is not None
+    return tensor.detach()
+
+
+def _sample(parameter: Tensor) -> Tensor:
+    flat = parameter.detach().reshape(-1)
+    return flat[:: max(1, len(flat) // _SAMPLED)].clone()
 
 
 def _checksum(tensor: Tensor, start: int = 0) -> int:
     # A copy: memory that NumPy has seen cannot be resized, which a module may do.
     return zlib.crc32(as_bytes(tensor.detach().to("cpu", copy=True)).data, start)
-
-
-def _differs(values: list[Any]) -> bool:
-    return any(value != values[0] for value in values)

@@ -81,7 +81,7 @@ class Run(Recorded):
         saved = import_module("orchestray.trainers.saved.trained_model")
         if checkpoint is None:
             state, described = saved.read_model(self._paths.model), load_model_json(self._paths.model)
-            model, precision = self.build_as(described.get("ensemble")), described.get("precision", "float32")
+            model, precision = self.build_as(described.get("ensemble")), described.get("precision")
         else:
             found = self._checkpoint(checkpoint)
             state = import_module("orchestray.trainers.saved.checkpoint_model").load_model(found)

@@ -39,17 +39,20 @@ def read_model(directory: str | os.PathLike[str]) -> ModelState:
     return ModelState(load_model_tensors(directory), beside, load_model_json(directory).get(BUFFERS, {}))
 
 
-def fill(model: nn.Module, state: ModelState, precision: str) -> nn.Module:
+def fill(model: nn.Module, state: ModelState, precision: str | None) -> nn.Module:
     """Load a state into a model that was just built, and return the model.
 
     Args:
         model: the model, on the CPU.
         state: result of `read_model`, or the model of a checkpoint.
-        precision: `train.precision` of the run.
+        precision: `train.precision` of the run; None: that of the state.
 
     Raises:
         CheckpointError: the state does not fit.
     """
+    if precision is None:
+        dtypes = {tensor.dtype for tensor in state.tensors.values() if tensor.is_floating_point()}
+        precision = "float64" if dtypes == {torch.float64} else "float32"
     if precision == "float64":
         model.double()
     apply_kinds(model, state.buffers)

@@ -42,11 +42,10 @@ def with_present_buffers(
         held: earlier result of `held_tensors`.
         is_first: True if this replica counts a buffer that has come since.
     """
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     present: dict[str, LocalTensor] = {}
     for name, tensor in own_tensors(model).items():
         known = held.get(name)
-        if name in parameters:
+        if isinstance(tensor, nn.Parameter):
             if known is not None:
                 present[name] = known
             continue
