@@ -74,7 +74,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for owner, buffers in held:
-            _remove_others(owner, buffers)
+            _set(owner, buffers)
 
 
 class BufferCopies:
@@ -111,10 +111,7 @@ class BufferCopies:
     def put_back(self) -> None:
         """Give the model the buffers that it had: the same objects, with their values."""
         for module, held in self._held:
-            _remove_others(module, held)
-            for name, tensor in held.items():
-                if module._buffers[name] is not tensor:
-                    module._buffers[name] = tensor
+            _set(module, held)
         for tensor, copy in zip(self._tensors, self._copies, strict=False):
             if tensor.shape != copy.shape:
                 tensor.resize_(copy.shape)
@@ -182,10 +179,13 @@ def _is_copied(tensor: Tensor | None) -> TypeGuard[Tensor]:
     return tensor is not None and tensor.layout == torch.strided  # a sparse one is only put back as an object
 
 
-def _remove_others(owner: nn.Module, names: Collection[str]) -> None:
-    """Remove the buffers of a module that have other names."""
-    for name in [name for name in owner._buffers if name not in names]:
+def _set(owner: nn.Module, held: Mapping[str, Any]) -> None:
+    """Give a module these buffers and no others."""
+    for name in [name for name in owner._buffers if name not in held]:
         delattr(owner, name)
+    for name, tensor in held.items():
+        if owner._buffers[name] is not tensor:
+            owner._buffers[name] = tensor
 
 
 def _kind(tensor: Tensor) -> tuple[object, ...]:

@@ -77,8 +77,8 @@ def load_through_modules(model: nn.Module, tensors: Mapping[str, Tensor], extra:
         model.load_state_dict(state)
     except Exception as error:
         raise CheckpointError(
-            f"The saved weights do not fit the model: {type(error).__name__}: {error}. Build the model from the "
-            "arguments the weights were saved with."
+            f"The saved weights do not fit the model: {type(error).__name__}: {' '.join(str(error).split())} Build the "
+            "model from the arguments the weights were saved with."
         ) from error
     _keep_parameters(model, before)
 

@@ -217,6 +217,11 @@ class Replica:
         else:
             self._assemble_again(world, load)
         self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self._warn)
+        if not self._has_state and world.rank == 0 and not self.model.training:
+            self._warn(
+                "build_model returned the model in evaluation mode, as from_pretrained does, and it is trained in it: "
+                "without dropout, and with the running statistics that it has. Call its train() there if that is wrong."
+            )
         self._has_state = True
         if self.average is not None:
             self.average.begin(self.stream("train").steps_per_epoch)
@@ -245,7 +250,7 @@ class Replica:
             CheckpointError: the model could not be restored from it.
         """
         state = self.keeper.state()
-        self.keeper.verify(self._assembler.build_again, state)
+        self.keeper.verify(self._assembler.build_another, state)
         return state
 
     def become(self, model: ModelState, optimizer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:

@@ -81,17 +81,20 @@ class Assembler:
         return [] if model is None else [*model.parameters(), *model.buffers()]
 
     def _build(self) -> nn.Module:
-        with building(self.draw.seed):
-            model = self._task.build_model()
-        dtype = torch.float64 if self._settings.precision == "float64" else None
-        model = begin_training(model.to(self._device, dtype))
+        model = self._built_with(self.draw.seed)
         self.built = kinds_of(model)
         return model
 
-    def build_again(self) -> nn.Module:
-        """Return another plain model, as it is before training."""
+    def _built_with(self, seed: int) -> nn.Module:
+        with building(seed):
+            model = self._task.build_model()
+        dtype = torch.float64 if self._settings.precision == "float64" else None
+        return begin_training(model.to(self._device, dtype))
+
+    def build_another(self) -> nn.Module:
+        """Return another plain model with other random values; the generators are as before."""
         with generators_put_back():
-            return self._build()
+            return self._built_with(self.draw.seed + 1)
 
     def become_member(self, seed: int, task: Task) -> None:
         """Build the model of a member of an ensemble; its seed and task are known once it has met the other members."""
