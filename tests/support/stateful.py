@@ -191,6 +191,27 @@ class Nested(nn.Sequential):
         return super().load_state_dict(state_dict["net"], *arguments, **options)
 
 
+class Counting(nn.Module):
+    """A layer that counts its passes, to be scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count = self.count + 1  # type: ignore[operator]
+        scaled: Tensor = self.layer(x) * (1 + 0.01 * self.count)  # type: ignore[operator]
+        return scaled
+
+
+def scripted() -> nn.Module:
+    with _no_warnings():
+        compiled: nn.Module = torch.jit.script(Counting())
+        return compiled
+
+
 def quantised() -> nn.Module:
     """Return layers prepared for quantisation, whose observers get their sizes in the first pass."""
     from torch.ao import quantization
@@ -219,6 +240,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "calls": Calls,
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+    "scripted": scripted,
     "extra": Extra,
     "halved": lambda: Halved(WIDTH, WIDTH),
     "packed": lambda: Packed(WIDTH, WIDTH),

@@ -181,7 +181,7 @@ def _is_copied(tensor: Tensor | None) -> TypeGuard[Tensor]:
 
 def _set(owner: nn.Module, held: Mapping[str, Any]) -> None:
     """Give a module these buffers and no others."""
-    for name in [name for name in owner._buffers if name not in held]:
+    for name in [name for name in owner._buffers.keys() if name not in held]:  # noqa: SIM118 - no dict if scripted
         delattr(owner, name)
     for name, tensor in held.items():
         if owner._buffers[name] is not tensor:

@@ -89,7 +89,7 @@ def _keep_parameters(model: nn.Module, before: Mapping[str, nn.Parameter]) -> No
     for name, parameter in before.items():
         path, _, leaf = name.rpartition(".")
         owner = model.get_submodule(path)
-        loaded = owner._parameters.get(leaf)
+        loaded = dict(owner._parameters.items()).get(leaf)
         if loaded is parameter:
             continue
         if loaded is None or loaded.shape != parameter.shape:

@@ -235,6 +235,7 @@ class StepBuffers:
         return [
             _Parameter(module, name, parameter, None if parameter.requires_grad else _sample(parameter))
             for module in self._model.modules()
+            if not isinstance(module, torch.jit.ScriptModule)  # it gives other objects each time
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
@@ -255,8 +256,7 @@ class StepBuffers:
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:
-    tensor: Tensor | None = module._parameters.get(name)
-    tensor = module._buffers[name] if tensor is None else tensor
+    tensor = (module._parameters if name in module._parameters else module._buffers)[name]
     assert tensor is not None
     return tensor.detach()
 
