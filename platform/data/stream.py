@@ -151,6 +151,10 @@ class SampleStream:
         """Return a batch without samples, with the shapes and types of the others."""
         return {name: value[:0] if value.dim() else value for name, value in self._one_sample.items()}
 
+    def one_sample(self) -> Batch:
+        """Return a batch of the data's first sample; it belongs to the caller."""
+        return {name: value.clone() for name, value in self._one_sample.items()}
+
     @cached_property
     def _one_sample(self) -> Batch:
         return self._convert(self._source.first_row(), np.zeros(1, np.int64), 0)

@@ -17,6 +17,7 @@ from orchestray.platform.run.checkpoint_files import (
     EXCHANGE_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
+    RESUME_FILE,
     STATE_FILE,
     FileSum,
     Found,
@@ -150,6 +151,7 @@ class CheckpointWriter:
         *,
         buffers: Collection[str] = (),
         exchange: Mapping[str, torch.Tensor] | None = None,
+        resume: Mapping[str, torch.Tensor] | None = None,
     ) -> Pending:
         """Start to save the current values of the tensors, after `step` steps.
 
@@ -163,6 +165,7 @@ class CheckpointWriter:
             state: JSON values; encoded before this returns.
             buffers: names of the tensors of `model` that a forward pass changes.
             exchange: tensors that belong to single replicas; None if there are none.
+            resume: tensors of the model that only going on needs; None if there are none.
 
         Raises:
             StorageError: the previous checkpoint failed.
@@ -172,6 +175,8 @@ class CheckpointWriter:
         tensors = {MODEL_FILE: dict(model), OPTIMIZER_FILE: dict(optimizer)}
         if exchange is not None:
             tensors[EXCHANGE_FILE] = dict(exchange)
+        if resume:
+            tensors[RESUME_FILE] = dict(resume)
         self._make_staging(tensors)
         early = {}
         for file, named in tensors.items():
@@ -193,9 +198,9 @@ class CheckpointWriter:
 
         Args:
             step: number of completed steps.
-            files: for MODEL_FILE, OPTIMIZER_FILE and optionally EXCHANGE_FILE, the layout and a producer of the
-                tensors. The producer gets a function, and calls it with name and tensor (CPU) of each, in the order of
-                the layout.
+            files: for MODEL_FILE, OPTIMIZER_FILE and optionally EXCHANGE_FILE and RESUME_FILE, the layout and a
+                producer of the tensors. The producer gets a function, and calls it with name and tensor (CPU) of each,
+                in the order of the layout.
             state: JSON values.
 
         Raises:

@@ -1,8 +1,9 @@
 """The files of a checkpoint, and the search for the newest one that is undamaged. Imports no torch.
 
 A checkpoint is a folder `step-00000100`. It contains `model.safetensors`, `optimizer.safetensors` and, if replicas have
-a state of their own, `exchange.safetensors`. `state.json` is written last. It holds the size and CRC-32 of the others,
-a CRC-32 of itself, and the trainer's own state.
+a state of their own, `exchange.safetensors`. What only going on needs of the model is in `resume.safetensors`.
+`state.json` is written last. It holds the size and CRC-32 of the others, a CRC-32 of itself, and the trainer's own
+state.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ STATE_FILE = "state.json"
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 EXCHANGE_FILE = "exchange.safetensors"
+RESUME_FILE = "resume.safetensors"
 CHUNK_BYTES = 16 * 1024 * 1024
 BEST_STEP = "best_step"
 """Key of a checkpoint's state for the step of the best one so far, which is kept besides the newest ones."""

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    import numpy as np
     import torch
 
 _MODEL_JSON = "model.json"
+EXTRA_FILE = "extra_state.pt"
+"""Name of the file with the extra state of a model's modules, if they have any that is no tensor."""
 
 
 def save_model(
-    directory: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor] | bytes, model_json: Mapping[str, Any]
+    directory: str | os.PathLike[str],
+    tensors: Mapping[str, torch.Tensor] | bytes,
+    model_json: Mapping[str, Any],
+    extra_state: bytes | None = None,
 ) -> None:
     """Write a trained model: `model.safetensors` and `model.json`, both or neither; an older one is replaced.
 
@@ -32,6 +38,7 @@ def save_model(
         model_json: JSON values from which the model is rebuilt: `task`, `precision` and `seed`. An ensemble adds
             `ensemble`: {"members": count, "average": "outputs" or "probabilities"} and, if the members' tasks differ,
             the `arguments` of each. Its tensors are named "members.<i>.<name>".
+        extra_state: content of `extra_state.pt`; None: there is no such file.
 
     Raises:
         StorageError: the disk is full, or not writable.
@@ -42,11 +49,13 @@ def save_model(
         from orchestray.platform.run.tensor_file import pack
 
         data = pack(tensors)
-    sums = {MODEL_FILE: {"bytes": len(data), "crc32": zlib.crc32(data)}}
+    files = {MODEL_FILE: data} | ({} if extra_state is None else {EXTRA_FILE: extra_state})
+    sums = {name: {"bytes": len(content), "crc32": zlib.crc32(content)} for name, content in files.items()}
     path = Path(directory).absolute()
     with LocalStore(path.parent).create(path.name) as open_file:
-        with open_file(MODEL_FILE) as write:
-            write(data)
+        for name, content in files.items():
+            with open_file(name) as write:
+                write(content)
         with open_file(_MODEL_JSON) as write:
             write((dump_json({**model_json, "files": sums}, indent=2) + "\n").encode())
 
@@ -77,12 +86,26 @@ def load_model_tensors(directory: str | os.PathLike[str]) -> dict[str, torch.Ten
     """
     from orchestray.platform.run.tensor_file import unpack
 
+    return unpack(_read(directory, MODEL_FILE), str(Path(directory).absolute() / MODEL_FILE))
+
+
+def load_extra_state(directory: str | os.PathLike[str]) -> bytes | None:
+    """Return the content of `extra_state.pt` of a trained model; None if it has none.
+
+    Raises:
+        CheckpointError: the model is missing or damaged.
+    """
+    has_one = EXTRA_FILE in load_model_json(directory).get("files", {})
+    return bytes(_read(directory, EXTRA_FILE)) if has_one else None
+
+
+def _read(directory: str | os.PathLike[str], file: str) -> np.ndarray[Any, Any]:
+    """Return a file of a trained model as a flat uint8 array, checked against `model.json`."""
     path = Path(directory).absolute()
-    sums = load_model_json(path).get("files", {}).get(MODEL_FILE)
+    sums = load_model_json(path).get("files", {}).get(file)
     store = LocalStore(path.parent)
     if not isinstance(sums, dict) or not {"bytes", "crc32"} <= sums.keys():
-        raise CheckpointError(f"{path / _MODEL_JSON} is damaged: it has no checksum of {MODEL_FILE}")
-    if (size := store.size(path.name, MODEL_FILE)) != sums["bytes"]:
-        raise CheckpointError(f"{path / MODEL_FILE} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}")
-    data = read_checked(store, path.name, MODEL_FILE, FileSum(sums["bytes"], sums["crc32"]))
-    return unpack(data, str(path / MODEL_FILE))
+        raise CheckpointError(f"{path / _MODEL_JSON} is damaged: it has no checksum of {file}")
+    if (size := store.size(path.name, file)) != sums["bytes"]:
+        raise CheckpointError(f"{path / file} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}")
+    return read_checked(store, path.name, file, FileSum(sums["bytes"], sums["crc32"]))

@@ -201,15 +201,15 @@ def _finish_lazy(network: Any, genome: Genome, input_shape: Any) -> None:
     import torch
     from torch.nn.parameter import is_lazy
 
+    from orchestray.trainers.core.modes import evaluating
+
     if not any(map(is_lazy, chain(network.parameters(), network.buffers()))):
         return
-    was_training = network.training
     try:
-        with torch.no_grad():
-            network.eval()(torch.zeros(2, *input_shape))
+        with evaluating(network), torch.no_grad():
+            network(torch.zeros(2, *input_shape))
     except Exception as error:
         raise TaskError(f"the genome {genome!r} cannot be built: {type(error).__name__}: {error}") from error
-    network.train(was_training)
 
 
 def graph_of(space: ArchitectureSpace, genome: Genome) -> Graph:

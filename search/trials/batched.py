@@ -18,6 +18,7 @@ from orchestray.platform.task import OF_THE_LOSS
 from orchestray.search.trials.batched_layers import StackedModel
 from orchestray.search.trials.program import MODEL, OPTIMIZER
 from orchestray.trainers.core.forward import user_code
+from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.rng import RngKey, draws, seed_modules
 from orchestray.trainers.core.task_calls import refuse
 
@@ -130,12 +131,8 @@ class Batched:
             found = {"loss": task.loss(outputs, batch), **task.metrics(outputs, batch)}
             return {name: value.reshape(()).double() for name, value in found.items()}
 
-        self._forward.model.eval()
-        try:
-            with torch.no_grad():
-                made: dict[str, Tensor] = vmap(metrics)(self._outputs(self.weights, batch))
-        finally:
-            self._forward.model.train()
+        with evaluating(self._forward.model), torch.no_grad():
+            made: dict[str, Tensor] = vmap(metrics)(self._outputs(self.weights, batch))
         return made
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> None:

@@ -17,14 +17,23 @@ from orchestray.platform.actors.pool import make_room
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, Found, list_checkpoints, load_tensors
-from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
+from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE, RESUME_FILE
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.files import remove_tree
 from orchestray.platform.run.memory_store import HeldFolders, HolderLostError, MemoryStoreError
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress as ProgressDisplay
-from orchestray.search.trials.program import EXCHANGE, MODEL, OF_REPLICAS, OPTIMIZER, Progress, TrialState, part
+from orchestray.search.trials.program import (
+    EXCHANGE,
+    MODEL,
+    OF_REPLICAS,
+    OPTIMIZER,
+    RESUME,
+    Progress,
+    TrialState,
+    part,
+)
 from orchestray.search.trials.task_cache import SEARCHED_TASK
 from orchestray.search.trials.training import TrainingTrial, numbers
 from orchestray.trainers.config.dump import dump_yaml
@@ -41,7 +50,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig
     from orchestray.trainers.core.outcome import Outcome
 
-_PREFIXES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, EXCHANGE_FILE: EXCHANGE}
+_PREFIXES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, EXCHANGE_FILE: EXCHANGE, RESUME_FILE: RESUME}
 _OF_RUN = ("position", "lines", "seconds")
 """Keys of a checkpoint's state that do not describe the arrangement of its replicas."""
 _SHORTAGE = (
@@ -258,12 +267,12 @@ class GangTrial:
             return
         self._has_begun = False
         self._checkpoints.clear()
-        model, optimizer, exchange = (part(state.tensors, prefix) for prefix in _PREFIXES.values())
+        model, optimizer, exchange, resume = (part(state.tensors, prefix) for prefix in _PREFIXES.values())
         position = dict(state.position)
         layout = {"num_replicas": 1, **position.pop(OF_REPLICAS, {}), "position": position}
         step = int(position.get("step", 0))
         with _memory_errors(), CheckpointWriter(self._checkpoints.location, keep=1) as checkpoints:
-            checkpoints.save_async(step, model, optimizer, layout, exchange=exchange or None)
+            checkpoints.save_async(step, model, optimizer, layout, exchange=exchange or None, resume=resume)
             checkpoints.wait()
         self._has_begun = True
         if self._run_progress.go_back_to(step):

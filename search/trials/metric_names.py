@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orchestray.trainers.core.modes import evaluating
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -30,11 +32,9 @@ def metric_names(
         cast: moves a batch to the model's device and precision.
         wanted: names to look for.
     """
-    was_training = model.training
     names: dict[str, None] = {}
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), stream.epoch(0) as shares:
-            model.eval()
+        with torch.random.fork_rng(devices=[]), evaluating(model), torch.no_grad(), stream.epoch(0) as shares:
             for share in shares:
                 for micro_batch in share.micro_batches:
                     batch = cast(micro_batch.batch)
@@ -44,5 +44,3 @@ def metric_names(
         return list(names)
     except Exception:  # noqa: BLE001 - missing model inputs or unreadable data, say; training will report it
         return None
-    finally:
-        model.train(was_training)

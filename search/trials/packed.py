@@ -28,6 +28,7 @@ from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.optim.schedules import lr_at
@@ -116,7 +117,7 @@ class PackedPopulation:
         with building(self._settings.seed):
             model = self._task.build_model()
         model = model.to(device, torch.float64) if self._settings.precision == "float64" else model.to(device)
-        forward = Forward(self._task, model.train(), self._settings.precision, device)
+        forward = Forward(self._task, begin_training(model), self._settings.precision, device)
         self._batched = Batched(
             forward, population, self._settings.optimizer, seed=self._settings.seed, grad_clip=self._settings.grad_clip
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,22 +13,23 @@ from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.platform.run.model_files import save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.platform.task import training_batch_of
 from orchestray.search.spaces.architectures.inherit import inherited
 from orchestray.search.trials.metric_names import metric_names
-from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, Progress, TrialState, part
+from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, RESUME, Progress, TrialState, part
 from orchestray.search.trials.task_cache import SEARCHED_TASK, TaskCache
 from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
-from orchestray.trainers.core.weights import model_tensors
+from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.saved.checkpoint_model import BUFFERS
 from orchestray.trainers.saved.model_json import describe_model
+from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,10 +176,11 @@ class TrainingTrial:
 
     def state(self) -> TrialState:
         """Return a copy of the state."""
-        tensors = {MODEL + name: tensor.clone() for name, tensor in model_tensors(self._replica.model).items()}
-        optimizer = self._replica.optimizer.state_tensors()
-        tensors |= {OPTIMIZER + name: tensor.clone() for name, tensor in optimizer.items()}
-        return TrialState(tensors, {**vars(self._replica.position)})
+        model, optimizer = self._replica.state(), self._replica.optimizer.state_tensors()
+        parts = ((MODEL, model.tensors), (OPTIMIZER, optimizer), (RESUME, model.beside))
+        tensors = {prefix + name: tensor.clone() for prefix, each in parts for name, tensor in each.items()}
+        layout = {OF_REPLICAS: {BUFFERS: model.buffers}} if model.buffers else {}
+        return TrialState(tensors, {**vars(self._replica.position), **layout})
 
     def load(self, state: TrialState, *, partly: bool = False) -> None:
         """Restore a state; with `partly`, take only the model's tensors whose names and shapes match.
@@ -187,24 +190,27 @@ class TrainingTrial:
         Raises:
             CheckpointError: the weights do not fit the model.
         """
-        model = part(state.tensors, MODEL)
-        own = model_tensors(self._replica.model)
         if partly:
             self.inherit(state)
             return
+        buffers = state.position.get(OF_REPLICAS, {}).get(BUFFERS, {})
+        model = ModelState(part(state.tensors, MODEL), part(state.tensors, RESUME), buffers)
+        own = self._replica.state().tensors
         optimizer = part(state.tensors, OPTIMIZER)
         position = {key: value for key, value in state.position.items() if key != OF_REPLICAS}
         try:
             self._replica.become(model, optimizer, position)
         except CheckpointError:
-            _check_fits(model, own)
+            _check_fits(model.tensors, own)
             self._replica.become(model, self._fresh_optimizer_state(), position)
 
     def inherit(self, state: TrialState, *, overlap: bool = False) -> None:
         """Start with the weights of another network, as far as they fit; see `spaces.architectures.inherit`."""
-        own = model_tensors(self._replica.model)
-        taken = inherited(part(state.tensors, MODEL), own, overlap=overlap)
-        self._replica.become({**own, **taken}, self._replica.optimizer.state_tensors(), vars(Position()))
+        own = self._replica.state()
+        taken = inherited(part(state.tensors, MODEL), own.tensors, overlap=overlap)
+        self._replica.become(
+            replace(own, tensors={**own.tensors, **taken}), self._replica.optimizer.state_tensors(), vars(Position())
+        )
 
     def become(self, config: TrainConfig) -> None:
         """Continue with the same weights under another config, which must leave the model's shapes unchanged.
@@ -236,7 +242,7 @@ class TrainingTrial:
                 log.append_lines(self._lines)
             finally:
                 log.close()
-            save_model(run.paths.model, self._replica.trained_model(), describe_model(self._settings, self._task))
+            write_model(run.paths.model, self._replica.trained_model(), describe_model(self._settings, self._task))
             run.write_result({**result_of(outcome, run_progress), "seconds": round(self._trained_s, 3)})
 
     def _fresh_optimizer_state(self) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def train_laid_out(
                 outcome = replica.run(time.time())
         else:
             outcome = replica.run(time.time())
-        return outcome, {name: tensor.clone() for name, tensor in replica.trained_model().items()}
+        return outcome, {name: tensor.clone() for name, tensor in replica.trained_model().tensors.items()}
 
     seed = rng._seed
 

@@ -207,6 +207,18 @@ def _average(view: View) -> Iterator[Problem]:
     yield Problem("train.average", f"{reason}; take it out, or average checkpoints with `orchestray runs average`")
 
 
+def _buffers(view: View) -> Iterator[Problem]:
+    exchange = view("strategy.exchange")
+    if view("train.buffers") is None or isinstance(exchange, AllReduce):
+        return
+    if isinstance(exchange, ParameterServer):
+        what = "the servers add up what each share has changed, weighted by samples"
+    else:
+        what = f"{exchange.type} has models that differ, each with buffers of its own"
+    text = f"is for replicas that are the same after each step, and {what}; use allreduce, or take it out"
+    yield Problem("train.buffers", text)
+
+
 def _groups(view: View) -> Iterator[Problem]:
     exchange, data = view("strategy.exchange"), view("strategy.network.data")
     if not isinstance(exchange, ParameterServer):
@@ -434,6 +446,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _shared_memory,
     _early_stopping,
     _average,
+    _buffers,
     _groups,
     _whole_gradient,
     _whole_layers,

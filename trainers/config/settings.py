@@ -62,6 +62,8 @@ class ReplicaSettings:
     """Keys of the average of the weights; None: there is none."""
     grad_clip: float | None = None
     batch_norm: str = "synchronized"
+    buffers: str | None = None
+    """What becomes of buffers in which the replicas differ; None: their average, with a warning."""
     until: Until | None = None
     early_stop: EarlyStop | None = None
     time_limit_s: float | None = None
@@ -194,6 +196,7 @@ class ReplicaSettings:
             average=None if train.average is None else train.average.model_dump(),
             grad_clip=train.grad_clip,
             batch_norm=train.batch_norm,
+            buffers=train.buffers,
             until=None if until is None else Until(until.metric, until.value, str(until.mode)),
             early_stop=(
                 None if early is None else EarlyStop(early.metric, early.patience, early.min_delta, str(early.mode))

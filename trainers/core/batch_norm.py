@@ -2,13 +2,13 @@
 
 `synchronize` makes a model's batch normalisation equal to that of one process that sees the whole batch: forward,
 backward and running statistics. Shares may differ in size and may be empty, as long as every replica runs every pass. A
-replica with an empty share passes a batch of no samples. `sync_buffers` is for replicas that normalise separately: it
-makes their statistics equal.
+replica with an empty share passes a batch of no samples. `sync_statistics` is for replicas that normalise separately:
+it makes their statistics equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import TrainingError
 
 _GROUP = "batch_norm"
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 CollectiveRef = Callable[[], Collective]
 
 
@@ -56,24 +57,49 @@ def has_synchronized(model: nn.Module) -> bool:
     return any(_is_synchronized(module) for module in model.modules())
 
 
-@torch.no_grad()
-def sync_buffers(model: nn.Module, collective: Collective, num_samples: int, batch_samples: int) -> None:
-    """Make the replicas' buffers equal.
+def has_own_buffers(model: nn.Module) -> bool:
+    """Return True if the model has buffers besides the running statistics of batch normalisation."""
+    return any(
+        tensor is not None and not (isinstance(module, _BatchNorm) and name in _STATISTICS)
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+    )
 
-    Floating-point buffers become the average weighted by samples, sum(num_samples x buffer) / batch_samples. Integer
-    and boolean buffers become the maximum. Buffers that are equal on all replicas do not change.
+
+def agreed_statistics(module: nn.Module, batch_norm: str) -> Collection[str]:
+    """Return the names of a module's buffers that `train.batch_norm` makes equal on all replicas."""
+    is_agreed = _is_synchronized(module) or (batch_norm == "local" and isinstance(module, _BatchNorm))
+    return _STATISTICS if is_agreed else ()
+
+
+def sync_statistics(model: nn.Module, collective: Collective, num_samples: int, batch_samples: int) -> None:
+    """Make the running statistics of replicas that normalise separately equal; see `average_buffers`.
+
+    Modules in evaluation mode keep theirs, which do not change.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+    buffers = [norm._buffers[name] for norm in norms for name in _STATISTICS]
+    average_buffers([buffer for buffer in buffers if buffer is not None], collective, num_samples, batch_samples)
+
+
+@torch.no_grad()
+def average_buffers(buffers: Sequence[Tensor], collective: Collective, num_samples: int, batch_samples: int) -> None:
+    """Make the replicas' buffers equal, in place.
+
+    Floating-point and complex buffers become the average weighted by samples, sum(num_samples x buffer) /
+    batch_samples. Integer and boolean buffers become the maximum.
 
     Args:
-        model: its buffers are changed in place.
+        buffers: the same on every replica, in dtypes and shapes.
         collective: all its members must call this function.
         num_samples: number of samples this replica's buffers come from.
         batch_samples: sum of `num_samples` over the replicas, above 0.
     """
-    buffers = [buffer for buffer in model.buffers() if buffer.numel()]
+    buffers = [torch.view_as_real(each) if each.is_complex() else each for each in buffers if each.numel()]
     if collective.size == 1 or not buffers:
         return
     floats = [buffer for buffer in buffers if buffer.is_floating_point()]
-    others = [buffer for buffer in buffers if not buffer.is_floating_point() and not buffer.is_complex()]
+    others = [buffer for buffer in buffers if not buffer.is_floating_point()]
     if floats:
         flat = flatten([buffer.double() for buffer in floats])
         # A replica without samples must add 0, and 0 x infinity would be NaN.

@@ -1,11 +1,12 @@
-"""Snapshots of modules' buffers for passes that run more than once: the extra pass must not change the buffers."""
+"""Copies of modules' buffers: for passes that run more than once, and for steps that fail."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -61,14 +62,134 @@ def buffers_in_place(values: Mapping[tuple[nn.Module, str], Tensor]) -> Iterator
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Replace the model's buffers by copies inside the context, so that the buffers themselves do not change."""
+    held = [(owner, dict(owner._buffers.items())) for owner in model.modules()]
     copies = {
         (owner, name): tensor.detach().clone()
-        for owner in model.modules()
-        for name, tensor in owner._buffers.items()
+        for owner, buffers in held
+        for name, tensor in buffers.items()
         if tensor is not None
     }
-    with buffers_in_place(copies):
-        yield
+    try:
+        with buffers_in_place(copies):
+            yield
+    finally:
+        for owner, buffers in held:
+            _set(owner, buffers)
+
+
+class BufferCopies:
+    """Copies of all buffers of a model, looked up afresh each time.
+
+    A forward pass may change a buffer in place, resize it, assign it anew, or register another.
+
+    Attributes:
+        parameters: owners and names of parameters that are treated like buffers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters: list[tuple[nn.Module, str]] = []
+        self._model = model
+        self._held: list[tuple[nn.Module, dict[str, Any]]] = []
+        """The buffers of each module, as it held them."""
+        self._tensors: list[Tensor] = []
+        self._copies: list[Tensor] = []
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy the buffers as they are now."""
+        self._held = [(module, dict(module._buffers.items())) for module in self._model.modules()]
+        tensors = [tensor for _, held in self._held for tensor in held.values() if _is_copied(tensor)]
+        copied = [*tensors, *(parameter for _, _, parameter in self._watched())]
+        if [_kind(tensor) for tensor in copied] == [_kind(copy) for copy in self._copies]:
+            if copied:
+                torch._foreach_copy_(self._copies, copied)
+        else:
+            self._copies = [tensor.clone() for tensor in copied]
+        self._tensors = tensors
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Give the model the buffers that it had: the same objects, with their values."""
+        for module, held in self._held:
+            _set(module, held)
+        for tensor, copy in zip(self._tensors, self._copies, strict=False):
+            if tensor.shape != copy.shape:
+                tensor.resize_(copy.shape)
+            if not is_same(tensor, copy):
+                tensor.copy_(copy)
+        for (_, _, parameter), copy in zip(self._watched(), self._copies[len(self._tensors) :], strict=True):
+            parameter.copy_(copy)
+
+    def changed(self, without: Callable[[nn.Module], Collection[str]]) -> list[tuple[int, nn.Module, str]]:
+        """Return number of the module, module and name of each buffer that is not what it was.
+
+        Args:
+            without: returns the names of a module's buffers that are not looked at.
+        """
+        copies = iter(self._copies)
+        found = []
+        for number, (module, held) in enumerate(self._held):
+            before = {name: next(copies) for name, tensor in held.items() if _is_copied(tensor)}
+            if not module._buffers:
+                continue
+            left_out = without(module)
+            for name, tensor in module._buffers.items():
+                if not _is_copied(tensor) or name in left_out:
+                    continue
+                if name not in before or not is_same(tensor, before[name]):
+                    found.append((number, module, name))
+        for number, (module, name, parameter) in enumerate(self._watched()):
+            if not is_same(parameter, next(copies)):
+                found.append((len(self._held) + number, module, name))
+        return found
+
+    def _watched(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        for owner, name in self.parameters:
+            parameter = owner._parameters[name]
+            assert parameter is not None
+            yield owner, name, parameter.detach()
+
+    @torch.no_grad()
+    def move_back(self) -> tuple[nn.Module, str] | None:
+        """Move the values of buffers that were assigned anew into the memory that they had.
+
+        Returns:
+            Module and name of a buffer that has another dtype or shape now, or did not exist; None: there is none.
+        """
+        copies = iter(self._copies)
+        for module, held in self._held:
+            before = {name: next(copies) for name, tensor in held.items() if _is_copied(tensor)}
+            for name, tensor in module._buffers.items():
+                if not _is_copied(tensor):
+                    continue
+                if name not in before or _kind(tensor) != _kind(before[name]):
+                    return module, name
+                if tensor is not held[name]:
+                    held[name].copy_(tensor)
+                    module._buffers[name] = held[name]
+        return None
+
+
+def is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors have the same dtype, shape and values."""
+    return _kind(tensor) == _kind(other) and torch.equal(tensor, other)
+
+
+def _is_copied(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    return tensor is not None and tensor.layout == torch.strided  # a sparse one is only put back as an object
+
+
+def _set(owner: nn.Module, held: Mapping[str, Any]) -> None:
+    """Give a module these buffers and no others."""
+    for name in [name for name in owner._buffers.keys() if name not in held]:  # noqa: SIM118 - no dict if scripted
+        delattr(owner, name)
+    for name, tensor in held.items():
+        if owner._buffers[name] is not tensor:
+            owner._buffers[name] = tensor
+
+
+def _kind(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.device
 
 
 def _may_have_changed(before: _Before) -> bool:

@@ -110,6 +110,20 @@ def pass_without_loss(forward: Forward, batch: Batch) -> None:
         torch.autograd.backward(leaves, [torch.zeros_like(leaf) for leaf in leaves])
 
 
+@torch.no_grad()
+def passing(forward: Forward, stream: SampleStream, *, step: int, rank: int) -> None:
+    """Run a forward pass of one sample, which counts nowhere but in what the pass itself does to the model's buffers.
+
+    Args:
+        forward: calls the model.
+        stream: samples of this replica.
+        step: number of the step, for messages.
+        rank: this worker's rank, for messages.
+    """
+    with user_code(step, rank):
+        forward.outputs(stream.one_sample())
+
+
 class user_code:  # noqa: N801 - used as a function; a generator-based context manager costs several times as much
     """A context that turns an exception of the user's code into a TrainingError with its file and line."""
 

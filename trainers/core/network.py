@@ -37,7 +37,7 @@ class Network(Protocol):
     model: nn.Module
     """The part of the model on this worker; its names are the plain model's."""
     pieces: Mapping[str, TensorSlice]
-    """Position of each parameter and persistent buffer of `model` in the plain one, by its name in `model`."""
+    """Position of each parameter and buffer of `model` in the plain one, by its name in `model`."""
     is_reporting: bool
     """True if this worker's loss and metrics count: those of one worker of each copy do."""
     streams: bool

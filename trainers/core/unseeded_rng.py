@@ -29,13 +29,12 @@ _MODULE_SEED = 5
 def unseeded_modules(model: nn.Module, inputs: Any) -> list[str]:
     """Return the names of the modules that draw random numbers while training and are not known to.
 
-    Runs pairs of forward passes in training mode, with the generators of torch, NumPy and Python in different states;
-    known modules are seeded alike. A module with equal inputs but different outputs in a pair draws random numbers, or
-    a module inside it does. There is one pair after each find, and one more. Modes, buffers, gradients and generators
-    are restored.
+    Runs pairs of forward passes, with the generators of torch, NumPy and Python in different states; known modules are
+    seeded alike. A module with equal inputs but different outputs in a pair draws random numbers, or a module inside it
+    does. There is one pair after each find, and one more. Buffers, gradients and generators are restored.
 
     Args:
-        model: a whole model, not yet split over workers.
+        model: a whole model in the modes of training, not yet split over workers.
         inputs: input of the model, with at least two samples (batch normalisation needs them).
 
     Returns:
@@ -44,15 +43,9 @@ def unseeded_modules(model: nn.Module, inputs: Any) -> list[str]:
     names = {module: name for name, module in model.named_modules()}
     known = {module for module in names if draws(module)}
     found: set[nn.Module] = set()
-    modes = [(module, module.training) for module in names]
-    with _generators_put_back(), untouched(model), torch.no_grad():
-        model.train()
-        try:
-            while new := _differing(model, inputs, known, found) - found:
-                found |= new
-        finally:
-            for module, mode in modes:
-                module.training = mode
+    with generators_put_back(), untouched(model), torch.no_grad():
+        while new := _differing(model, inputs, known, found) - found:
+            found |= new
     return [name for module, name in names.items() if module in found]
 
 
@@ -63,14 +56,8 @@ def repeated_draws(model: nn.Module, inputs: Any) -> list[str]:
     `unseeded_modules`.
     """
     known = {module for module in model.modules() if draws(module)}
-    modes = [(module, module.training) for module in model.modules()]
-    with _generators_put_back(), untouched(model), torch.no_grad():
-        model.train()
-        try:
-            calls = Counter(call.module for call in _Watch(model, known, set(), _RUN_SEEDS[0]).run(inputs))
-        finally:
-            for module, mode in modes:
-                module.training = mode
+    with generators_put_back(), untouched(model), torch.no_grad():
+        calls = Counter(call.module for call in _Watch(model, known, set(), _RUN_SEEDS[0]).run(inputs))
     return [name for name, module in model.named_modules() if module in known and calls[module] > 1]
 
 
@@ -218,7 +205,8 @@ def _seed_all(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def _generators_put_back() -> Iterator[None]:
+def generators_put_back() -> Iterator[None]:
+    """Give every generator its state back afterwards."""
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import CheckpointError
+from orchestray.trainers.core.own_saving import load_through_modules, loads_itself, saved_otherwise
 
 _SHOWN = 5
 
@@ -18,9 +19,18 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     A tensor that several names share (tied weights) appears once, under the first of them. Contiguous tensors share the
     model's memory: copy them before the model changes.
     """
+    return plain_tensors(model.state_dict())
+
+
+def plain_tensors(saved: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return the same of the entries of a `state_dict`.
+
+    Raises:
+        CheckpointError: an entry is no tensor.
+    """
     tensors: dict[str, Tensor] = {}
     seen: set[tuple[object, ...]] = set()
-    for name, value in model.state_dict().items():
+    for name, value in saved.items():
         tensor = _checked(name, value)
         key = _identity(tensor)
         if key in seen:
@@ -37,9 +47,14 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     Every tensor of the model must be given with its shape (tied ones under any of their names), and no others. Values
     are converted between floating-point dtypes, not between other kinds.
 
+    A model with modules that load themselves gets them by its `load_state_dict`.
+
     Raises:
-        CheckpointError: the tensors do not fit; the model is unchanged.
+        CheckpointError: the tensors do not fit; the model is unchanged, unless it loads itself.
     """
+    if loads_itself(model) or saved_otherwise(model):
+        load_through_modules(model, tensors, {})
+        return
     own = {name: _checked(name, value) for name, value in model.state_dict().items()}
     by_memory: dict[tuple[object, ...], list[str]] = {}
     for name, tensor in own.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,23 +14,26 @@ from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.platform.run.model_files import load_model_json, save_model
+from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.usercode.beside import use_texts
 from orchestray.trainers import tasks
 from orchestray.trainers.config.load import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.buffer_kinds import differences, kinds_of
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.members import with_members
+from orchestray.trainers.core.model_state import StateKeeper
 from orchestray.trainers.core.rng import RngKey
-from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.driver.runlog.result import failed
 from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.parallel.whole_model import WholeNetwork
+from orchestray.trainers.saved.checkpoint_model import BUFFERS
 from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.saved.snapshots import average_snapshots, snapshot_ensemble
+from orchestray.trainers.saved.trained_model import write_model
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
@@ -74,7 +78,9 @@ def write_average(
     validation = validate(task, model, batch_size=config.train.batch_size, precision=config.train.precision)
     with RunDirectory.create(runs_dir, name) as directory:
         directory.write_config(dump_yaml(config))
-        save_model(directory.paths.model, model_tensors(model), described)
+        state = StateKeeper(model).state()
+        buffers = differences(kinds_of(model), kinds_of(run.build_as(described.get("ensemble"))))
+        write_model(directory.paths.model, replace(state, buffers=buffers), described)
         directory.write_result(
             {
                 **failed(run_progress, "succeeded", None),
@@ -125,7 +131,8 @@ class _Answering(nn.Module):
 def _described(run: Run, task: Task, model: nn.Module, copies: int) -> dict[str, Any]:
     """Return the contents of `model.json`: the run's own; an ensemble has its members `copies` times over."""
     try:
-        described = {key: value for key, value in load_model_json(run.path / "model").items() if key != "files"}
+        described = load_model_json(run.path / "model")
+        described = {key: value for key, value in described.items() if key not in ("files", BUFFERS)}
     except CheckpointError:  # the run has not finished
         with use_texts(run.task_source().texts):
             settings = ReplicaSettings.from_config(run.config, storage="", model_directory="")

@@ -12,7 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.core.batch_norm import sync_buffers
+from orchestray.trainers.core.batch_norm import sync_statistics
+from orchestray.trainers.core.modes import evaluating
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
@@ -88,21 +89,20 @@ def _pass_over(replica: Replica, stream: SampleStream, samples: int) -> None:
             replica.network.evaluate(share)
             replica.exchange.rest()
             if is_local:
-                sync_buffers(replica.model, replica.groups.data, share.num_samples, share.batch_samples)
+                sync_statistics(replica.model, replica.groups.data, share.num_samples, share.batch_samples)
 
 
 @contextlib.contextmanager
 def _measuring(model: nn.Module, modules: list[_BatchNorm]) -> Iterator[None]:
     """Have only the modules train inside the context, each to the mean of what it sees."""
     momenta = [module.momentum for module in modules]
-    model.eval()
-    for module in modules:
-        module.reset_running_stats()
-        module.momentum = None
-        module.train()
     try:
-        yield
+        with evaluating(model):
+            for module in modules:
+                module.reset_running_stats()
+                module.momentum = None
+                module.train()
+            yield
     finally:
         for module, momentum in zip(modules, momenta, strict=True):
             module.momentum = momentum
-        model.train()

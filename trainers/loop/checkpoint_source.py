@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.checkpoint import (
     latest_good,
-    load_checkpoint,
+    load_tensors,
     stream_checkpoint,
 )
-from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE, best_checkpoint
+from orchestray.platform.run.checkpoint_files import (
+    EXCHANGE_FILE,
+    MODEL_FILE,
+    OPTIMIZER_FILE,
+    RESUME_FILE,
+    best_checkpoint,
+)
+from orchestray.trainers.core.members import first_member
+from orchestray.trainers.core.model_state import BUFFER, ModelState
 from orchestray.trainers.loop.sharded_state import Streams
-from orchestray.trainers.saved.checkpoint_model import load_model
+from orchestray.trainers.saved.checkpoint_model import BUFFERS, load_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,20 +40,34 @@ class Loaded:
         """The trainer's own state: position and metric lines."""
         return self._found.state
 
-    def tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-        """Return all tensors of the model and all tensors of the optimizer.
+    def model(self) -> ModelState:
+        """Return the state of the model; of an ensemble, that of its first member.
 
         Raises:
             CheckpointError, StorageError: the checkpoint is damaged, or cannot be read.
         """
-        model, optimizer, _ = load_checkpoint(self._found)
-        return model, optimizer
+        tensors = load_tensors(self._found, MODEL_FILE)
+        beside = load_tensors(self._found, RESUME_FILE) if RESUME_FILE in self._found.files else {}
+        if self.state.get("members"):
+            named = first_member({name.removeprefix(BUFFER): tensor for name, tensor in beside.items()})
+            return ModelState(first_member(tensors), {BUFFER + name: tensor for name, tensor in named.items()})
+        return ModelState(tensors, beside, self.state.get(BUFFERS, {}))
+
+    def optimizer(self) -> Mapping[str, Tensor]:
+        """Return the tensors of the optimizer; of an ensemble, those of its first member.
+
+        Raises:
+            CheckpointError, StorageError: the checkpoint is damaged, or cannot be read.
+        """
+        tensors = load_tensors(self._found, OPTIMIZER_FILE)
+        return first_member(tensors) if self.state.get("members") else tensors
 
     def streams(self) -> Streams:
         """Return the same tensors one at a time, with the replicas' own tensors and the state."""
         model, optimizer = (stream_checkpoint(self._found, file) for file in (MODEL_FILE, OPTIMIZER_FILE))
         exchange = stream_checkpoint(self._found, EXCHANGE_FILE) if EXCHANGE_FILE in self._found.files else None
-        return Streams(model, optimizer, exchange, self.state)
+        resume = stream_checkpoint(self._found, RESUME_FILE) if RESUME_FILE in self._found.files else ((), ())
+        return Streams(model, optimizer, exchange, self.state, resume)
 
 
 def newest(storage: str | None, known: Found | None) -> Loaded | None:
@@ -55,12 +77,12 @@ def newest(storage: str | None, known: Found | None) -> Loaded | None:
     return Loaded(max(candidates, key=lambda found: int(found.step))) if candidates else None
 
 
-def exported(settings: ReplicaSettings, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the tensors of the model that a run ends with: those of its best checkpoint if it is to be exported.
+def exported(settings: ReplicaSettings, trained: ModelState) -> ModelState:
+    """Return the model that a run ends with: that of its best checkpoint if it is to be exported.
 
     Args:
         settings: settings of the run, whose last checkpoint is complete.
-        trained: tensors of the model after the last step.
+        trained: model after the last step.
 
     Raises:
         CheckpointError: the best checkpoint is damaged.

@@ -16,15 +16,23 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task
     from orchestray.trainers.core.exchange import Exchange
     from orchestray.trainers.core.network import Network
+    from orchestray.trainers.loop.step_buffers import StepBuffers
 
 
 def evaluate(
-    network: Network, exchange: Exchange, stream: SampleStream, world: Collective, source: int, task: Task
+    network: Network,
+    exchange: Exchange,
+    stream: SampleStream,
+    world: Collective,
+    source: int,
+    task: Task,
+    buffers: StepBuffers | None = None,
 ) -> dict[str, float]:
     """Return the means of the loss and the task's metrics over all samples of `stream`, the same on every rank.
 
     The model must be in evaluation mode. A metric is the mean of its micro-batch means, weighted by the numbers of
-    samples, or what the task makes from its totals (`final_metrics`). The loss is weighted by the task's `weight`.
+    samples, or what the task makes from its totals (`final_metrics`). The loss is weighted by the task's `weight`. If a
+    pass changes buffers in this mode as well, the replicas agree on them.
 
     Args:
         network: this worker's part of the model.
@@ -33,38 +41,36 @@ def evaluate(
         world: all workers.
         source: first rank whose metrics count.
         task: the task, for the metrics that it makes from totals.
+        buffers: the model's buffers, which were noted before; None: nobody else has any.
     """
     sums: dict[str, Any] = {}
     num_samples, weight = 0, 0.0
     with stream.epoch(0) as shares:
         for share in shares:
-            if network.is_reporting:
-                num_samples += share.num_samples
-                weight += share.weight
+            num_samples += share.num_samples
+            weight += share.weight
             task_calls.add(sums, network.evaluate(share))
     exchange.rest()
     totals = {name: value for name, value in sums.items() if name.startswith(task_calls.TOTAL)}
-    means = _means({name: sums[name] for name in sums if name not in totals}, num_samples, weight, world, source)
-    if not task_calls.has_totals(task):
-        return means
-    every: dict[str, Any] = {}
-    for of_rank in task_calls.gather_totals(world, totals):
-        task_calls.add(every, of_rank)
-    return means | task_calls.finish(task, every)
-
-
-def _means(sums: dict[str, float], num_samples: int, weight: float, world: Collective, source: int) -> dict[str, float]:
-    """Return the means over all samples, the same on every rank."""
+    means = {name: value for name, value in sums.items() if name not in totals}
     # A rank without samples does not know the metrics' names. The first replica has samples if any replica has.
-    names = objects.share_json(world, list(sums), source) if world.size > 1 else list(sums)
-    own = [*(sums.get(name, 0.0) for name in names), float(num_samples), weight]
-    total = torch.tensor(own, dtype=torch.float64)
+    names = objects.share_json(world, list(means), source) if world.size > 1 else list(means)
+    counted = [float(num_samples), weight] if network.is_reporting else [0.0, 0.0]
+    apart = 0.0 if exchange.diverges or buffers is None else buffers.apart(trains=False)
+    total = torch.tensor([apart, *(means.get(name, 0.0) for name in names), *counted], dtype=torch.float64)
     world.all_reduce(total)
-    *values, count, weighed = total.tolist()
-    parts = {name: weighed if name == "loss" else count for name in names}
+    differ, *values, count, weighed = total.tolist()
+    if differ and buffers is not None:
+        buffers.agree(num_samples, int(count))
     if not weighed:
         raise TrainingError(
             "The validation data has weight 0 by the task's weight(batch): none of its samples counts. Validate on "
             "samples that do."
         )
-    return {name: value / parts[name] for name, value in zip(names, values, strict=True)}
+    found = {name: value / (weighed if name == "loss" else count) for name, value in zip(names, values, strict=True)}
+    if not task_calls.has_totals(task):
+        return found
+    every: dict[str, Any] = {}
+    for of_rank in task_calls.gather_totals(world, totals):
+        task_calls.add(every, of_rank)
+    return found | task_calls.finish(task, every)

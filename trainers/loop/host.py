@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
-from orchestray.platform.run.checkpoint import save_model
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.loop.checkpoint_source import Loaded, exported, newest
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.loop.task_host import TaskHost
 from orchestray.trainers.saved.model_json import describe_model
+from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,10 +76,10 @@ class ReplicaHost(TaskHost):
             self._checkpoints.wait()
             self._report_saved()
         if self._settings.model_directory and outcome.ended != "interrupted":
-            tensors = self._replica.trained_model()
+            trained = self._replica.trained_model()
             if collective.rank == 0:
                 described = describe_model(self._settings, self._task, self._task_of)
-                save_model(self._settings.model_directory, exported(self._settings, tensors), described)
+                write_model(self._settings.model_directory, exported(self._settings, trained), described)
         return outcome
 
     def _load(self, start: Start) -> Loaded | None:

@@ -15,7 +15,7 @@ from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
-from orchestray.trainers.core.batch_norm import sync_buffers
+from orchestray.trainers.core.batch_norm import sync_statistics
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.batch_loss import check_gather, check_loss, weighed
@@ -79,7 +79,6 @@ class Loop:
         """
         replica = self._replica
         began_s, began_step = time.perf_counter(), replica.position.step
-        replica.model.train()
         try:
             ended = self._train()
         except PeerLostError:
@@ -156,9 +155,13 @@ class Loop:
         with self._meter.step(number), replica.faults.during(number, network.model):
             step.loss = network.backward(share, exchange, step=number)
         exchange.weigh(share.fraction(share.weight))
-        step.sums = exchange.finish([step.loss, *self._votes()] if self._agrees_at_once else [])
+        step.num_samples = share.num_samples
+        apart = replica.buffers.apart() if self._agrees_at_once else 0.0
+        step.sums = exchange.finish([step.loss, *self._votes(), apart] if self._agrees_at_once else [])
         if self._settings.batch_norm == "local" and not exchange.diverges:
-            sync_buffers(network.model, replica.groups.data, share.num_samples, share.batch_samples)
+            sync_statistics(network.model, replica.groups.data, share.num_samples, share.batch_samples)
+        if step.sums and step.sums[-1]:
+            replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
         network.combine(self._updates, gradients)
         if self._own.grad_clip is not None:
@@ -168,6 +171,7 @@ class Loop:
         replica.optimizer.step(self._tensors, gradients, step.lr)
         if replica.average is not None:
             replica.average.add(number)
+        replica.buffers.keep_memory()
         exchange.after_step(number)
         step.done_s = time.time()
         step.metrics |= replica.optimizer.step_metrics() | exchange.step_metrics()
@@ -179,11 +183,11 @@ class Loop:
         It is a loop of its own, as a batch's forward pass begins before the update of the batch before it.
         """
         replica = self._replica
-        samples: list[int] = []
+        samples: list[tuple[int, int]] = []
 
         def taken() -> Iterator[Share]:
             for step, share in enumerate(shares, start=first):
-                samples.append(share.batch_samples)
+                samples.append((share.num_samples, share.batch_samples))
                 yield weighed(replica, share, step=step)
 
         def update(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], number: int, _: int) -> None:
@@ -196,10 +200,12 @@ class Loop:
         with self._meter.step(first):
             for done in cast("PipeDreamNetwork", self._network).run_segment(taken(), update, first_step=first):
                 lr = self._lr(done.step)
-                steps.append(Step(done.step, epoch, lr, 0, began_s, done.loss_sum, time.time(), done.staleness))
+                step = Step(done.step, epoch, lr, 0, began_s, loss=done.loss_sum, done_s=time.time())
+                step.staleness = done.staleness
+                steps.append(step)
         reports = objects.gather_json(replica.world, [[step.staleness, step.done_s] for step in steps])
         for index, step in enumerate(steps):
-            step.batch_samples = samples[index]
+            step.num_samples, step.batch_samples = samples[index]
             step.staleness = [value for report in reports for value in report[index][0]]
             step.done_s = max(report[index][1] for report in reports)
             step.began_s, began_s = began_s, step.done_s
@@ -218,16 +224,28 @@ class Loop:
         """Sum what the workers report on steps that they have completed."""
         replica, log = self._replica, self._log
         if self._agrees_at_once:
-            loss, stop, late = steps[-1].sums
+            loss, stop, late, _ = steps[-1].sums
             return Agreed([loss], stop, late, *log.bytes_of_all(replica.world.size))
         saved = [log.saved_bytes()] if self._settings.compression.get("type", "none") != "none" else []
-        own = [*self._votes(), log.unreported_bytes(), *saved, *(step.loss for step in steps)]
+        apart = [] if replica.exchange.diverges else [replica.buffers.apart()]
+        own = [*self._votes(), log.unreported_bytes(), *apart, *saved, *(step.loss for step in steps)]
         sums = torch.tensor(own, dtype=torch.float64)
         replica.world.all_reduce(sums)
         stop, late, sent, *rest = sums.tolist()
+        if apart:
+            self._agree_on_buffers(rest.pop(0), steps)
         saved_by_all, losses = (rest[0], rest[1:]) if saved else (0.0, rest)
         copies = 1 if replica.exchange.shares_batch else replica.groups.data.size
         return Agreed([loss / copies for loss in losses], stop, late, int(sent), int(sent + saved_by_all))
+
+    def _agree_on_buffers(self, apart: float, steps: Sequence[Step]) -> None:
+        """Make the replicas' buffers equal after some steps, if the sum over all workers says that they differ."""
+        replica, settings = self._replica, self._settings
+        samples = sum(step.num_samples for step in steps), sum(step.batch_samples for step in steps)
+        if self._network.streams and settings.batch_norm == "local":
+            sync_statistics(self._network.model, replica.groups.data, *samples)
+        if apart:
+            replica.buffers.agree(*samples)
 
     # -- between the steps ---------------------------------------------------------------------------------------------
 

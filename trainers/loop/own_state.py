@@ -10,6 +10,7 @@ from torch import Tensor
 
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.loop import sharded_state
+from orchestray.trainers.loop.sharded_buffers import held_transient
 from orchestray.trainers.sync.common.local_tensors import held_slots, wanted_slots
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def own_state(replica: Replica) -> dict[str, LocalTensor] | None:
         own |= {f"model/{name}": held for name, held in exchange.own().items()}
         slots = held_slots(replica.optimizer, exchange.updates())
         own |= {f"optimizer/{name}": held for name, held in slots.items()}
+        own |= {f"buffer/{name}": held for name, held in held_transient(replica, of_each_replica=True).items()}
     return {key: LocalTensor(held.tensor, _privately(replica, key, held.piece)) for key, held in own.items()}
 
 
@@ -67,6 +69,8 @@ def load_own_state(replica: Replica, streams: sharded_state.Streams | None) -> N
         wanted |= {f"model/{name}": held.piece for name, held in exchange.own().items()}
         slots = wanted_slots(replica.optimizer, exchange.updates())
         wanted |= {f"optimizer/{name}": piece for name, piece in slots.items()}
+        beside = held_transient(replica, of_each_replica=True)
+        wanted |= {f"buffer/{name}": held.piece for name, held in beside.items()}
     wanted = {key: _privately(replica, key, piece) for key, piece in wanted.items()}
     source = streams.exchange if streams is not None else None
     loaded = sharded_state.load_own(replica.world, source, wanted)
@@ -78,6 +82,8 @@ def load_own_state(replica: Replica, streams: sharded_state.Streams | None) -> N
         for name, tensor in of("model").items():
             exchange.own()[name].tensor.copy_(tensor)
         replica.optimizer.load_state_tensors(of("optimizer"))
+        for name, tensor in of("buffer").items():
+            beside[name].tensor.copy_(tensor)
     exchange.load_state(of("exchange"))
 
 

@@ -7,6 +7,7 @@ the last completed step. The steps themselves are in `loop`.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,8 +18,9 @@ from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.core.faults import FaultPlan, Faults, without_overlap
-from orchestray.trainers.core.members import change_of_members, first_member, with_members
-from orchestray.trainers.core.weights import load_model_tensors, model_tensors
+from orchestray.trainers.core.members import change_of_members, with_members
+from orchestray.trainers.core.model_state import ModelState, StateKeeper
+from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.ensemble.member_setup import Members, share_trunk
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop import own_state, sharded_state
@@ -27,7 +29,9 @@ from orchestray.trainers.loop.error_feedback import dropped_residuals
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
-from orchestray.trainers.loop.saving import save_checkpoint
+from orchestray.trainers.loop.saving import refuse_own_saving, save_checkpoint
+from orchestray.trainers.loop.sharded_buffers import changed_kinds, held_transient
+from orchestray.trainers.loop.step_buffers import StepBuffers
 from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
+    from orchestray.trainers.core.buffer_kinds import Kind
     from orchestray.trainers.core.exchange import OptimizedTensor
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.outcome import Outcome
@@ -128,6 +133,9 @@ class Replica:
         self._in_step = False
         self._groups: Groups | None = None
         self._network: Network | None = None
+        self._buffers: StepBuffers | None = None
+        self._keeper: StateKeeper | None = None
+        refuse_own_saving(self._assembler.plain_model, settings)
         if settings.is_replicated:  # the parts do not change when workers come and go
             self._take(self._assembler.assemble(lambda: self.groups))
 
@@ -147,6 +155,23 @@ class Replica:
         """Process groups of this generation."""
         assert self._groups is not None
         return self._groups
+
+    @property
+    def keeper(self) -> StateKeeper:
+        """The state of the model, which this worker holds whole."""
+        assert self._keeper is not None
+        return self._keeper
+
+    @property
+    def built(self) -> Mapping[str, Kind]:
+        """Buffers of the plain model as it was built."""
+        return self._assembler.built
+
+    @property
+    def buffers(self) -> StepBuffers:
+        """The buffers around a step, available after `connect`."""
+        assert self._buffers is not None
+        return self._buffers
 
     @property
     def meter(self) -> ActivationMeter:
@@ -198,6 +223,12 @@ class Replica:
             self.exchange.attach(self.model, world)
         else:
             self._assemble_again(world, load)
+        self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self._warn)
+        if not self._has_state and world.rank == 0 and not self.model.training:
+            self._warn(
+                "build_model returned the model in evaluation mode, as from_pretrained does, and it is trained in it: "
+                "without dropout, and with the running statistics that it has. Call its train() there if that is wrong."
+            )
         self._has_state = True
         if self.average is not None:
             self.average.begin(self.stream("train").steps_per_epoch)
@@ -219,18 +250,28 @@ class Replica:
             self.exchange.detach()
         self.abort()
 
-    def become(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
+    def state(self) -> ModelState:
+        """Return the state of the model if this worker holds it whole; it shares the model's memory.
+
+        Raises:
+            CheckpointError: the model could not be restored from it.
+        """
+        state = self.keeper.state()
+        self.keeper.verify(self._assembler.build_another, state)
+        return state
+
+    def become(self, model: ModelState, optimizer: Mapping[str, Tensor], position: Mapping[str, Any]) -> None:
         """Copy the state of another replica that is already connected.
 
         Args:
-            model: tensors by their names in `model_tensors`.
+            model: result of `state`.
             optimizer: tensors by their names in `Optimizer.state_tensors`.
             position: fields of a `Position`.
 
         Raises:
             CheckpointError: the tensors do not fit.
         """
-        load_model_tensors(self.model, model)
+        self.keeper.restore(model)
         self.optimizer.load_state_tensors(optimizer)
         self.position = Position(**position)
         self.recorder.forget_after(self.position.step)
@@ -241,17 +282,13 @@ class Replica:
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
         if self.settings.is_replicated:
             self.optimizer.init(named)
-        self._buffers = list(network.model.buffers())
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+            self._keeper = StateKeeper(network.model)
 
     def _agree_on_state(self, world: Collective, load: Callable[[], Loaded | None] | None) -> None:
         source, steps = objects.farthest(world, self.position.step if self._has_state else objects.NO_STATE)
         nobody_has_state = max(steps) == objects.NO_STATE
         if nobody_has_state and load is not None and world.rank == 0 and (loaded := load()) is not None:
-            model, optimizer = loaded.tensors()
-            if loaded.state.get("members"):
-                model, optimizer = first_member(model), first_member(optimizer)
-            self.become(model, optimizer, loaded.state["position"])
+            self.become(loaded.model(), loaded.optimizer(), loaded.state["position"])
             self._warn(change_of_members(int(loaded.state.get("members", 0)), self.settings.num_members))
             self._warn(dropped_residuals(loaded.state))
             self.saved_step = self.position.step
@@ -262,11 +299,13 @@ class Replica:
     def _adopt(self, source: int) -> None:
         """Copy the state of the replica of rank `source`. All replicas call."""
         mine = self.world.rank == source
-        position = objects.share_json(self.world, vars(self.position) if mine else None, source)
-        model = objects.share_tensors(self.world, model_tensors(self.model) if mine else None, source)
+        state = self.state() if mine else ModelState({})
+        position, kinds = objects.share_json(self.world, [vars(self.position), state.buffers] if mine else None, source)
+        tensors = objects.share_tensors(self.world, state.tensors if mine else None, source)
+        beside = objects.share_tensors(self.world, state.beside if mine else None, source)
         optimizer = objects.share_tensors(self.world, self.optimizer.state_tensors() if mine else None, source)
         if not mine:
-            self.become(model, optimizer, position)
+            self.become(ModelState(tensors, beside, kinds), optimizer, position)
 
     def _assemble_again(self, world: Collective, load: Callable[[], Loaded | None] | None) -> None:
         """Assemble the network again and resume from the last checkpoint.
@@ -340,8 +379,10 @@ class Replica:
         state = sharded_state.load(
             world,
             streams,
+            self.model,
             self.exchange,
             self.optimizer,
+            lambda: held_transient(self),
             num_members=num_members,
             shared=self.exchange.shared_names,
         )
@@ -364,9 +405,8 @@ class Replica:
     # -- parts of a step -----------------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Copy the buffers, which a failed step would corrupt."""
-        if self.settings.is_replicated and self.world.size > 1 and self._buffers:
-            torch._foreach_copy_(self._buffers_before, self._buffers)
+        """Note the buffers, which a failed step would corrupt."""
+        self.buffers.begin()
         self._in_step = True
 
     def end_step(self) -> None:
@@ -394,8 +434,8 @@ class Replica:
             return
         for parameter in self.model.parameters():
             parameter.grad = None
-        if self._in_step and self._buffers and self.world.size > 1:
-            torch._foreach_copy_(self._buffers, self._buffers_before)
+        if self._in_step:
+            self.buffers.roll_back()
         self._in_step = False
 
     # -- between the steps ---------------------------------------------------------------------------------------------
@@ -411,7 +451,10 @@ class Replica:
         counting = contextlib.nullcontext() if self.exchange.shares_batch else self.log.uncounted()
         stream, source = self.stream("validation"), self._reporting_rank
         with averaged(self, measured=True), self.evaluating(), self.exchange.consensus(), counting:
-            metrics = evaluate(self.network, self.exchange, stream, self.world, source, self.task)
+            self.begin_step()
+            metrics = evaluate(self.network, self.exchange, stream, self.world, source, self.task, self.buffers)
+            self.buffers.keep_memory()
+            self.end_step()
         position, values = self.position, with_members(metrics)
         position.validation, position.validated_step = values, position.step
         self.recorder.record(self.log.line(position.step, position.epoch, split="validation", **values))
@@ -420,14 +463,14 @@ class Replica:
     def evaluating(self) -> Iterator[None]:
         """Have the model evaluate inside the context: without gradients, and at the last completed step."""
         self.draw(self.position.step, self.settings.share_of(self.groups.coordinate.data))
-        with _evaluating(self.model):
+        with evaluating(self.model), torch.no_grad():
             yield
 
     def write_checkpoints_with(self, writer: CheckpointWriter) -> None:
         """Make this replica the one that writes checkpoints."""
         self.checkpoints = writer
         if self.settings.is_replicated:
-            writer.prepare(model_tensors(self.model), self.optimizer.state_tensors())
+            writer.prepare(self.state().tensors, self.optimizer.state_tensors())
 
     def save(self) -> None:
         """Save a checkpoint. All workers call if the state is sharded; rank 0 writes."""
@@ -435,23 +478,16 @@ class Replica:
             save_checkpoint(self)
         self.saved_step = self.position.step
 
-    def trained_model(self) -> dict[str, Tensor]:
-        """Return the plain model's tensors on rank 0, an empty mapping elsewhere. Every worker calls.
+    def trained_model(self) -> ModelState:
+        """Return the state of the plain model on rank 0, an empty one elsewhere. Every worker calls.
 
         If the run averages the weights, they are those of the average.
         """
         with averaged(self):
             if not self.settings.is_replicated:
-                return sharded_state.gather_plain(self.world, self.exchange.held())
-            tensors = model_tensors(self.model)
-            return tensors if self.average is None else {name: tensor.clone() for name, tensor in tensors.items()}
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train()
+                kinds = changed_kinds(self)
+                return ModelState(sharded_state.gather_plain(self.world, self.exchange.held()), buffers=kinds)
+            state = self.state()
+            if self.average is None:
+                return state
+            return replace(state, tensors={name: tensor.clone() for name, tensor in state.tensors.items()})

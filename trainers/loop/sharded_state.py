@@ -17,15 +17,20 @@ from torch import Tensor
 
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import CheckpointError
-from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE
+from orchestray.platform.run.checkpoint_files import EXCHANGE_FILE, MODEL_FILE, OPTIMIZER_FILE, RESUME_FILE
 from orchestray.platform.run.tensor_file import TensorLayout
+from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.core.members import saved_name
+from orchestray.trainers.core.model_state import BUFFER
 from orchestray.trainers.core.transfer import Described, Entry, describe, gather, scatter
 from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.saved.checkpoint_model import BUFFERS
 from orchestray.trainers.sync.common.local_tensors import wanted_slots
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from orchestray.platform.comm.collective import Collective
     from orchestray.platform.run.checkpoint import CheckpointWriter
     from orchestray.trainers.core.exchange import Exchange
@@ -47,6 +52,8 @@ class Streams:
     exchange: Source | None
     """Tensors of the replicas' own state; None: there are none."""
     state: Mapping[str, Any]
+    resume: Source = ((), ())
+    """Tensors of the model that only going on needs."""
 
 
 def save(
@@ -58,6 +65,7 @@ def save(
     state: Mapping[str, Any],
     *,
     exchange: Mapping[str, LocalTensor] | None = None,
+    resume: Mapping[str, LocalTensor] | None = None,
     consensus: Callable[[], AbstractContextManager[None]] = nullcontext,
     limit_bytes: int = GATHER_LIMIT_BYTES,
 ) -> None:
@@ -71,13 +79,21 @@ def save(
         optimizer: the optimizer's state.
         state: JSON values.
         exchange: state that each replica has of its own.
+        resume: what the model has besides, for going on.
         consensus: context in which `model` is the consensus model of the replicas.
         limit_bytes: largest state that is gathered in memory.
     """
     parts = {MODEL_FILE: model, OPTIMIZER_FILE: optimizer}
     if exchange is not None:
         parts[EXCHANGE_FILE] = exchange
+    if resume is not None:
+        parts[RESUME_FILE] = {
+            key: LocalTensor(item.tensor, replace(item.piece, name=BUFFER + item.piece.name))
+            for key, item in resume.items()
+        }
     tables = {file: _in_file_order(describe(world, held)) for file, held in parts.items()}
+    if not tables.get(RESUME_FILE, True):
+        del parts[RESUME_FILE], tables[RESUME_FILE]
     total = sum(entry.num_bytes for table in tables.values() for entry in table.values())
     if total <= limit_bytes:
         with consensus():
@@ -86,8 +102,8 @@ def save(
             file: gather_plain(world, held, tables[file]) for file, held in parts.items() if file != MODEL_FILE
         }
         if writer is not None:
-            exchanged = gathered.get(EXCHANGE_FILE)
-            writer.save_async(step, gathered[MODEL_FILE], gathered[OPTIMIZER_FILE], state, exchange=exchanged)
+            plain, slots, own, beside = map(gathered.get, (MODEL_FILE, OPTIMIZER_FILE, EXCHANGE_FILE, RESUME_FILE))
+            writer.save_async(step, plain or {}, slots or {}, state, exchange=own, resume=beside)
         return
     producers = {
         file: _producer(world, tables[file], held, consensus if file == MODEL_FILE else nullcontext)
@@ -117,8 +133,10 @@ def gather_plain(
 def load(
     world: Collective,
     found: Streams | None,
+    model: nn.Module,
     exchange: Exchange,
     optimizer: Optimizer,
+    transient: Callable[[], Mapping[str, LocalTensor]],
     *,
     num_members: int = 0,
     shared: Collection[str] = (),
@@ -131,8 +149,10 @@ def load(
     Args:
         world: all workers.
         found: on rank 0: the checkpoint.
+        model: part of the model on this worker.
         exchange: exchange that holds the model.
         optimizer: optimizer whose slots are filled.
+        transient: returns the buffers that `state_dict` leaves out.
         num_members: members of the ensemble in training; 0: a plain model.
         shared: the plain model's names of parameters that the members of an ensemble share.
 
@@ -153,6 +173,7 @@ def load(
             for key, piece in pieces.items()
         }
 
+    apply_kinds(model, state.get(BUFFERS, {}))
     held = exchange.held()
     seen = set()
     wanted = saved({key: item.piece for key, item in held.items()})
@@ -164,6 +185,11 @@ def load(
     wanted = saved(wanted_slots(optimizer, exchange.updates()))
     slots = dict(scatter(world, None if found is None else found.optimizer, wanted))
     optimizer.load_state_tensors(slots)
+    beside = transient()
+    wanted = saved({name: item.piece for name, item in beside.items()})
+    wanted = {name: replace(piece, name=BUFFER + piece.name) for name, piece in wanted.items()}
+    for name, tensor in scatter(world, None if found is None else found.resume, wanted):
+        beside[name].tensor.copy_(tensor)
     return dict(state)
 
 
@@ -171,6 +197,7 @@ def load_own(world: Collective, source: Source | None, wanted: Mapping[str, Tens
     """Return this replica's own state from the checkpoint that rank 0 has found. All workers call.
 
     State of the optimizer may be missing: it has none for a parameter that never had a gradient, and checks the rest.
+    So may buffers that a model's state leaves out.
 
     Args:
         world: all workers.
@@ -181,7 +208,8 @@ def load_own(world: Collective, source: Source | None, wanted: Mapping[str, Tens
         CheckpointError: a tensor is missing, or does not fit.
     """
     loaded = dict(scatter(world, source, wanted))
-    must_be = [name for name, piece in wanted.items() if piece.shape and not name.startswith("optimizer/")]
+    may_lack = ("optimizer/", "buffer/")
+    must_be = [name for name, piece in wanted.items() if piece.shape and not name.startswith(may_lack)]
     if missing := sorted(set(must_be) - set(loaded)):
         raise CheckpointError(f"The saved state of the exchange lacks {', '.join(missing[:5])}.")
     return loaded

@@ -33,6 +33,8 @@ class Step:
     batch_samples: int
     began_s: float
     """Wall-clock time at which its share had arrived, in seconds."""
+    num_samples: int = 0
+    """Samples of this worker's share."""
     loss: float = 0.0
     """This worker's part of the batch's mean loss."""
     done_s: float = 0.0

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import asked_by
 from orchestray.trainers.core.batch_norm import aggregation_conflict, has_synchronized, synchronize
+from orchestray.trainers.core.buffer_kinds import Kind, kinds_of, transient
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.gathering import Gathering
+from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.core.rng import RngKey, building, seed_modules
+from orchestray.trainers.core.unseeded_rng import generators_put_back
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.recompute import ActivationMeter, find_blocks, recompute
 from orchestray.trainers.parallel.whole_model import WholeNetwork
@@ -56,6 +59,8 @@ class Assembler:
         """Names of the repeated blocks that are to be recomputed."""
         self.bounds: Bounds = []
         """Layers of each pipeline stage of what was assembled last, as (start, stop); empty without a pipeline."""
+        self.built: dict[str, Kind] = {}
+        """Buffers of the plain model as it was built."""
         self._pipeline: PipelineAssembler | None = None
         self._plan_pipeline()
         self._plain: nn.Module | None = self._build()
@@ -78,11 +83,20 @@ class Assembler:
         return [] if model is None else [*model.parameters(), *model.buffers()]
 
     def _build(self) -> nn.Module:
-        with building(self.draw.seed):
+        model = self._built_with(self.draw.seed)
+        self.built = kinds_of(model)
+        return model
+
+    def _built_with(self, seed: int) -> nn.Module:
+        with building(seed):
             model = self._task.build_model()
-        if self._settings.precision == "float64":
-            return model.to(self._device, torch.float64)
-        return model.to(self._device)
+        dtype = torch.float64 if self._settings.precision == "float64" else None
+        return begin_training(model.to(self._device, dtype))
+
+    def build_another(self) -> nn.Module:
+        """Return another plain model with other random values; the generators are as before."""
+        with generators_put_back():
+            return self._built_with(self.draw.seed + 1)
 
     def become_member(self, seed: int, task: Task) -> None:
         """Build the model of a member of an ensemble; its seed and task are known once it has met the other members."""
@@ -205,11 +219,11 @@ def _check_aggregation(model: nn.Module, settings: ReplicaSettings) -> None:
 
 
 def _pieces(model: nn.Module, split: Split | None) -> dict[str, TensorSlice]:
-    """Return the slice of every tensor, by name; empty without a split."""
+    """Return the slice of every parameter and buffer, by name; empty without a split."""
     if split is None:
         return {}
     pieces = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in {**model.state_dict(), **transient(model)}.items():
         piece = split.pieces.get(name) or TensorSlice.whole(name, tensor.shape, is_counted=split.rank == 0)
         pieces[name] = piece
     return pieces

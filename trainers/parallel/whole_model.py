@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from orchestray.trainers.core.batch_norm import has_synchronized
-from orchestray.trainers.core.forward import empty_pass, pass_without_loss
+from orchestray.trainers.core.batch_norm import has_own_buffers, has_synchronized
+from orchestray.trainers.core.forward import empty_pass, pass_without_loss, passing
 from orchestray.trainers.core.network import Usage
 from orchestray.trainers.core.rng import seed_pass
 from orchestray.trainers.core.task_calls import add
@@ -58,12 +58,13 @@ class WholeNetwork:
         self._rank = rank
         self._tensor_group = tensor_group
         self._partial = partial
-        self._needs_every_pass = has_synchronized(self.model)
+        self._meets_in_passes = has_synchronized(self.model)
+        # What a pass does to other buffers, it has to do on every replica: count calls, say.
+        self._needs_every_pass = self._meets_in_passes or has_own_buffers(self.model)
         self._sent_before = 0 if tensor_group is None else tensor_group.own_bytes_sent
 
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
         loss_sum = 0.0
-        # Batch normalisation over the replicas needs each of them in every pass, with or without samples.
         num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
         for number, micro_batch in enumerate(share.micro_batches, start=1):
             self._draw.micro_batch = number - 1
@@ -78,8 +79,12 @@ class WholeNetwork:
             self._forward.backward(loss, weight, step=step, rank=self._rank)
             loss_sum += value * weight
         for number in range(len(share.micro_batches) + 1, num_passes + 1):
-            exchange.begin_backward(last_micro_batch=number == num_passes)
-            empty_pass(self._forward, self._stream())
+            self._draw.micro_batch = number - 1
+            if self._meets_in_passes:
+                exchange.begin_backward(last_micro_batch=number == num_passes)
+                empty_pass(self._forward, self._stream())
+            else:
+                passing(self._forward, self._stream(), step=step, rank=self._rank)
         return loss_sum if self.is_reporting else 0.0
 
     def combine(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None]) -> None:

@@ -77,20 +77,17 @@ class Run(Recorded):
             one that the task builds now.
             TaskError: the task cannot be built.
         """
-        from orchestray.platform.run.model_files import load_model_json, load_model_tensors
+        from orchestray.platform.run.model_files import load_model_json
 
+        saved = import_module("orchestray.trainers.saved.trained_model")
         if checkpoint is None:
-            tensors = load_model_tensors(self._paths.model)
-            model = self._build_model(load_model_json(self._paths.model).get("ensemble"))
+            state, described = saved.read_model(self._paths.model), load_model_json(self._paths.model)
+            model, precision = self.build_as(described.get("ensemble")), described.get("precision")
         else:
             found = self._checkpoint(checkpoint)
-            tensors = import_module("orchestray.trainers.saved.checkpoint_model").load_model(found)
-            model = self.build_model(int(found.state.get("members", 0)))
-        dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
-        if len(dtypes) == 1:  # a model trained in float64 stays in float64
-            model.to(dtypes.pop())
-        import_module("orchestray.trainers.core.weights").load_model_tensors(model, tensors)
-        trained: nn.Module = model.eval()
+            state = import_module("orchestray.trainers.saved.checkpoint_model").load_model(found)
+            model, precision = self.build_model(int(found.state.get("members", 0))), self.config.train.precision
+        trained: nn.Module = saved.fill(model, state, precision).eval()
         return trained
 
     def _checkpoint(self, which: int | Literal["best"]) -> Found:
@@ -114,7 +111,7 @@ class Run(Recorded):
             TaskError: the task cannot be built.
         """
         if not num_members:
-            return self._build_model(None)
+            return self.build_as(None)
         exchange: Any = self.config.strategy.exchange
         is_ensemble = exchange.type == "independent"
         ensemble: dict[str, Any] = {"members": num_members, "average": exchange.average if is_ensemble else "outputs"}
@@ -124,9 +121,9 @@ class Run(Recorded):
             usual, config = self.task_source().arguments, self.config
             own = [_own(member_config(config, index).task, config.task) for index in range(num_members)]
             ensemble["arguments"] = [{**usual, **each} for each in own]
-        return self._build_model(ensemble)
+        return self.build_as(ensemble)
 
-    def _build_model(self, ensemble: Mapping[str, Any] | None) -> nn.Module:
+    def build_as(self, ensemble: Mapping[str, Any] | None) -> nn.Module:
         """Build the model without its weights. `ensemble` is that entry of `model.json`."""
         task = self.load_task()
         if ensemble is None:

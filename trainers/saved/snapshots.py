@@ -8,6 +8,7 @@ Ensembles: Train 1, Get M for Free" (2017), section 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +18,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
-from orchestray.platform.run.checkpoint import load_checkpoint
-from orchestray.trainers.core.weights import load_model_tensors
+from orchestray.trainers.core.model_state import ModelState
+from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.ensemble.ensemble import Average, Ensemble
+from orchestray.trainers.saved.checkpoint_model import load_model
+from orchestray.trainers.saved.trained_model import fill
 
 if TYPE_CHECKING:
     from orchestray.trainers.saved.run import Run
@@ -38,15 +41,16 @@ def average_snapshots(run: Run, last: int) -> nn.Module:
     Raises:
         CheckpointError: there are fewer, they are damaged, or they do not fit the task's model or each other.
     """
-    tensors, members = _read(run, last)
+    states, members = _read(run, last)
     task = run.load_task()
-    model = _built(mean_tensors(tensors), members, run)
-    if any(isinstance(module, _BatchNorm) and module.track_running_stats for module in model.modules()):
+    mean = replace(states[-1], tensors=mean_tensors([state.tensors for state in states]))
+    model = _built(mean, members, run)
+    if _measured(model):
         train = run.config.train
         stream = SampleStream(open_split(task, "train"), task.to_batch, batch_size=train.batch_size, shuffle=False)
         with stream.epoch(0) as shares:
             measure_statistics(model, (part.batch["inputs"] for share in shares for part in share.micro_batches))
-    return model
+    return model.eval()
 
 
 def snapshot_ensemble(run: Run, last: int, average: Average = "probabilities") -> Ensemble:
@@ -60,8 +64,8 @@ def snapshot_ensemble(run: Run, last: int, average: Average = "probabilities") -
     Raises:
         CheckpointError: same as in `average_snapshots`.
     """
-    tensors, members = _read(run, last)
-    models = [_built(each, members, run) for each in tensors]
+    states, members = _read(run, last)
+    models = [_built(each, members, run) for each in states]
     flat = [part for model in models for part in (model.members if isinstance(model, Ensemble) else [model])]
     return Ensemble(flat, average).eval()
 
@@ -91,9 +95,10 @@ def mean_tensors(snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
 def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     """Set the running statistics of batch normalisation to their mean over the batches.
 
-    Batches of fewer than two samples are skipped. The model is in evaluation mode afterwards; nothing else changes.
+    Modules in evaluation mode keep theirs, and batches of fewer than two samples are skipped. The model is in
+    evaluation mode afterwards; nothing else changes.
     """
-    modules = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    modules = _measured(model)
     momenta = [module.momentum for module in modules]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     model.eval()  # no dropout
@@ -111,8 +116,12 @@ def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
         model.eval()
 
 
-def _read(run: Run, last: int) -> tuple[list[dict[str, Tensor]], int]:
-    """Return the models' tensors of the last checkpoints, the newest last, and the number of members of each.
+def _measured(model: nn.Module) -> list[_BatchNorm]:
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats and m.training]
+
+
+def _read(run: Run, last: int) -> tuple[list[ModelState], int]:
+    """Return the models of the last checkpoints, the newest last, and the number of members of each.
 
     A number of 0 means no ensemble.
 
@@ -128,24 +137,15 @@ def _read(run: Run, last: int) -> tuple[list[dict[str, Tensor]], int]:
             f"The run {run.name} has {kept}, and the last {last} are asked for. Train with checkpoint.keep={last} or "
             "more, or ask for fewer."
         )
-    tensors: list[dict[str, Tensor]] = []
-    members: set[int] = set()
-    for each in found[-last:]:
-        model, _, state = load_checkpoint(each)
-        tensors.append(model)
-        members.add(int(state.get("members", 0)))
+    states = [load_model(each, is_averaged=False) for each in found[-last:]]
+    members = {int(each.state.get("members", 0)) for each in found[-last:]}
     if len(members) > 1:
         counts = " and ".join(str(count) for count in sorted(members))
         raise CheckpointError(
             f"The last {last} checkpoints of the run {run.name} hold {counts} members; ask for fewer."
         )
-    return tensors, members.pop()
+    return states, members.pop()
 
 
-def _built(tensors: Mapping[str, Tensor], num_members: int, run: Run) -> nn.Module:
-    model = run.build_model(num_members)
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
-    if len(dtypes) == 1:  # a model trained in float64 stays one
-        model.to(dtypes.pop())
-    load_model_tensors(model, tensors)
-    return model.eval()
+def _built(state: ModelState, num_members: int, run: Run) -> nn.Module:
+    return begin_training(fill(run.build_model(num_members), state, run.config.train.precision))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from orchestray.platform.process import torch_threads
+from orchestray.trainers.core.modes import evaluating
 
 _WARM_UP = 3
 
@@ -49,7 +49,7 @@ def measure(network: nn.Module, input_shape: Sequence[int], *, batch_size: int =
     """
     example = torch.zeros(1, *input_shape, dtype=_dtype_of(network))
     many = example.expand(batch_size, *input_shape).contiguous()
-    with _evaluating(network), torch.no_grad():
+    with evaluating(network), torch_threads.using(1), torch.no_grad():
         return Measures(
             parameters=num_parameters(network),
             flops=flops(network, example),
@@ -80,19 +80,6 @@ def _latency_ms(network: nn.Module, inputs: Tensor, passes: int) -> float:
         network(inputs)
         taken_ms.append((perf_counter() - begin) * 1e3)
     return median(taken_ms)
-
-
-@contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Put the network in evaluation mode, with one thread, for the duration of the context."""
-    modes = {module: module.training for module in network.modules()}
-    network.eval()
-    try:
-        with torch_threads.using(1):
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _dtype_of(network: nn.Module) -> torch.dtype:

@@ -94,7 +94,9 @@ class Layers:
         needed = list(self._output.all_input_nodes) if is_last else self.crossing(stop)
         gives = Gives(needed, outputs, self.names[stop - 1], is_last=is_last)
         takes = self.crossing(start) if start else [self._input]
-        return Stage(self._parts(start, stop), _with_fetches(nodes, needed), takes, gives)
+        stage = Stage(self._parts(start, stop), _with_fetches(nodes, needed), takes, gives)
+        stage.training = self.model.training  # its own mode alone: those of the modules are the user's
+        return stage
 
     def crossing(self, cut: int) -> list[fx.Node]:
         """Return the values that pass from the layers before `cut` to those from it

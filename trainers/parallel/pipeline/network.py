@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.trainers.core.batch_norm import has_synchronized
+from orchestray.trainers.core.buffer_kinds import transient
 from orchestray.trainers.core.network import Usage
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.layout.tensor_slice import TensorSlice
@@ -285,7 +286,7 @@ def _pieces(model: nn.Module, given: Mapping[str, TensorSlice], tied: TiedGradie
     workers hold counts on the first of them.
     """
     pieces = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in {**model.state_dict(), **transient(model)}.items():
         piece = given.get(name) or TensorSlice.whole(name, tensor.shape)
         pieces[name] = replace(piece, name=tied.plain_name(name)).counted(tied.is_counted(name))
     return pieces

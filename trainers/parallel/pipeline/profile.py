@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from orchestray.trainers.core.buffers import BufferCopies
 from orchestray.trainers.parallel.pipeline.layers import Layers
 from orchestray.trainers.parallel.pipeline.stage import Stage
 
@@ -50,11 +51,10 @@ def profile_layers(
 ) -> list[LayerCost]:
     """Measure the layers with a micro-batch; the times are medians over the repeats.
 
-    The model, its buffers, gradients and mode, and torch's random state are the same afterwards. Hooks of its modules
-    run.
+    The model, its buffers and gradients, and torch's random state are the same afterwards. Hooks of its modules run.
 
     Args:
-        layers: layers of a model on the device it is to run on.
+        layers: layers of a model in the modes of training, on the device it is to run on.
         inputs: the model's inputs.
         loss: function from the model's outputs to a scalar.
         repeats: number of measured passes.
@@ -65,9 +65,6 @@ def profile_layers(
         raise ValueError(f"there must be at least one pass to measure, got {repeats}")
     stages = [layers.part(index, index + 1) for index in range(len(layers))]
     with _untouched(layers.model, inputs.device):
-        layers.model.train()
-        for stage in stages:
-            stage.train()
         for _ in range(warm_up):
             _measure(stages, inputs, loss, clock)
         passes = [_measure(stages, inputs, loss, clock) for _ in range(repeats)]
@@ -172,16 +169,12 @@ def _now_s(on: Tensor, clock: Callable[[], float]) -> float:
 
 @contextlib.contextmanager
 def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore the buffers, the modes and torch's random state afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    """Restore the buffers and torch's random state afterwards."""
     devices = [device] if device.type == "cuda" else []
+    buffers = BufferCopies(model)
+    buffers.take()
     try:
         with torch.random.fork_rng(devices), torch.enable_grad():
             yield
     finally:
-        with torch.no_grad():
-            for buffer, before in buffers.items():
-                buffer.copy_(before)
-        for module, mode in modes.items():
-            module.training = mode
+        buffers.put_back()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -48,6 +48,11 @@ class Stage(nn.Module):
             _place(self, name, tensor, is_persistent)
         object.__setattr__(self, "_unnamed", parts.unnamed)  # not in the state_dict: their tensors are in it already
         self._program = _Program([(node, kind_of(node)) for node in takes], gives, _steps(nodes, gives))
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        """Yield every module once, those included that have no name in the model."""
+        unnamed: Sequence[nn.Module] = cast(Any, self)._unnamed
+        yield from dict.fromkeys([*super().modules(), *(part for module in unnamed for part in module.modules())])
 
     def train(self, mode: bool = True) -> Stage:
         for module in cast(Any, self)._unnamed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -19,6 +19,11 @@ class StageSet(nn.Module):
         object.__setattr__(self, "_stages", tuple(stages[index] for index in sorted(stages)))
         for stage in stages.values():
             _merge(self, stage)
+
+    def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
+        """Yield every module once, those included that have no name in the model."""
+        stages: Any = self._stages
+        yield from dict.fromkeys([*super().modules(), *(module for stage in stages for module in stage.modules())])
 
     def train(self, mode: bool = True) -> StageSet:
         """Set the mode of this module and of its stages."""

@@ -213,19 +213,20 @@ def _record(model: nn.Module, opened: AbstractSet[str], *, training: bool) -> Re
 def _recorded_by(tracer: _Tracer, model: nn.Module, opened: AbstractSet[str], training: bool) -> Iterator[None]:
     """Record calls and parameters of the model's modules inside; restore the modules afterwards."""
     before = [(module, type(module), module.training) for module in model.modules()]
+    was_training = model.training  # then what is in evaluation mode stays in it
     try:
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
-                module.__dict__["training"] = training
+                module.__dict__["training"] = training and not (was_training and not module.training)
                 object.__setattr__(
                     module, "__class__", _recording_class(tracer, name, type(module), not name or name in opened)
                 )
         yield
     finally:
-        for module, kind, was_training in before:
+        for module, kind, mode in before:
             if not isinstance(module, torch.jit.ScriptModule):
                 object.__setattr__(module, "__class__", kind)
-                module.__dict__["training"] = was_training
+                module.__dict__["training"] = mode
 
 
 def _recording_class(tracer: _Tracer, name: str, kind: type[nn.Module], is_opened: bool) -> type[nn.Module]:

@@ -62,7 +62,7 @@ class Split:
     """Rank in the group."""
     size: int
     pieces: dict[str, TensorSlice] = field(default_factory=dict)
-    """Slice of each parameter and persistent buffer that is not whole, by its name in the model. All others are whole
+    """Slice of each parameter and buffer that is not whole, by its name in the model. All others are whole
     and counted by rank 0 of the group.
     """
     partial: set[str] = field(default_factory=set)

@@ -64,8 +64,6 @@ def keep(module: nn.Module, name: str, split: Split, tensor: str, dim: int, *ran
         module._parameters[tensor] = nn.Parameter(part, requires_grad=held.requires_grad)
     else:
         module._buffers[tensor] = part
-        if tensor in module._non_persistent_buffers_set:
-            return
     split.pieces[full_name] = piece.narrow(dim, *ranges)
 
 

@@ -26,9 +26,9 @@ _KNOWN = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 
 
 def own_draws(model: nn.Module, inputs: Any) -> Draws:
-    """Return what the modules of a model draw by themselves in a forward pass in training mode.
+    """Return what the modules of a model in the modes of training draw by themselves in a forward pass.
 
-    Modes, buffers and torch's generator are restored. If the parts are spread over a group, all its workers call this.
+    Buffers and torch's generator are restored. If the parts are spread over a group, all its workers call this.
     An error of the model is raised, such as that of batch normalisation of one sample.
 
     Raises:
@@ -36,7 +36,6 @@ def own_draws(model: nn.Module, inputs: Any) -> Draws:
     """
     found: Draws = {}
     inside: list[tuple[str, bool]] = []
-    modes = [(module, module.training) for module in model.modules()]
     state = torch.default_generator.get_state()
     handles = []
     for name, module in model.named_modules():
@@ -44,14 +43,11 @@ def own_draws(model: nn.Module, inputs: Any) -> Draws:
         handles.append(module.register_forward_hook(_leaving(inside), always_call=True))
     try:
         torch.default_generator.manual_seed(_SEED)
-        model.train()
         with torch.no_grad(), untouched(model), _Watch(inside, found):
             model(inputs)
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in modes:
-            module.training = mode
         torch.default_generator.set_state(state)
     return found
 

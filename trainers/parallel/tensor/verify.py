@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.core import modes
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.tensor.attention_blocks import ADVICE
 from orchestray.trainers.parallel.tensor.parts import joined, kind_of, shown
@@ -125,16 +126,12 @@ def _note(calls: list[tuple[str, list[Tensor]]], name: str, _module: nn.Module, 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode inside, without gradients, with the same random numbers on every worker."""
-    training = [module for module in model.modules() if module.training]
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(_SEED)
-    model.eval()
     try:
-        with torch.no_grad():
+        with modes.evaluating(model), torch.no_grad():
             yield
     finally:
-        for module in training:
-            module.training = True
         torch.default_generator.set_state(state)
 
 

@@ -16,11 +16,10 @@ from orchestray.trainers import tasks
 from orchestray.trainers.aggregation.base import Aggregation, make_aggregation
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.config.goals import refuse_without_validation
-from orchestray.trainers.core.members import first_member
+from orchestray.trainers.core.model_state import load_state
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.rng import seed_everything
-from orchestray.trainers.core.weights import load_model_tensors
 from orchestray.trainers.loop.checkpoint_source import newest
 from orchestray.trainers.loop.error_feedback import RESIDUALS, dropped_residuals
 from orchestray.trainers.optim.factory import make_optimizer
@@ -106,10 +105,14 @@ class ServerHost(AcceptingHost):
         optimizer_state: Any = {}
         position: dict[str, Any] = {}
         if loaded is not None:
-            tensors, optimizer_state = loaded.tensors()
-            if loaded.state.get("members"):  # of an ensemble, whose first member has the run's own seed
-                tensors, optimizer_state = first_member(tensors), first_member(optimizer_state)
-            load_model_tensors(model, tensors)
+            saved, optimizer_state = loaded.model(), loaded.optimizer()
+            if saved.buffers:
+                raise CheckpointError(
+                    f"The buffers {', '.join(saved.buffers)} of the checkpoint have other sizes than those of a "
+                    "fresh model, and parameter servers keep buffers of fixed sizes. Go on with "
+                    "strategy.exchange.type: allreduce."
+                )
+            load_state(model, saved)
             position = dict(loaded.state["position"])
         machine = self._machine(model, optimizer_state, position)
         if loaded is not None:

@@ -8,8 +8,8 @@ import torch
 
 from orchestray.platform.comm.channel.base import ChannelError
 from orchestray.platform.data.retries import READS
-from orchestray.platform.run.checkpoint import save_model
 from orchestray.trainers.core.faults import FaultPlan, Faults
+from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import SERVER_LOST, Address
@@ -19,6 +19,7 @@ from orchestray.trainers.ps.variants.hogwild.hogwild import HogwildWorker, find_
 from orchestray.trainers.ps.worker.worker import CentralWorker
 from orchestray.trainers.ps.worker.worker_process import EmployedHost
 from orchestray.trainers.saved.model_json import describe_model
+from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
@@ -75,8 +76,8 @@ class WorkerHost(EmployedHost):
         """Write the trained model, as the servers hold it after `step`, to the run's directory."""
         directory = self._settings.model_directory
         if directory:
-            tensors = exported(self._settings, self._worker.fetch(step))
-            save_model(directory, tensors, describe_model(self._settings, self._task))
+            trained = exported(self._settings, ModelState(self._worker.fetch(step)))
+            write_model(directory, trained, describe_model(self._settings, self._task))
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A model's buffers (running statistics of batch normalisation) under a parameter server.
 
-They are combined like those of lock-step replicas in `batch_norm.sync_buffers`: floating-point buffers become the
+They are combined like those of lock-step replicas in `batch_norm.sync_statistics`: floating-point buffers become the
 average weighted by samples, others the largest value.
 """
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
+from orchestray.platform.errors import TrainingError
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ class Buffers:
             weight: num_samples / batch_samples of the share.
         """
         now = Buffers.of(model)
+        if (now.floats.shape, now.integers.shape) != (self.floats.shape, self.integers.shape):
+            raise TrainingError(
+                "A buffer of the model has got another size, and parameter servers keep buffers of fixed sizes. Give "
+                "it its full size in build_model, or use strategy.exchange.type: allreduce."
+            )
         return BufferPush(now.floats.sub_(self.floats).mul_(weight), now.integers)
 
 

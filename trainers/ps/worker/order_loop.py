@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,14 +18,16 @@ from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.task import training_batch_of
 from orchestray.trainers.compression.registry import make_compressor
+from orchestray.trainers.core.buffers import BufferCopies
 from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.loop.batch_loss import why_no_mean
 from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from orchestray.platform.data.source import Source
     from orchestray.platform.data.stream import SampleStream, Share
@@ -135,8 +136,11 @@ class OrderLoop(ABC):
         """Run forward and backward of a share; return its part of the batch's mean loss."""
         draw.step, draw.replica = order.step, order.share
         if share.halves and (share.num_micro_batches > 1 or share.num_samples < share.batch_samples):
-            with self._evaluating():
+            copies = BufferCopies(self.network.model)
+            copies.take()
+            with evaluating(self.network.model), torch.no_grad():
                 problem = why_no_mean(self.network, share, self.settings)
+            copies.put_back()
             if problem is not None:
                 raise TrainingError(problem)
         with self._faults.during(order.step, self.network.model):
@@ -157,20 +161,11 @@ class OrderLoop(ABC):
     def _evaluate(self, order: Validate) -> dict[str, float]:
         """Return loss and metrics, summed over the order's part of the validation samples."""
         sums: dict[str, float] = {}
-        with self._evaluating(), self._stream_of("validation", order.part, order.num_parts).epoch(0) as shares:
+        stream = self._stream_of("validation", order.part, order.num_parts)
+        with evaluating(self.network.model), torch.no_grad(), stream.epoch(0) as shares:
             for share in shares:
                 add(sums, self.network.evaluate(share))
         return sums
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        model = self.network.model
-        model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            model.train()
 
     def _compressors(self, worker: int, num_shards: int) -> list[Compressor] | None:
         """Return a compressor of gradients for each shard; None without compression."""

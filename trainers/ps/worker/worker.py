@@ -13,9 +13,11 @@ from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.core.model_state import buffers_beside
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop.error_feedback import RESIDUALS
+from orchestray.trainers.loop.saving import refuse_own_saving
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
 from orchestray.trainers.ps.protocol.buffers import BufferPlaces, BufferPush, Buffers
@@ -69,6 +71,7 @@ class CentralWorker(OrderLoop):
         self.central = CentralSettings.of(settings)
         own = alone(settings)
         self._assembler = Assembler(task, own, lambda split, _rank: stream_of(split, 0, 1), torch.device(device))
+        refuse_own_saving(self._assembler.plain_model, settings)
         groups = Groups(own.layout, SoloCollective())
         self._assembled(self._assembler.assemble(lambda: groups))
         self.flat = FlatModel(self.network.model)
@@ -316,6 +319,7 @@ class CentralWorker(OrderLoop):
             slots = whole_slots(self.partition, snapshots)
             kept = to_file(snapshots)
             state = {**self.client.run_state, RESIDUALS: cut_of(self.settings)} if kept else self.client.run_state
-            writer.save_async(order.step, tensors, slots, state, exchange=kept or None)
+            beside = buffers_beside(self.network.model)
+            writer.save_async(order.step, tensors, slots, state, exchange=kept or None, resume=beside)
             writer.wait()
         self.client.saved(order)

@@ -14,7 +14,7 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.exchange import MAX_EXTRAS, LocalTensor, OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.sync.common.local_tensors import held_tensors, updated_whole
+from orchestray.trainers.sync.common.local_tensors import held_tensors, updated_whole, with_present_buffers
 
 
 class ExchangeBase(ABC):
@@ -31,6 +31,8 @@ class ExchangeBase(ABC):
         self._collective: Collective | None = None
         self._parameters: list[Tensor] = []
         """Parameters that are trained."""
+        self._attached: nn.Module | None = None
+        """Model whose buffers are looked up."""
         self._held: dict[str, LocalTensor] = {}
         self._updates: list[OptimizedTensor] = []
 
@@ -47,6 +49,7 @@ class ExchangeBase(ABC):
         Returns:
             What it holds, counted by every replica; in `held` the first counts it.
         """
+        self._attached = model
         own = held_tensors(model, pieces)
         first = collective.rank == 0
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -72,7 +75,10 @@ class ExchangeBase(ABC):
         return [parameter.grad for parameter in self._parameters]
 
     def held(self) -> dict[str, LocalTensor]:
-        return self._held
+        if self._attached is None:
+            return self._held
+        is_first = self._collective is None or self._collective.rank == 0
+        return with_present_buffers(self._attached, self._held, is_first=is_first)
 
     def before_step(self, step: int) -> None:
         self._clear_gradients()

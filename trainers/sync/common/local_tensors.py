@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from orchestray.trainers.core.exchange import LocalTensor, OptimizedTensor
-from orchestray.trainers.core.weights import model_tensors
+from orchestray.trainers.core.own_saving import own_tensors
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 
 if TYPE_CHECKING:
@@ -22,13 +22,40 @@ def held_tensors(model: nn.Module, pieces: Mapping[str, TensorSlice] | None) -> 
         model: this worker's part of the model.
         pieces: slices of the tensors that are not whole here, by name.
     """
-    held = {}
-    own = model.state_dict()
-    for name in model_tensors(model):
-        tensor = own[name].detach()  # the model's memory, contiguous or not
-        piece = (pieces or {}).get(name) or TensorSlice.whole(name, tensor.shape)
-        held[name] = LocalTensor(tensor, piece)
+    held: dict[str, LocalTensor] = {}
+    seen: set[int] = set()
+    for name, tensor in own_tensors(model).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            piece = (pieces or {}).get(name) or TensorSlice.whole(name, tensor.shape)
+            held[name] = LocalTensor(tensor.detach(), piece)
     return held
+
+
+def with_present_buffers(
+    model: nn.Module, held: Mapping[str, LocalTensor], *, is_first: bool
+) -> dict[str, LocalTensor]:
+    """Return the same as `held_tensors` gave, with the persistent buffers that the model has now.
+
+    Args:
+        model: this worker's part of the model.
+        held: earlier result of `held_tensors`.
+        is_first: True if this replica counts a buffer that has come since.
+    """
+    present: dict[str, LocalTensor] = {}
+    for name, tensor in own_tensors(model).items():
+        known = held.get(name)
+        if isinstance(tensor, nn.Parameter):
+            if known is not None:
+                present[name] = known
+            continue
+        if known is None and any(tensor is other.tensor for other in present.values()):
+            continue
+        piece = TensorSlice.whole(name, tensor.shape, is_counted=is_first) if known is None else known.piece
+        if piece.is_whole and piece.shape != tensor.shape:
+            piece = TensorSlice.whole(piece.name, tensor.shape, is_counted=piece.is_counted)
+        present[name] = LocalTensor(tensor, piece)
+    return present
 
 
 def updated_whole(model: nn.Module, held: Mapping[str, LocalTensor]) -> list[OptimizedTensor]:

@@ -52,6 +52,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "accumulate": 1,
             "seed": 0,
             "batch_norm": "synchronized",
+            "buffers": None,
             "recompute": "none",
             "grad_clip": None,
             "validate_every_steps": None,

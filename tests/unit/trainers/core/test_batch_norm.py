@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.core.batch_norm import has_synchronized, sync_buffers, synchronize
+from orchestray.trainers.core.batch_norm import average_buffers, has_synchronized, synchronize
 from support.threads import run_replicas
 
 NUM_SAMPLES = 9
@@ -174,7 +174,7 @@ def test_local_buffers_become_the_average_by_samples_the_same_on_every_replica(s
         for _ in range(collective.rank + 1):
             model(torch.randn(4, 3, generator=generator))
         before = [b.clone() for b in model.buffers()]
-        sync_buffers(model, collective, samples[collective.rank], sum(samples))
+        average_buffers(list(model.buffers()), collective, samples[collective.rank], sum(samples))
         return before, [b.clone() for b in model.buffers()]
 
     results = run_replicas(len(samples), replica)

@@ -76,7 +76,7 @@ def weights_after(num_steps: int, **changes: Any) -> dict[str, Tensor]:
     replica = make(replace(SETTINGS, epochs=None, steps=num_steps, **changes))
     replica.connect(SoloCollective())
     replica.run(started_at=0.0)
-    return {name: tensor.detach().clone() for name, tensor in replica.trained_model().items()}
+    return {name: tensor.detach().clone() for name, tensor in replica.trained_model().tensors.items()}
 
 
 def assert_best_is_of_step(directory: Path, step: int, tolerance: float) -> None:
@@ -84,7 +84,7 @@ def assert_best_is_of_step(directory: Path, step: int, tolerance: float) -> None
     assert found is not None
     assert found.step == step
     for name, tensor in weights_after(step).items():
-        torch.testing.assert_close(load_model(found)[name], tensor, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(load_model(found).tensors[name], tensor, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -173,5 +173,5 @@ def test_a_run_ends_with_the_model_of_the_best_checkpoint_if_it_is_to_be_exporte
     host.close()
     first, *_, last = list_checkpoints(tmp_path / "checkpoints")
     assert (first.step, first.step < last.step) == (2, True)
-    expected, found = load_model(first if export else last), load_model_tensors(tmp_path / "model")
+    expected, found = load_model(first if export else last).tensors, load_model_tensors(tmp_path / "model")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -107,5 +107,5 @@ def test_a_host_goes_on_from_the_checkpoint_under_way_and_not_from_one_that_it_r
     loading.join(PATIENCE_S)
     host.close()
     assert found[0].state["position"] == {"step": 20}
-    model, _ = found[0].tensors()
+    model = found[0].model().tensors
     assert torch.equal(model["weight"], tensors["weight"])

@@ -83,7 +83,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
         copy: BatchCopy | LocalCopy
         if central.consistency == "asynchronous":
             loaded = newest(settings.checkpoint_storage, start.checkpoint)
-            state = {} if loaded is None else loaded.tensors()[1]
+            state = {} if loaded is None else loaded.optimizer()
             shard = self._shard(whole, values, state, buffers, total_steps)
             copy = LocalCopy(upstream, shard, float(settings.exchange["significance"]))
         else:

@@ -27,6 +27,7 @@ from orchestray.platform.comm.channel.base import CLOSED_HERE, ChannelClosedErro
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ClusterError, ConfigError, TrainingError
 from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.core.model_state import buffers_beside
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.factory import make_optimizer
@@ -325,8 +326,9 @@ class HogwildWorker(CentralWorker):
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write the shared memory to a checkpoint; no worker changes it meanwhile."""
         if writer is not None:
-            slots = self._optimizer.state_tensors()
-            writer.save_async(order.step, self.fetch(order.step), slots, self.client.flush_reports())
+            tensors, slots = self.fetch(order.step), self._optimizer.state_tensors()
+            beside = buffers_beside(self.network.model)
+            writer.save_async(order.step, tensors, slots, self.client.flush_reports(), resume=beside)
             writer.wait()
         self.client.saved(order)
 

@@ -21,8 +21,8 @@ from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.data.retries import READS
 from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.sockets import listens
-from orchestray.platform.run.checkpoint import save_model
 from orchestray.trainers.core.faults import FaultPlan, Faults
+from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import exported
@@ -32,6 +32,7 @@ from orchestray.trainers.ps.variants.model_parallel.plan import plan_stages
 from orchestray.trainers.ps.variants.model_parallel.worker import StagedWorker
 from orchestray.trainers.ps.worker.worker_process import EmployedHost
 from orchestray.trainers.saved.model_json import describe_model
+from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
@@ -125,9 +126,9 @@ class StageHost(EmployedHost):
         worker, directory = self._worker, self._settings.model_directory
         assert worker is not None
         if directory:
-            tensors = worker.trained_model(step)
+            trained = ModelState(worker.trained_model(step))
             if worker.is_first:
-                save_model(directory, exported(self._settings, tensors), describe_model(self._settings, self._task))
+                write_model(directory, exported(self._settings, trained), describe_model(self._settings, self._task))
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

@@ -25,11 +25,14 @@ from torch import Tensor
 from orchestray.platform.comm.objects import gather_json, share_json, share_tensors
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.buffer_kinds import transient
 from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.core.model_state import BUFFER
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop.error_feedback import RESIDUALS
+from orchestray.trainers.loop.saving import refuse_own_saving
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import (
     Compute,
@@ -115,6 +118,7 @@ class StagedWorker(OrderLoop):
         self._assembler = Assembler(task, own, lambda split, _: stream_of(split, 0, 1), torch.device(device))
         if bounds:
             self._assembler.cut_at(bounds)
+        refuse_own_saving(self._assembler.plain_model, settings)
         self._groups = Groups(own.layout, world)
         self._assembled(self._assembler.assemble(lambda: self._groups))
         self._refuse_shared()
@@ -301,12 +305,14 @@ class StagedWorker(OrderLoop):
         snapshots = self.client.snapshot(order.step if self._by_batch else None)
         tensors = self._parts.bring_together(load_values(self.network.model, self.flat.values, snapshots))
         slots = self._parts.bring_together(whole_slots(self.partition, snapshots), are_slots=True)
+        beside = self._parts.bring_together(transient(self.network.model))
         kept = self._all_kept(snapshots) if self.settings.has_residual else {}
         if not self.is_first:
             return
         if writer is not None:
             state = {**self.client.run_state, RESIDUALS: cut_of(self.settings)} if kept else self.client.run_state
-            writer.save_async(order.step, tensors, slots, state, exchange=kept or None)
+            resume = {BUFFER + name: tensor for name, tensor in beside.items()}
+            writer.save_async(order.step, tensors, slots, state, exchange=kept or None, resume=resume)
             writer.wait()
         self.client.saved(order)
 

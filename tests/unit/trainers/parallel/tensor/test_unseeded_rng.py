@@ -69,11 +69,11 @@ def test_what_draws_for_the_whole_is_not_warned_of(between: type[nn.Module], pla
 
 
 def test_draws_are_told_by_the_innermost_module_and_change_nothing() -> None:
-    model = nn.Sequential(network(Noisy), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)).eval()
+    model = nn.Sequential(network(Noisy), nn.BatchNorm1d(WIDTH), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     found: Any = own_draws(model, torch.ones(4, WIDTH))
     assert found == {"0.1": [(4, WIDTH)], "0.3": [(4, WIDTH)]}
     assert torch.equal(torch.get_rng_state(), state)
-    assert not any(module.training for module in model.modules())
+    assert all(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -35,5 +35,5 @@ def test_the_best_is_kept_and_exported(tmp_path: Path, exchange: dict[str, Any])
     assert [found.step for found in list_checkpoints(tmp_path / "checkpoints")] == [best, 5]
     assert run.outcome.summary["best"]["step"] == best
     first, last = map(load_model, list_checkpoints(tmp_path / "checkpoints"))
-    assert all(torch.equal(run.weights[name], tensor) for name, tensor in first.items())
-    assert not all(torch.equal(run.weights[name], tensor) for name, tensor in last.items())
+    assert all(torch.equal(run.weights[name], tensor) for name, tensor in first.tensors.items())
+    assert not all(torch.equal(run.weights[name], tensor) for name, tensor in last.tensors.items())

@@ -176,7 +176,7 @@ def test_an_outer_optimizer_begins_from_the_weights_of_another_schemes_checkpoin
     assert found is not None
     again = train_laid_out(task, settings, load=lambda: Loaded(found))
     plain = train_laid_out(task, averaged(2, every=4, steps=8), load=lambda: Loaded(found))
-    start = Loaded(found).tensors()[0]
+    start = Loaded(found).model().tensors
     for name, tensor in again.weights.items():  # half of the move of plain averaging
         halfway = (start[name] + plain.weights[name]) / 2
         assert torch.allclose(tensor, halfway, rtol=0, atol=1e-12), name

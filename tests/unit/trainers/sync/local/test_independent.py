@@ -325,7 +325,7 @@ def test_members_that_meet_again_go_on_from_the_last_checkpoint(tmp_path: Path) 
         replica.checkpoints = None
         assert replica.connect(world, load) == 3
         replica.run(0.0)
-        return {name: tensor.clone() for name, tensor in replica.trained_model().items()}
+        return {name: tensor.clone() for name, tensor in replica.trained_model().tensors.items()}
 
     run_replicas(2, first)
     assert same_bits(run_replicas(2, second)[0], train_laid_out(task, settings).weights)

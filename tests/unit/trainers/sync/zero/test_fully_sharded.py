@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from orchestray.platform.comm.collective import Collective, ring_bytes
-from orchestray.trainers.core.batch_norm import sync_buffers, synchronize
+from orchestray.trainers.core.batch_norm import sync_statistics, synchronize
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.optim.factory import make_optimizer
@@ -256,7 +256,7 @@ def test_batch_normalisation_over_the_replicas_and_its_buffers_equal_one_process
         exchange.begin_backward(True)
         loss.backward()
         exchange.finish([])
-        sync_buffers(model, collective, [2, 7][collective.rank], 9)
+        sync_statistics(model, collective, [2, 7][collective.rank], 9)
         gradients = zip(exchange.updates(), exchange.gradients(), strict=True)
         return {u.name: (u.piece, g) for u, g in gradients}, {
             name: (held.piece, held.tensor) for name, held in exchange.held().items()

@@ -1,0 +1,245 @@
+"""Buffers of replicas in step: the same after each step as in one process, and after a loss as without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.loop.replica import Replica
+from support.layouts import layout_settings
+from support.stateful import KINDS, WIDTH, Calls, RunningMean, task_of, trained, trained_with_a_loss, whole_state
+from support.training import Rows, furthest, same_bits, train
+
+SAME_ON_ALL = ("in_place", "assigned", "not_saved", "late", "calls", "spectral_norm")
+"""Kinds of modules that every worker changes in the same way."""
+OF_A_SHARE = ("grows", "resized", "running_mean", "running_mean_not_saved")
+"""Kinds of modules whose state is a mean over the samples."""
+
+
+def settings(data: int = 1, exchange: Any = None, **train: Any) -> ReplicaSettings:
+    chosen = {"batch_size": 8, "steps": 7, "optimizer": {"type": "adam", "lr": 0.01}, **train}
+    return layout_settings({"data": data, "microbatches": None}, exchange, **chosen)
+
+
+def warnings_of(replica: Replica) -> list[str]:
+    return [line["text"] for line in replica.recorder.since(-1) if line.get("event") == "warning"]
+
+
+@pytest.mark.parametrize("kind", [*SAME_ON_ALL, *OF_A_SHARE])
+@pytest.mark.parametrize("data", [2, 3])
+def test_buffers_are_those_of_one_process_and_the_same_bits_on_every_replica(kind: str, data: int) -> None:
+    task = task_of(kind, num_samples=37)  # the last batch has 5 samples, of which shares are unequal
+    (single,) = trained(task, settings())
+    replicas = trained(task, settings(data))
+    for replica in replicas:
+        assert furthest(whole_state(replica), whole_state(single)) <= 1e-12
+        assert same_bits(whole_state(replica), whole_state(replicas[0]))
+    assert len(warnings_of(replicas[0])) == (kind in OF_A_SHARE)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "quantised"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_run_that_loses_a_worker_has_the_bits_of_one_that_does_not(kind: str, lost: int) -> None:
+    task, chosen = task_of(kind), settings(2)
+    expected = whole_state(trained(task, chosen)[0])
+    for replica in trained_with_a_loss(task, chosen, lost=lost, at_step=6):
+        assert same_bits(whole_state(replica), expected)
+
+
+@pytest.mark.parametrize("kind", ["calls", "spectral_norm"])
+@pytest.mark.parametrize("exchange", [{}, {"shard": "gradients"}, {"shard": "parameters"}])
+def test_a_replica_without_samples_makes_its_pass(kind: str, exchange: Any) -> None:
+    task = task_of(kind, num_samples=9)  # the second batch of each epoch has one sample
+    (single,) = trained(task, settings(steps=6))
+    replicas = trained(task, settings(3, exchange, steps=6))
+    expected = dict(single.model.named_buffers())
+    for replica in replicas:
+        assert furthest(dict(replica.model.named_buffers()), expected) <= 1e-12
+
+
+def test_a_pass_without_samples_counts_nowhere_else() -> None:
+    task = task_of("running_mean", num_samples=9)
+    (single,) = trained(task, settings(steps=6))
+    for replica in trained(task, settings(3, steps=6)):
+        assert furthest(whole_state(replica), whole_state(single)) <= 1e-12
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_counts_are_those_of_one_process_with_micro_batches(accumulate: int) -> None:
+    for data in (1, 2):
+        replicas = trained(task_of("calls"), settings(data, accumulate=accumulate, steps=3))
+        assert [int(replica.model[0].count) for replica in replicas] == [3 * accumulate] * data  # type: ignore[index]
+
+
+def test_the_first_replicas_buffers_are_taken_where_they_are_broadcast() -> None:
+    task = task_of("running_mean")
+    first, second = trained(task, settings(2, steps=1, buffers="broadcast"))
+    assert same_bits(whole_state(first), whole_state(second))
+    batch = first.stream("train")
+    with batch.epoch(0) as shares:
+        seen = next(iter(shares)).micro_batches[0].batch["inputs"]
+    torch.testing.assert_close(first.model[0].mean, 0.1 * seen.mean(0))  # type: ignore[index]
+    assert warnings_of(first) == []
+
+
+def test_a_warning_names_buffers_that_differ_once_and_says_what_to_do() -> None:
+    [text] = warnings_of(trained(task_of("running_mean"), settings(2))[0])
+    assert "the buffers '0.mean' depend on the samples of a worker's share" in text
+    assert "train.buffers: average" in text
+    assert warnings_of(trained(task_of("running_mean"), settings(2, buffers="average"))[0]) == []
+
+
+def test_buffers_that_differ_end_the_run_where_that_is_wanted() -> None:
+    with pytest.raises(TrainingError, match=r"The buffers '0\.mean' .* train\.buffers: error ends the run"):
+        trained(task_of("running_mean"), settings(2, buffers="error"))
+    assert warnings_of(trained(task_of("in_place"), settings(2, buffers="error"))[0]) == []
+
+
+class Queue(nn.Module):
+    """The last samples, whose number depends on the share."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(0, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.kept = torch.cat([self.kept, x.detach()])[-12:]
+        return x
+
+
+class Branch(nn.Module):
+    """A buffer that only a replica with a certain sample registers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and float(x[:, 0].max()) > 2.0:
+            self.register_buffer("largest", x.detach().max(0).values)
+        return x
+
+
+class Momentum(nn.Module):
+    """A layer and a slow copy of it, a parameter without gradients that the forward pass moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            for slow, fast in zip(self.slow.parameters(), self.fast.parameters(), strict=True):
+                slow.data = 0.9 * slow.data + 0.1 * fast.data
+        return self.fast(x) + self.slow(x)
+
+
+class Codebook(nn.Module):
+    """A parameter without gradients that follows the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes = self.codes.clone()
+        if self.training:
+            self.codes.data.lerp_(x.detach().mean(0), 0.1)
+        return x - codes
+
+
+class Replaced(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.codes = nn.Parameter(self.codes.detach() + 1)
+        return x - self.codes.detach()
+
+
+class CountsAlways(Calls):
+    """A count of the passes of validation as well."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return x * (1 + 0.01 * self.count)
+
+
+class Seen(RunningMean):
+    """A running mean that follows the samples of a validation, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - self.mean
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return centred
+
+
+def rows_with(module: type[nn.Module], num_samples: int = 40) -> Rows:
+    inputs = np.random.default_rng(7).normal(size=(num_samples, WIDTH)) + 1.0
+    return Rows(inputs, inputs.sum(1), lambda: nn.Sequential(module(), nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1)))
+
+
+@pytest.mark.parametrize("module", [Queue, Branch])
+def test_buffers_of_different_shapes_become_those_of_the_first_replica_that_has_them(module: type[nn.Module]) -> None:
+    replicas = trained(rows_with(module, num_samples=37), settings(3))
+    assert len(list(replicas[0].model.buffers())) == 1
+    assert all(same_bits(whole_state(replica), whole_state(replicas[0])) for replica in replicas)
+
+
+@pytest.mark.parametrize("module", [Momentum, Codebook])
+def test_parameters_without_gradients_that_a_pass_changes_are_like_buffers(module: type[nn.Module]) -> None:
+    task = rows_with(module)
+    (single,) = trained(task, settings())
+    replicas = trained(task, settings(2))
+    for replica in replicas:
+        assert furthest(whole_state(replica), whole_state(single)) <= 1e-12
+        assert same_bits(whole_state(replica), whole_state(replicas[0]))
+    for replica in trained_with_a_loss(task, settings(2), lost=0, at_step=6):
+        assert same_bits(whole_state(replica), whole_state(replicas[0]))
+
+
+def test_a_parameter_that_is_replaced_is_refused_where_others_cannot_know_it() -> None:
+    with pytest.raises(TrainingError, match=r"a new tensor to the parameter 'codes' of a Replaced.*register_buffer"):
+        trained(rows_with(Replaced), settings(2))
+    trained(rows_with(Replaced), settings(1))
+
+
+@pytest.mark.parametrize("module", [CountsAlways, Seen])
+def test_what_validation_changes_is_that_of_one_process(module: type[nn.Module]) -> None:
+    task, chosen = rows_with(module, num_samples=30), {"batch_size": 12, "validate_every_steps": 2}
+    (single,) = trained(task, settings(**chosen))
+    for replica in trained(task, settings(3, **chosen)):
+        assert furthest(whole_state(replica), whole_state(single)) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "in_place"])
+def test_nothing_is_sent_for_a_model_whose_buffers_agree(kind: str) -> None:
+    task, calls = task_of(kind), {}
+    for steps in (2, 5):
+        calls[steps] = [
+            name for name, _ in train(task, 2, batch_size=8, steps=steps, validate_every_steps=steps)[0].calls
+        ]
+    assert calls[5].count("all_reduce") == calls[2].count("all_reduce") + 3  # one a step
+    assert calls[5].count("all_gather") == calls[2].count("all_gather")
+
+
+def test_replicas_with_weights_of_their_own_refuse_a_buffer_that_grows() -> None:
+    averaging = {"type": "averaging", "every": 2}
+    with pytest.raises(TrainingError, match=r"The buffer '0\.kept' has got another shape"):
+        trained(task_of("grows"), settings(2, averaging))
+    assigned, in_place = (trained(task_of(kind), settings(2, averaging)) for kind in ("assigned", "in_place"))
+    for one, other in zip(assigned, in_place, strict=True):
+        assert furthest(whole_state(one), whole_state(other)) <= 1e-15
+
+
+def test_a_scheme_that_does_not_agree_in_each_step_refuses_the_setting() -> None:
+    for exchange in ({"type": "averaging", "every": 2}, {"type": "parameter_server"}):
+        with pytest.raises(ConfigError, match=r"train\.buffers: .*use allreduce, or take it out"):
+            settings(2, exchange, buffers="broadcast")

@@ -1,0 +1,93 @@
+"""A trained model is read back into one that is built anew, whatever its modules' way of saving."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.errors import CheckpointError
+from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
+from orchestray.platform.run.model_files import EXTRA_FILE, load_extra_state, load_model_tensors
+from orchestray.trainers.core.own_saving import unpack_extra
+from orchestray.trainers.saved.checkpoint_model import load_model
+from orchestray.trainers.saved.trained_model import fill, read_model, write_model
+from support.layouts import layout_settings
+from support.stateful import KINDS, WIDTH, built, task_of
+
+RESTORED = [kind for kind in [*KINDS, "nested"] if kind not in ("not_saved", "running_mean_not_saved")]
+"""Kinds whose state is a part of the model that others load."""
+
+
+@pytest.mark.parametrize("kind", RESTORED)
+def test_the_model_that_is_read_answers_as_the_one_that_was_trained(tmp_path: Path, kind: str) -> None:
+    task, precision = task_of(kind), "float32" if kind == "quantised" else "float64"
+    adam = {"type": "adam", "lr": 0.01}
+    settings = layout_settings({"microbatches": 1}, batch_size=8, steps=4, precision=precision, optimizer=adam)
+    (replica,) = built(task, settings)
+    replica.connect(SoloCollective())
+    with CheckpointWriter(str(tmp_path / "checkpoints"), keep=1) as writer:
+        replica.write_checkpoints_with(writer)
+        replica.run(time.time())
+    write_model(tmp_path / "model", replica.trained_model(), {"precision": precision})
+    [found] = list_checkpoints(tmp_path / "checkpoints")
+    x = torch.linspace(-1, 2, 5 * WIDTH, dtype=getattr(torch, precision)).reshape(5, WIDTH)
+    expected = replica.model.eval()(x)
+    for state in (read_model(tmp_path / "model"), load_model(found)):
+        answer = fill(task.build_model(), state, precision).eval()(x)
+        torch.testing.assert_close(answer, expected, rtol=0, atol=2e-3 if kind == "halved" else 0)
+
+
+def test_extra_state_lies_beside_the_tensors_for_torch_alone(tmp_path: Path) -> None:
+    """Someone without orchestray loads `{**load_file(...), **torch.load(...)}`."""
+    task, settings = task_of("extra"), layout_settings({"microbatches": 1}, batch_size=8, steps=3)
+    (replica,) = built(task, settings)
+    replica.connect(SoloCollective())
+    replica.run(time.time())
+    write_model(tmp_path / "model", replica.trained_model(), {})
+    extra = torch.load(tmp_path / "model" / EXTRA_FILE, weights_only=True)
+    assert extra["0._extra_state"]["calls"] == 3
+    model = task.build_model()
+    model.load_state_dict({**load_model_tensors(tmp_path / "model"), **extra})
+    assert model[0].calls == 3  # type: ignore[index]
+
+
+def test_a_model_without_extra_state_has_no_file_of_it(tmp_path: Path) -> None:
+    (replica,) = built(task_of("in_place"), layout_settings({"microbatches": 1}, batch_size=8))
+    write_model(tmp_path / "model", replica.trained_model(), {})
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
+    assert load_extra_state(tmp_path / "model") is None
+
+
+def test_extra_state_is_checked_and_never_runs_code(tmp_path: Path) -> None:
+    (replica,) = built(task_of("extra"), layout_settings({"microbatches": 1}, batch_size=8))
+    write_model(tmp_path / "model", replica.trained_model(), {})
+    path = tmp_path / "model" / EXTRA_FILE
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_model(tmp_path / "model")
+    torch.save({"0._extra_state": Path("a")}, path)
+    with pytest.raises(CheckpointError, match="extra state of modules cannot be read"):
+        unpack_extra(path.read_bytes())
+
+
+class Table(nn.Module):
+    """A mask whose size depends on an argument."""
+
+    mask: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(size))
+
+
+def test_a_buffer_of_another_size_that_did_not_grow_is_refused(tmp_path: Path) -> None:
+    from orchestray.trainers.core.model_state import StateKeeper
+
+    write_model(tmp_path / "model", StateKeeper(Table(3)).state(), {})
+    with pytest.raises(CheckpointError, match=r"mask is float32 \[3\], the model's is float32 \[4\]"):
+        fill(Table(4), read_model(tmp_path / "model"), "float32")

@@ -1,0 +1,60 @@
+"""The trained model of a run directory as a state: written, read, and put into a model that is built again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from orchestray.platform.run.model_files import load_extra_state, load_model_json, load_model_tensors, save_model
+from orchestray.trainers.core.buffer_kinds import apply_kinds
+from orchestray.trainers.core.model_state import EXTRA, ModelState, load_state
+from orchestray.trainers.saved.checkpoint_model import BUFFERS
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from torch import nn
+
+
+def write_model(directory: str | os.PathLike[str], state: ModelState, model_json: Mapping[str, Any]) -> None:
+    """Write a trained model; see `save_model`.
+
+    Raises:
+        StorageError: the disk is full, or not writable.
+    """
+    buffers = {BUFFERS: state.buffers} if state.buffers else {}
+    save_model(directory, state.tensors, {**model_json, **buffers}, state.extra)
+
+
+def read_model(directory: str | os.PathLike[str]) -> ModelState:
+    """Return the trained model in a directory, on the CPU.
+
+    Raises:
+        CheckpointError: the model is missing or damaged.
+    """
+    extra = load_extra_state(directory)
+    beside = {} if extra is None else {EXTRA: torch.frombuffer(bytearray(extra), dtype=torch.uint8)}
+    return ModelState(load_model_tensors(directory), beside, load_model_json(directory).get(BUFFERS, {}))
+
+
+def fill(model: nn.Module, state: ModelState, precision: str | None) -> nn.Module:
+    """Load a state into a model that was just built, and return the model.
+
+    Args:
+        model: the model, on the CPU.
+        state: result of `read_model`, or the model of a checkpoint.
+        precision: `train.precision` of the run; None: that of the state.
+
+    Raises:
+        CheckpointError: the state does not fit.
+    """
+    if precision is None:
+        dtypes = {tensor.dtype for tensor in state.tensors.values() if tensor.is_floating_point()}
+        precision = "float64" if dtypes == {torch.float64} else "float32"
+    if precision == "float64":
+        model.double()
+    apply_kinds(model, state.buffers)
+    load_state(model, state)
+    return model
