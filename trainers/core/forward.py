@@ -113,7 +113,7 @@ class user_code:  # noqa: N801 - used as a function; a generator-based context m
         return
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, Exception | SystemExit | KeyboardInterrupt):
+        if not isinstance(error, Exception | SystemExit):
             return
         if isinstance(error, OrchestrayError | PeerLostError | MemoryError):
             return
