@@ -213,7 +213,7 @@ def as_data(action: Callable[[], Answer]) -> Answer | Failure:
     except SystemExit as error:  # the user's code gives up: another process would come to the same end
         text = f"The task ended its process: {exit_text(error)}{_place_of(error)}"
         return Failure(OrchestrayError(text), traceback.format_exc())
-    except Exception as error:  # noqa: BLE001 - errors travel as data; the driver raises them
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - errors travel as data; the driver raises them
         text = f"{type(error).__name__}: {error}{_place_of(error)}"
         return Failure(OrchestrayError(text), traceback.format_exc())
 

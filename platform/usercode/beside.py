@@ -108,7 +108,8 @@ class _Search:
         self._texts = texts
         self._package = self._package_of(file, text)
         self._roots = list(dict.fromkeys([file.parent, file.parents[len(self._package)]]))
-        main = ".".join([*self._package, file.stem.replace(".", "_")])
+        own = [] if file.name == "__init__.py" and self._package else [file.stem.replace(".", "_")]
+        main = ".".join([*self._package, *own])
         self._code = Code(main, {main: file}, {file: text})
         self._pending = [(main, text)]
         self._num_bytes = 0

@@ -12,8 +12,8 @@ import linecache
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -56,7 +56,9 @@ class OwnCode:
         own = f"{self.root}.{name}" if name else self.root
         path = self.code.files.get(name)
         if path is not None:
-            spec = ModuleSpec(own, _TextLoader(self, path), origin=str(path), is_package=path.name == "__init__.py")
+            spec = ModuleSpec(
+                own, _TextLoader(self, own, path), origin=str(path), is_package=path.name == "__init__.py"
+            )
             spec.has_location = True
             if spec.submodule_search_locations is not None:
                 spec.submodule_search_locations.append(str(path.parent))
@@ -70,17 +72,18 @@ class OwnCode:
         )
 
 
-class _TextLoader(Loader):
-    """A loader that runs a module's text as it was when the run began."""
+class _TextLoader(SourceFileLoader):
+    """A loader that runs a module's text as it was when the run began; data beside it are read where they are."""
 
-    def __init__(self, own: OwnCode, path: Path) -> None:
-        self._own, self._path = own, path
+    def __init__(self, own: OwnCode, name: str, path: Path) -> None:
+        super().__init__(name, str(path))
+        self._own, self._text = own, own.code.texts[path]
 
-    def get_source(self, _name: str) -> str:
-        return self._own.code.texts[self._path]
+    def get_source(self, fullname: str) -> str:
+        return self._text
 
     def exec_module(self, module: ModuleType) -> None:
-        path, text = str(self._path), self._own.code.texts[self._path]
+        path, text = str(self.path), self._text
         # Without a modification time: tracebacks show these lines, even if the file has changed since or is not here.
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
         module.__dict__["__builtins__"] = self._own.builtins

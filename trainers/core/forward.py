@@ -136,9 +136,9 @@ class user_code:  # noqa: N801 - used as a function; a generator-based context m
         return
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if not isinstance(error, Exception | SystemExit) or isinstance(
-            error, OrchestrayError | PeerLostError | MemoryError
-        ):
+        if not isinstance(error, Exception | SystemExit):
+            return
+        if isinstance(error, OrchestrayError | PeerLostError | MemoryError):
             return
         frames = traceback.extract_tb(error.__traceback__)
         user = [frame for frame in frames if "site-packages" not in frame.filename]

@@ -45,6 +45,15 @@ def test_an_exit_of_the_users_code_is_a_failure_with_its_words_and_place(tmp_pat
     assert str(failure.error) == f"The task ended its process: sys.exit('giving up') ({file}, line 5, in load)"
 
 
+def test_an_interrupt_of_the_users_code_is_a_failure_too() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    failure = as_data(interrupt)
+    assert isinstance(failure, Failure)
+    assert str(failure.error).startswith("KeyboardInterrupt: ")
+
+
 def test_a_sentence_for_the_user_stays_as_it_is() -> None:
     def read() -> None:
         raise DataError("There is no column b.")

@@ -59,6 +59,11 @@ def test_a_file_without_relative_imports_is_a_script_also_in_a_package(tmp_path:
     assert modules_of(tmp_path / "lib" / "task.py") == ["net", "task"]
 
 
+def test_a_package_itself_may_be_the_file(tmp_path: Path) -> None:
+    written(tmp_path, lib__init="from .net import Net", lib__net="from . import names", lib__names="")
+    assert modules_of(tmp_path / "lib" / "__init__.py") == ["lib", "lib.names", "lib.net"]
+
+
 def test_relative_imports_need_no_init_file(tmp_path: Path) -> None:
     written(tmp_path, lib__task="from .net import Net\nfrom ..top import x", lib__net="", top="")
     assert modules_of(tmp_path / "lib" / "task.py") == ["lib.net", "lib.task", "top"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import shutil
 import sys
@@ -90,6 +91,20 @@ def test_objects_of_modules_beside_can_be_pickled_and_modules_know_their_file(tm
     made: Any = load_class(sent(tmp_path / "a", task="import net\nclass Mine(net.Net):\n    file = net.FILE", net=net))
     assert pickle.loads(pickle.dumps(made(width=5))).width == 5  # noqa: S301 - pickled a moment ago
     assert made.file == str(tmp_path / "a" / "net.py")
+
+
+def test_a_package_finds_its_data_and_its_source_where_the_files_are(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "words.txt").write_text("one two")
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    (tmp_path / "lib" / "task.py").write_text(
+        "import inspect, pkgutil\nfrom importlib import resources\nfrom . import __doc__\nclass Mine:\n"
+        "    by_resources = resources.files(__package__).joinpath('words.txt').read_text()\n"
+        "    by_pkgutil = pkgutil.get_data(__package__, 'words.txt')\n"
+    )
+    made: Any = load_class(TaskSource.of_class(f"{tmp_path}/lib/task.py:Mine", {}))
+    assert (made.by_resources, made.by_pkgutil) == ("one two", b"one two")
+    assert inspect.getsource(made).startswith("class Mine:")
 
 
 def test_what_fails_in_a_module_beside_is_told_with_its_file_and_line(tmp_path: Path) -> None:
