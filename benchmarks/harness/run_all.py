@@ -19,6 +19,7 @@ BENCHMARKS = (
     "step_time",
     "optimizers",
     "recording",
+    "users_data",
     "recovery",
     "storm",
     "checkpoint_pause",
