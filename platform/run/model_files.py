@@ -16,19 +16,18 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    import numpy as np
     import torch
 
 _MODEL_JSON = "model.json"
-EXTRA_FILE = "extra_state.pt"
-"""Name of the file with the extra state of a model's modules, if they have any that is no tensor."""
+EXTRA_FILE = "extra_state.safetensors"
+"""Name of the file with the state of a model's modules that is no tensor, if they have any."""
 
 
 def save_model(
     directory: str | os.PathLike[str],
     tensors: Mapping[str, torch.Tensor] | bytes,
     model_json: Mapping[str, Any],
-    extra_state: bytes | None = None,
+    extra_state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a trained model: `model.safetensors` and `model.json`, both or neither; an older one is replaced.
 
@@ -38,18 +37,12 @@ def save_model(
         model_json: JSON values from which the model is rebuilt: `task`, `precision` and `seed`. An ensemble adds
             `ensemble`: {"members": count, "average": "outputs" or "probabilities"} and, if the members' tasks differ,
             the `arguments` of each. Its tensors are named "members.<i>.<name>".
-        extra_state: content of `extra_state.pt`; None: there is no such file.
+        extra_state: tensors of `extra_state.safetensors`; None or empty: there is no such file.
 
     Raises:
         StorageError: the disk is full, or not writable.
     """
-    if isinstance(tensors, bytes):
-        data = tensors
-    else:
-        from orchestray.platform.run.tensor_file import pack
-
-        data = pack(tensors)
-    files = {MODEL_FILE: data} | ({} if extra_state is None else {EXTRA_FILE: extra_state})
+    files = {MODEL_FILE: _packed(tensors)} | ({EXTRA_FILE: _packed(extra_state)} if extra_state else {})
     sums = {name: {"bytes": len(content), "crc32": zlib.crc32(content)} for name, content in files.items()}
     path = Path(directory).absolute()
     with LocalStore(path.parent).create(path.name) as open_file:
@@ -58,6 +51,14 @@ def save_model(
                 write(content)
         with open_file(_MODEL_JSON) as write:
             write((dump_json({**model_json, "files": sums}, indent=2) + "\n").encode())
+
+
+def _packed(tensors: Mapping[str, torch.Tensor] | bytes) -> bytes:
+    if isinstance(tensors, bytes):
+        return tensors
+    from orchestray.platform.run.tensor_file import pack
+
+    return pack(tensors)
 
 
 def load_model_json(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -84,23 +85,23 @@ def load_model_tensors(directory: str | os.PathLike[str]) -> dict[str, torch.Ten
     Raises:
         CheckpointError: the model is missing or damaged.
     """
-    from orchestray.platform.run.tensor_file import unpack
-
-    return unpack(_read(directory, MODEL_FILE), str(Path(directory).absolute() / MODEL_FILE))
+    return _read(directory, MODEL_FILE)
 
 
-def load_extra_state(directory: str | os.PathLike[str]) -> bytes | None:
-    """Return the content of `extra_state.pt` of a trained model; None if it has none.
+def load_extra_state(directory: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors of `extra_state.safetensors` of a trained model; empty if it has no such file.
 
     Raises:
         CheckpointError: the model is missing or damaged.
     """
     has_one = EXTRA_FILE in load_model_json(directory).get("files", {})
-    return bytes(_read(directory, EXTRA_FILE)) if has_one else None
+    return _read(directory, EXTRA_FILE) if has_one else {}
 
 
-def _read(directory: str | os.PathLike[str], file: str) -> np.ndarray[Any, Any]:
-    """Return a file of a trained model as a flat uint8 array, checked against `model.json`."""
+def _read(directory: str | os.PathLike[str], file: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file of a trained model, which is checked against `model.json`."""
+    from orchestray.platform.run.tensor_file import unpack
+
     path = Path(directory).absolute()
     sums = load_model_json(path).get("files", {}).get(file)
     store = LocalStore(path.parent)
@@ -108,4 +109,4 @@ def _read(directory: str | os.PathLike[str], file: str) -> np.ndarray[Any, Any]:
         raise CheckpointError(f"{path / _MODEL_JSON} is damaged: it has no checksum of {file}")
     if (size := store.size(path.name, file)) != sums["bytes"]:
         raise CheckpointError(f"{path / file} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}")
-    return read_checked(store, path.name, file, FileSum(sums["bytes"], sums["crc32"]))
+    return unpack(read_checked(store, path.name, file, FileSum(sums["bytes"], sums["crc32"])), str(path / file))

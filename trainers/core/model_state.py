@@ -11,19 +11,16 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.core.buffer_kinds import Kind, apply_kinds, differences, kinds_of, set_values, transient
+from orchestray.trainers.core.extra_state import decode, encode, of_extra
 from orchestray.trainers.core.own_saving import (
     is_same_memory,
     load_through_modules,
     loads_itself,
     own_tensors,
-    pack_extra,
     saved_otherwise,
-    unpack_extra,
 )
 from orchestray.trainers.core.weights import load_model_tensors, model_tensors, plain_tensors
 
-EXTRA = "extra_state"
-"""Name among `beside` of the packed extra state of modules."""
 BUFFER = "buffer/"
 """Prefix among `beside` of buffers that `state_dict` leaves out."""
 HELD = "held/"
@@ -40,14 +37,15 @@ class ModelState:
     tensors: Mapping[str, Tensor]
     """Tensors of `state_dict`, tied ones once: the model that others load."""
     beside: Mapping[str, Tensor] = field(default_factory=dict)
-    """What a run needs besides, by prefixed names: kept in checkpoints, no part of the trained model."""
+    """What a run needs besides, by prefixed names: kept in checkpoints. Only extra state of modules (see `encode`) is a
+    part of the trained model."""
     buffers: Mapping[str, Kind | None] = field(default_factory=dict)
     """Buffers whose dtype or shape is not that of the model as it was built; None: it is gone. JSON values."""
 
     @property
-    def extra(self) -> bytes | None:
-        """Extra state of modules, as the bytes of a file; None: there is none."""
-        return self.beside[EXTRA].cpu().numpy().tobytes() if EXTRA in self.beside else None
+    def extra(self) -> dict[str, Tensor]:
+        """The encoded extra state of modules; empty if there is none."""
+        return of_extra(self.beside)
 
 
 def buffers_beside(model: nn.Module) -> dict[str, Tensor]:
@@ -88,8 +86,7 @@ class StateKeeper:
         for name, tensor in own_tensors(model).items():
             if not is_same_memory(saved.get(name), tensor):
                 beside[HELD + name] = tensor.detach().clone() if name in changing else tensor.detach()
-        if extra:
-            beside[EXTRA] = torch.frombuffer(bytearray(pack_extra(extra)), dtype=torch.uint8)
+        beside |= encode(extra)
         tensors = plain_tensors({name: value for name, value in saved.items() if name not in extra})
         copied = {name: tensor.clone() if name in changing else tensor for name, tensor in tensors.items()}
         return ModelState(copied, beside, changed)
@@ -118,9 +115,8 @@ class StateKeeper:
             return
         fresh = build()
         keeper = StateKeeper(fresh)
-        only_saved = {name: tensor for name, tensor in state.beside.items() if name == EXTRA}
         try:
-            keeper.restore(replace(state, beside=only_saved))
+            keeper.restore(replace(state, beside=state.extra))
             again = keeper.state().tensors
             wrong = [name for name, tensor in state.tensors.items() if not _are_alike(again.get(name), tensor)]
             keeper.restore(state)
@@ -142,9 +138,8 @@ def load_state(model: nn.Module, state: ModelState) -> None:
     Raises:
         CheckpointError: it does not fit.
     """
-    extra = state.extra
-    if extra is not None:
-        load_through_modules(model, state.tensors, unpack_extra(extra))
+    if extra := decode(state.extra):
+        load_through_modules(model, state.tensors, extra)
     else:
         load_model_tensors(model, state.tensors)
     own = own_tensors(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -105,51 +104,3 @@ def is_same_memory(tensor: Any, other: Tensor) -> bool:
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:
     return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def pack_extra(values: Mapping[str, Any]) -> bytes:
-    """Return entries of a `state_dict` that are no tensors as the bytes of a file that `torch.load` reads safely.
-
-    Raises:
-        CheckpointError: a value has parts of a type that `torch.load(weights_only=True)` does not read.
-    """
-    data = _packed(values)
-    try:
-        unpack_extra(data)
-    except CheckpointError as error:
-        raise CheckpointError(f"{_first_unsafe(values)} Return numbers, text, tensors, lists and dicts.") from error
-    return data
-
-
-def unpack_extra(data: bytes) -> dict[str, Any]:
-    """Return the values that `pack_extra` has packed.
-
-    Raises:
-        CheckpointError: the bytes are damaged, or hold objects that are not safe to make.
-    """
-    try:
-        values: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"extra state of modules cannot be read: {error}") from error
-    return values
-
-
-def _packed(values: Mapping[str, Any]) -> bytes:
-    file = io.BytesIO()
-    try:
-        torch.save(dict(values), file)
-    except Exception as error:
-        raise CheckpointError(f"The model's state has {', '.join(map(repr, values))}: {error}") from error
-    return file.getvalue()
-
-
-def _first_unsafe(values: Mapping[str, Any]) -> str:
-    for name, value in values.items():
-        try:
-            unpack_extra(_packed({name: value}))
-        except CheckpointError:
-            return (
-                f"The model's state has {name!r} of type {type(value).__name__}, with parts that cannot be read back "
-                "safely from a file."
-            )
-    return "The model's state cannot be read back safely from a file."

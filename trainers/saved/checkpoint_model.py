@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from orchestray.platform.run.checkpoint import load_tensors, stream_checkpoint
 from orchestray.platform.run.checkpoint_files import MODEL_FILE, OPTIMIZER_FILE, RESUME_FILE
-from orchestray.trainers.core.model_state import EXTRA, ModelState
+from orchestray.trainers.core.extra_state import of_extra
+from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.optim.averaged import AVERAGE
 
 if TYPE_CHECKING:
@@ -37,5 +38,4 @@ def load_model(found: Found, *, is_averaged: bool = True) -> ModelState:
             if slot == AVERAGE and name in tensors:
                 tensors[name] = tensor
     beside = load_tensors(found, RESUME_FILE) if RESUME_FILE in found.files else {}
-    extra = {name: tensor for name, tensor in beside.items() if name == EXTRA}
-    return ModelState(tensors, extra, found.state.get(BUFFERS, {}))
+    return ModelState(tensors, of_extra(beside), found.state.get(BUFFERS, {}))

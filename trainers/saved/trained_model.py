@@ -8,7 +8,7 @@ import torch
 
 from orchestray.platform.run.model_files import load_extra_state, load_model_json, load_model_tensors, save_model
 from orchestray.trainers.core.buffer_kinds import apply_kinds
-from orchestray.trainers.core.model_state import EXTRA, ModelState, load_state
+from orchestray.trainers.core.model_state import ModelState, load_state
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ def read_model(directory: str | os.PathLike[str]) -> ModelState:
     Raises:
         CheckpointError: the model is missing or damaged.
     """
-    extra = load_extra_state(directory)
-    beside = {} if extra is None else {EXTRA: torch.frombuffer(bytearray(extra), dtype=torch.uint8)}
-    return ModelState(load_model_tensors(directory), beside, load_model_json(directory).get(BUFFERS, {}))
+    tensors, extra = load_model_tensors(directory), load_extra_state(directory)
+    return ModelState(tensors, extra, load_model_json(directory).get(BUFFERS, {}))
 
 
 def fill(model: nn.Module, state: ModelState, precision: str | None) -> nn.Module:

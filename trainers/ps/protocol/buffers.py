@@ -17,6 +17,11 @@ from torch import Tensor, nn
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import TrainingError
 
+_FIXED = (
+    "A buffer of the model has got another size in a step, or has come anew, and parameter servers keep buffers of "
+    "fixed sizes. Give it its full size in build_model, or use strategy.exchange.type: allreduce."
+)
+
 
 @dataclass(frozen=True)
 class BufferPush:
@@ -50,10 +55,28 @@ class BufferPlaces:
         kept = {buffer: place for buffer, place in found.items() if not buffer.is_complex()}
         self._floats = [place for buffer, place in kept.items() if buffer.is_floating_point()]
         self._others = [place for buffer, place in kept.items() if not buffer.is_floating_point()]
+        self._shapes = [held[name].shape for held, name in (*self._floats, *self._others)]
+        self._is_unchecked = True
         self._flat = [_joined(kind) for kind in self.kinds]
         places = (self._floats, self._others)
         self._watched = [[(held, name, held[name].data_ptr()) for held, name in kind] for kind in places]
         """Place of each buffer of a kind, and its address there."""
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse buffers that a pass has given another size, or registered.
+
+        Args:
+            model: the model, whose modules are looked through in the first call alone.
+
+        Raises:
+            TrainingError: there are such buffers.
+        """
+        if self._is_unchecked:
+            self._is_unchecked = False
+            if len(self._shapes) != len({id(buffer) for buffer in model.buffers() if not buffer.is_complex()}):
+                raise TrainingError(_FIXED)
+        if [held[name].shape for held, name in (*self._floats, *self._others)] != self._shapes:
+            raise TrainingError(_FIXED)
 
     def flat(self, kind: int) -> Tensor | None:
         """Return all buffers of a kind (0: floating-point, 1: others) as one tensor; None if they are not, or no
@@ -113,10 +136,7 @@ class Buffers:
         """
         now = Buffers.of(model)
         if (now.floats.shape, now.integers.shape) != (self.floats.shape, self.integers.shape):
-            raise TrainingError(
-                "A buffer of the model has got another size, and parameter servers keep buffers of fixed sizes. Give "
-                "it its full size in build_model, or use strategy.exchange.type: allreduce."
-            )
+            raise TrainingError(_FIXED)
         return BufferPush(now.floats.sub_(self.floats).mul_(weight), now.integers)
 
 

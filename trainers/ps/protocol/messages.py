@@ -45,6 +45,8 @@ def start(
         wanted: places where the tensors of the answer are wanted.
     """
     places = tuple(channel.lend(tensor) for tensor in tensors)
+    if not any(place is not None and tensor.numel() for tensor, place in zip(tensors, places, strict=True)):
+        places = (None,) * len(tensors)  # an empty tensor is in every block, and alone it is not lent
     sent = [tensor for tensor, place in zip(tensors, places, strict=True) if place is None]
     lent = places if len(sent) < len(tensors) else ()
     if lent:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.rng import RngKey
+    from orchestray.trainers.ps.protocol.buffers import BufferPlaces
 
 
 class OrderLoop(ABC):
@@ -69,6 +70,8 @@ class OrderLoop(ABC):
         """True if versions of the parameters count batches; False if they count pushes."""
         self._exchange = AllReduce()  # of a single worker: a network needs an exchange
         self._faults = Faults()
+        self._fixed_buffers: BufferPlaces | None = None
+        """Places of the buffers, which must keep their sizes; None: they are not looked at."""
 
     def _assembled(self, network: Network) -> None:
         """Use a network."""
@@ -146,6 +149,8 @@ class OrderLoop(ABC):
         with self._faults.during(order.step, self.network.model):
             loss_sum = self.network.backward(share, self._exchange, step=order.step)
             self._combine()
+        if self._fixed_buffers is not None:
+            self._fixed_buffers.check(self.network.model)
         return loss_sum
 
     def _combine(self) -> None:

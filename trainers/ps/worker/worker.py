@@ -76,7 +76,7 @@ class CentralWorker(OrderLoop):
         self._assembled(self._assembler.assemble(lambda: groups))
         self.flat = FlatModel(self.network.model)
         self.partition = Partition.of(self.network.model, self.central.shards)
-        self._places = BufferPlaces(self.network.model)
+        self._places = self._fixed_buffers = BufferPlaces(self.network.model)
         held = Buffers.of(self._places)
         self._buffers = held if held.floats.numel() or held.integers.numel() else None
         last_step = self.central.coordinator_settings(settings, source.num_rows, 0, {}).last_step

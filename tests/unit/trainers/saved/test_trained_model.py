@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
-from orchestray.platform.run.model_files import EXTRA_FILE, load_extra_state, load_model_tensors
-from orchestray.trainers.core.own_saving import unpack_extra
+from orchestray.platform.run.model_files import EXTRA_FILE, load_extra_state
 from orchestray.trainers.saved.checkpoint_model import load_model
 from orchestray.trainers.saved.trained_model import fill, read_model, write_model
 from support.layouts import layout_settings
@@ -42,37 +41,20 @@ def test_the_model_that_is_read_answers_as_the_one_that_was_trained(tmp_path: Pa
         torch.testing.assert_close(answer, expected, rtol=0, atol=2e-3 if kind == "halved" else 0)
 
 
-def test_extra_state_lies_beside_the_tensors_for_torch_alone(tmp_path: Path) -> None:
-    """Someone without orchestray loads `{**load_file(...), **torch.load(...)}`."""
-    task, settings = task_of("extra"), layout_settings({"microbatches": 1}, batch_size=8, steps=3)
-    (replica,) = built(task, settings)
-    replica.connect(SoloCollective())
-    replica.run(time.time())
-    write_model(tmp_path / "model", replica.trained_model(), {})
-    extra = torch.load(tmp_path / "model" / EXTRA_FILE, weights_only=True)
-    assert extra["0._extra_state"]["calls"] == 3
-    model = task.build_model()
-    model.load_state_dict({**load_model_tensors(tmp_path / "model"), **extra})
-    assert model[0].calls == 3  # type: ignore[index]
-
-
 def test_a_model_without_extra_state_has_no_file_of_it(tmp_path: Path) -> None:
     (replica,) = built(task_of("in_place"), layout_settings({"microbatches": 1}, batch_size=8))
     write_model(tmp_path / "model", replica.trained_model(), {})
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
-    assert load_extra_state(tmp_path / "model") is None
+    assert load_extra_state(tmp_path / "model") == {}
 
 
-def test_extra_state_is_checked_and_never_runs_code(tmp_path: Path) -> None:
+def test_a_damaged_file_of_extra_state_is_named(tmp_path: Path) -> None:
     (replica,) = built(task_of("extra"), layout_settings({"microbatches": 1}, batch_size=8))
     write_model(tmp_path / "model", replica.trained_model(), {})
     path = tmp_path / "model" / EXTRA_FILE
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(CheckpointError, match=r"is damaged \(extra_state\.safetensors"):
         read_model(tmp_path / "model")
-    torch.save({"0._extra_state": Path("a")}, path)
-    with pytest.raises(CheckpointError, match="extra state of modules cannot be read"):
-        unpack_extra(path.read_bytes())
 
 
 class Table(nn.Module):
