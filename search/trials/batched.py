@@ -18,6 +18,7 @@ from orchestray.platform.task import ASKED, OPTIONAL_METHODS
 from orchestray.search.trials.batched_layers import StackedModel
 from orchestray.search.trials.program import MODEL, OPTIMIZER
 from orchestray.trainers.core.forward import user_code
+from orchestray.trainers.core.inputs import described
 from orchestray.trainers.core.rng import RngKey, draws, seed_modules
 from orchestray.trainers.core.task_calls import refuse
 
@@ -120,7 +121,10 @@ class Batched:
         return made
 
     def _outputs(self, weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
-        return self._stacked.outputs({**weights, **self._others}, batch["inputs"], self.num_members)
+        inputs = batch["inputs"]
+        if not isinstance(inputs, Tensor):
+            raise ConfigError(f"packed: the task's inputs are {described(inputs)}, not one tensor; use packed: false")
+        return self._stacked.outputs({**weights, **self._others}, inputs, self.num_members)
 
     def metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Return loss and task metrics of every member, each `[members]`."""

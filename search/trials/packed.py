@@ -28,6 +28,7 @@ from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.rng import building
+from orchestray.trainers.core.weights import convert
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.optim.schedules import lr_at
 
@@ -114,7 +115,9 @@ class PackedPopulation:
         self._task = self._task_cache.task(self._settings, device)
         with building(self._settings.seed):
             model = self._task.build_model()
-        model = model.to(device, torch.float64) if self._settings.precision == "float64" else model.to(device)
+        if self._settings.precision == "float64":
+            convert(model, torch.float64)
+        model.to(device)
         forward = Forward(self._task, model.train(), self._settings.precision, device)
         self._batched = Batched(
             forward, population, self._settings.optimizer, seed=self._settings.seed, grad_clip=self._settings.grad_clip
@@ -140,6 +143,7 @@ class PackedPopulation:
             accumulate=self._settings.accumulate if training else 1,
             seed=self._settings.seed,
             shuffle=training,
+            drop_last=training and self._settings.drop_last,
         )
 
     @property

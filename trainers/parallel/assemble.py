@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,9 @@ from orchestray.platform.task import asked_by
 from orchestray.trainers.core.batch_norm import aggregation_conflict, has_synchronized, synchronize
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.gathering import Gathering
+from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.rng import RngKey, building, seed_modules
+from orchestray.trainers.core.weights import convert
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.recompute import ActivationMeter, find_blocks, recompute
 from orchestray.trainers.parallel.whole_model import WholeNetwork
@@ -81,7 +83,7 @@ class Assembler:
         with building(self.draw.seed):
             model = self._task.build_model()
         if self._settings.precision == "float64":
-            return model.to(self._device, torch.float64)
+            convert(model, torch.float64)
         return model.to(self._device)
 
     def become_member(self, seed: int, task: Task) -> None:
@@ -117,7 +119,9 @@ class Assembler:
         if layout.model_size > 1 and groups().rank == 0:
             self.warnings = self._warnings(model, groups)
         # Before anything is hooked into the modules: a trace would record the hooks.
-        layers = self._pipeline.layers(model) if self._pipeline is not None else None
+        layers = None
+        if self._pipeline is not None:
+            layers = self._pipeline.layers(model, inputs_of(self._stream(groups).one_sample()))
         self.bounds = bounds = []
         if self._pipeline is not None and layers is not None:
             self.bounds = bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
@@ -135,7 +139,7 @@ class Assembler:
         if self._pipeline is not None and layers is not None:
             pieces, stream = _pieces(model, split), self._stream(groups)
             return self._pipeline.assemble(layers, bounds, groups(), stream, pieces, partial, self._recompute)
-        self._recompute(model)
+        self._recompute(model, inputs=lambda: inputs_of(self._stream(groups).one_sample()))
         return WholeNetwork(
             forward,
             self.draw,
@@ -181,7 +185,7 @@ class Assembler:
         example = forward.place(first_micro_batch(stream).batch)["inputs"]
         return split_over_workers(self._task, model, self._settings.tensor_plan, groups, example)
 
-    def _recompute(self, model: nn.Module, num_live: int = 1) -> None:
+    def _recompute(self, model: nn.Module, num_live: int = 1, inputs: Callable[[], Any] | None = None) -> None:
         if self._settings.recompute != "none":
             recompute(
                 model,
@@ -190,6 +194,7 @@ class Assembler:
                 meter=self.meter,
                 blocks=self._blocks,
                 num_live=num_live,
+                inputs=inputs,
             )
 
 

@@ -85,10 +85,11 @@ class Run(Recorded):
             found = self._checkpoint(checkpoint)
             tensors = import_module("orchestray.trainers.saved.checkpoint_model").load_model(found)
             model = self.build_model(int(found.state.get("members", 0)))
+        weights = import_module("orchestray.trainers.core.weights")
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
         if len(dtypes) == 1:  # a model trained in float64 stays in float64
-            model.to(dtypes.pop())
-        import_module("orchestray.trainers.core.weights").load_model_tensors(model, tensors)
+            weights.convert(model, dtypes.pop())
+        weights.load_model_tensors(model, tensors)
         trained: nn.Module = model.eval()
         return trained
 

@@ -8,17 +8,20 @@ Ensembles: Train 1, Get M for Free" (2017), section 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import load_checkpoint
-from orchestray.trainers.core.weights import load_model_tensors
+from orchestray.trainers.core.inputs import call, inputs_of
+from orchestray.trainers.core.own_gradients import WithoutGradients
+from orchestray.trainers.core.weights import convert, in_precision, load_model_tensors
 from orchestray.trainers.ensemble.ensemble import Average, Ensemble
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ def average_snapshots(run: Run, last: int) -> nn.Module:
             open_source(task.dataset("train"), split="train"), task.to_batch, batch_size=train.batch_size, shuffle=False
         )
         with stream.epoch(0) as shares:
-            measure_statistics(model, (part.batch["inputs"] for share in shares for part in share.micro_batches))
+            measure_statistics(model, (inputs_of(part.batch) for share in shares for part in share.micro_batches))
     return model
 
 
@@ -89,8 +92,7 @@ def mean_tensors(snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
     return mean
 
 
-@torch.no_grad()
-def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+def measure_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     """Set the running statistics of batch normalisation to their mean over the batches.
 
     Batches of fewer than two samples are skipped. The model is in evaluation mode afterwards; nothing else changes.
@@ -99,14 +101,16 @@ def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     momenta = [module.momentum for module in modules]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     model.eval()  # no dropout
+    without_gradients = WithoutGradients()
     for module in modules:
         module.reset_running_stats()
         module.momentum = None  # a cumulative mean
         module.train()
     try:
         for inputs in batches:
-            if len(inputs) > 1:
-                model(inputs.to(dtype) if inputs.is_floating_point() else inputs)
+            own = map_tensors(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)), inputs)
+            if all(len(tensor) > 1 for tensor in tensors_in(own)):
+                without_gradients(lambda given: call(model, given), own)
     finally:
         for module, momentum in zip(modules, momenta, strict=True):
             module.momentum = momentum
@@ -148,6 +152,6 @@ def _built(tensors: Mapping[str, Tensor], num_members: int, run: Run) -> nn.Modu
     model = run.build_model(num_members)
     dtypes = {tensor.dtype for tensor in tensors.values() if tensor.dtype.is_floating_point}
     if len(dtypes) == 1:  # a model trained in float64 stays one
-        model.to(dtypes.pop())
+        convert(model, dtypes.pop())
     load_model_tensors(model, tensors)
     return model.eval()

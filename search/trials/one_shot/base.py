@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
@@ -91,8 +92,9 @@ class OneShotTrial(ABC):
         trained, judged = two_parts(task, architecture_part)
         size, order = self._settings.batch_size, self._settings.seed
         self._validation = open_source(task.dataset("validation"), split="validation")
-        self._trained_on = Batches(trained, task.to_batch, batch_size=size, seed=order)
-        self._judged_by = Batches(judged, task.to_batch, batch_size=size, seed=order)
+        cut = self._settings.drop_last
+        self._trained_on = Batches(trained, task.to_batch, batch_size=size, seed=order, drop_last=cut)
+        self._judged_by = Batches(judged, task.to_batch, batch_size=size, seed=order, drop_last=cut)
         self._validated_by = Batches(self._validation, task.to_batch, batch_size=size, seed=order, shuffle=False)
         self.step = 0
         self.found: list[Genome] = []
@@ -271,7 +273,10 @@ class OneShotTrial(ABC):
         return float(values[metric])
 
     def _cast(self, batch: Batch) -> Batch:
-        return {k: v.to(self._device, self._dtype if v.is_floating_point() else v.dtype) for k, v in batch.items()}
+        return {name: map_tensors(self._placed, value) for name, value in batch.items()}
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
 
     # -- updates of weights ------------------------------------------------------------------------------------------
 

@@ -89,10 +89,19 @@ class Batches:
     """Batches of a part by number, from 0, over all epochs. A context manager: leaving it ends its thread."""
 
     def __init__(
-        self, source: Source, to_batch: Callable[[pa.Table], Batch], *, batch_size: int, seed: int, shuffle: bool = True
+        self,
+        source: Source,
+        to_batch: Callable[[pa.Table], Batch],
+        *,
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
         """Take the arguments of `SampleStream`."""
-        self.stream = SampleStream(source, to_batch, batch_size=batch_size, seed=seed, shuffle=shuffle)
+        self.stream = SampleStream(
+            source, to_batch, batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last
+        )
         self._open = ExitStack()
         self._shares: Iterator[Share] = iter(())
         self._next: int | None = None

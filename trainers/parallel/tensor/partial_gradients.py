@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.inputs import call
 from orchestray.trainers.parallel.tensor.base import STYLES
 from orchestray.trainers.parallel.tensor.verify import evaluating, tensors_in
 
@@ -102,7 +103,7 @@ def _gradients(
         return {}, torch.float32
     generator = torch.Generator().manual_seed(_SEED)
     with evaluating(model), torch.enable_grad():
-        outputs = [output for output in tensors_in(model(example)) if output.requires_grad]
+        outputs = [output for output in tensors_in(call(model, example)) if output.requires_grad]
         if not outputs:
             return {}, torch.float32
         weights = [torch.randn(output.shape, generator=generator).to(output) for output in outputs]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.core.inputs import call
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.tensor.attention_blocks import ADVICE
 from orchestray.trainers.parallel.tensor.parts import joined, kind_of, shown
@@ -45,7 +46,7 @@ class Checker:
         self._example = example
         try:
             with evaluating(model), watched_dropouts(model) as shapes:
-                self._plain = _tensors(model(example))
+                self._plain = _tensors(call(model, example))
         except Exception as error:
             raise TrainingError(
                 f"The model failed on the inputs of a micro-batch, before it was split: {_cause(error)}"
@@ -78,7 +79,7 @@ class Checker:
             handles.append(module.register_forward_hook(partial(_leave, inside)))
         try:
             with evaluating(self._model):
-                return _tensors(self._model(self._example))
+                return _tensors(call(self._model, self._example))
         except (PeerLostError, ConfigError):
             raise
         except Exception as error:
@@ -99,7 +100,7 @@ class Checker:
         ]
         try:
             with evaluating(self._model):
-                self._model(self._example)
+                call(self._model, self._example)
         finally:
             for handle in handles:
                 handle.remove()

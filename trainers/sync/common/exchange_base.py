@@ -14,6 +14,7 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.exchange import MAX_EXTRAS, LocalTensor, OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.optim.sparse import rows_once
 from orchestray.trainers.sync.common.local_tensors import held_tensors, updated_whole
 
 
@@ -69,7 +70,7 @@ class ExchangeBase(ABC):
         return self._updates
 
     def gradients(self) -> list[Tensor | None]:
-        return [parameter.grad for parameter in self._parameters]
+        return [None if (gradient := parameter.grad) is None else rows_once(gradient) for parameter in self._parameters]
 
     def held(self) -> dict[str, LocalTensor]:
         return self._held
