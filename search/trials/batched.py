@@ -212,6 +212,9 @@ def check_model(model: nn.Module) -> None:
     Raises:
         ConfigError: the text names the module and the reason.
     """
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise ConfigError(f"packed: the parameter {name!r} is of complex numbers; use packed: false")
     for name, module in model.named_modules():
         where = f"packed: the module {name or type(model).__name__!r} "
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:

@@ -22,7 +22,7 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from orchestray.platform.errors import CheckpointError
+from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.sparse import dense, is_sparse
 
 NormReducer = Callable[[Sequence[str], Tensor], Tensor]
@@ -50,6 +50,8 @@ class Optimizer(ABC):
     """True if it uses norms of whole parameters: `norm_reducer` must be set if workers hold parts of them."""
     takes_sparse: bool = False
     """True if it moves the rows of a sparse gradient alone; otherwise sparse gradients are made dense."""
+    takes_complex: bool = True
+    """True if it moves complex parameters as torch's optimizers do: by their real and imaginary parts."""
     takes_parts: bool = True
     """True if it may be given parts of parameters; False if it has to see whole ones."""
     mixes_parameters: bool = False
@@ -75,12 +77,22 @@ class Optimizer(ABC):
         self._state: dict[str, list[Tensor | None]] = {}
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
-        """Create fresh state for these parameters; `step` expects them in this order from then on."""
+        """Create fresh state for these parameters; `step` expects them in this order from then on.
+
+        Raises:
+            ConfigError: one is of complex numbers, and the optimizer cannot move it.
+        """
         named = list(named_params)
         self._names = [name for name, _ in named]
         self._templates = [parameter for _, parameter in named]
         self._is_fusible = [_is_dense(parameter) and not parameter.is_complex() for parameter in self._templates]
         self._has_complex = any(parameter.is_complex() for parameter in self._templates)
+        if self._has_complex and not self.takes_complex:
+            name = next(name for name, parameter in named if parameter.is_complex())
+            raise ConfigError(
+                f"config: train.optimizer.type: the parameter {name!r} is of complex numbers, for which "
+                f"{type(self).__name__.lower()} is not defined; use another optimizer"
+            )
         self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.parallel.tensor.base import STYLES
-from orchestray.trainers.parallel.tensor.verify import evaluating, tensors_in
+from orchestray.trainers.parallel.tensor.verify import evaluating, in_reals, tensors_in
 
 if TYPE_CHECKING:
     from orchestray.trainers.parallel.tensor.base import Split
@@ -116,7 +116,7 @@ def _gradients(
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.double().norm() for tensor in tensors])
+    return torch.stack([in_reals(tensor).double().norm() for tensor in tensors])
 
 
 def _torn(name: str) -> str:

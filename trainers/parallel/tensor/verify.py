@@ -180,20 +180,26 @@ def _same(ours: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:
     return len(ours) == len(plain) and all(_apart(a, b) == 0.0 for a, b in zip(ours, plain, strict=True))
 
 
+def in_reals(tensor: Tensor) -> Tensor:
+    """Return complex numbers as pairs; other tensors as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def _apart(ours: Tensor, plain: Tensor) -> float:
     """Return the largest difference, 0 if it is within the tolerance."""
     if ours.shape != plain.shape:
         return float("inf")
     if ours.numel() == 0:
         return 0.0
-    a, b = ours.double(), plain.double()
+    a, b = in_reals(ours).double(), in_reals(plain).double()
     # Infinities (masks) and NaNs must be in the same places.
     usual = b.isfinite()
     if not torch.equal(a.isfinite(), usual) or not torch.equal(a[~usual].nan_to_num(7.0), b[~usual].nan_to_num(7.0)):
         return float("inf")
     apart = float((a - b)[usual].abs().max()) if usual.any() else 0.0
     size = float(b[usual].abs().max()) if usual.any() else 0.0
-    tolerance = _TOLERANCES.get(plain.dtype, _TOLERANCE_SHORT) if plain.is_floating_point() else 0.0
+    kind = plain.dtype.to_real() if plain.is_complex() else plain.dtype
+    tolerance = _TOLERANCES.get(kind, _TOLERANCE_SHORT) if kind.is_floating_point else 0.0
     return apart if apart > tolerance * size else 0.0
 
 
