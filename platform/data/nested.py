@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 
 def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
-    """Return the same containers with `function(tensor)` in place of each tensor."""
+    """Return the same containers with `function(tensor)` instead of each tensor."""
     if isinstance(nested, Tensor):
         return function(nested)
 

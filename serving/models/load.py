@@ -169,7 +169,7 @@ def example_of(task: Task) -> Any:
 
 
 def _as_tensors(example: Any) -> Any:
-    """Return an example with tensors in place of numbers, arrays and lists of numbers."""
+    """Return an example with tensors instead of numbers, arrays and lists of numbers."""
     if isinstance(example, Mapping):
         return {name: _as_tensors(value) for name, value in example.items()}
     if isinstance(example, tuple) and not all(isinstance(value, int | float) for value in example):

@@ -177,7 +177,7 @@ def _not_finite(value: float, micro_batch: MicroBatch, step: int, rank: int) -> 
 def _finite_rows(micro_batch: MicroBatch) -> list[bool]:
     finite = torch.ones(micro_batch.num_samples, dtype=torch.bool)
     for value in tensors_in(micro_batch.batch):
-        if value.is_floating_point() and value.dim() and value.shape[0] == micro_batch.num_samples:
+        if (value.is_floating_point() or value.is_complex()) and value.dim() and value.shape[0] == micro_batch.num_samples:
             finite &= torch.isfinite(value.reshape(micro_batch.num_samples, -1)).all(dim=1)
     return [bool(row) for row in finite.tolist()]
 

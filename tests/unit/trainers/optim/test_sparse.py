@@ -35,7 +35,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
 }
-"""Of these, plain PyTorch takes sparse gradients in the first three."""
+"""Optimizers; plain PyTorch takes sparse gradients in the first three."""
 SECTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"type": "sgd", "lr": 0.1},
     "adagrad": {"type": "adagrad", "lr": 0.1},
