@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from orchestray.platform.data.source import Data
     from orchestray.trainers.tasks.params import TaskConfig
 
-Batch: TypeAlias = "dict[str, Tensor]"
-"""Named tensors, whose first dimension counts samples; "inputs" is the argument of the model."""
+Batch: TypeAlias = "dict[str, Any]"
+"""Named tensors, whose first dimension counts samples, or tuples, lists and dictionaries of them, also nested.
+
+"inputs" is what the model is called with: `model(inputs)`, or `model(*inputs)` for a tuple or a list, or
+`model(**inputs)` for a mapping. Tensors are moved to the model's device and precision; other values stay as they are.
+"""
 
 METHODS: Mapping[str, tuple[str, ...]] = {
     "build_model": (),

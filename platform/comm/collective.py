@@ -137,8 +137,8 @@ class Collective:
         if tensor.numel() == 0:
             return _DONE
         self._sent_bytes += ring_bytes(tensor, self.size)
-        reduce = _OPERATIONS[operation]
-        return self._start("all-reduce", lambda group: group.allreduce([tensor], reduce))
+        reduce, real = _OPERATIONS[operation], _real(tensor)
+        return self._start("all-reduce", lambda group: group.allreduce([real], reduce))
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Return every rank's `tensor` (same shape and dtype), stacked in rank order: shape `[size, *tensor.shape]`."""
@@ -146,8 +146,8 @@ class Collective:
         if tensor.numel() == 0:
             return gathered
         self._sent_bytes += (self.size - 1) * tensor.nbytes
-        rows = list(gathered.unbind(0))
-        self._start("all-gather", lambda group: group.allgather([rows], [tensor.contiguous()])).wait()
+        rows, own = list(_real(gathered).unbind(0)), _real(tensor.contiguous())
+        self._start("all-gather", lambda group: group.allgather([rows], [own])).wait()
         return gathered
 
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
@@ -160,7 +160,8 @@ class Collective:
         if part.numel() == 0:
             return _DONE
         self._sent_bytes += (self.size - 1) * part.nbytes
-        return self._start("reduce-scatter", lambda group: group._reduce_scatter_base(part.view(-1), whole.view(-1)))
+        into, of = _real(part).view(-1), _real(whole).view(-1)
+        return self._start("reduce-scatter", lambda group: group._reduce_scatter_base(into, of))
 
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
         """Start to fill `whole` with every rank's `part`, in rank order; shapes as in `start_reduce_scatter`."""
@@ -168,7 +169,8 @@ class Collective:
         if part.numel() == 0:
             return _DONE
         self._sent_bytes += (self.size - 1) * part.nbytes
-        return self._start("all-gather", lambda group: group._allgather_base(whole.view(-1), part.view(-1)))
+        into, of = _real(whole).view(-1), _real(part).view(-1)
+        return self._start("all-gather", lambda group: group._allgather_base(into, of))
 
     def _check_parts(self, part: Tensor, whole: Tensor) -> None:
         if not (part.is_contiguous() and whole.is_contiguous()):
@@ -425,6 +427,11 @@ class _Solo:
 def ring_bytes(tensor: Tensor, size: int) -> int:
     """Return the bytes each of `size` members sends to all-reduce `tensor` in a ring: 2(P-1)/P of it, rounded up."""
     return -(-2 * (size - 1) * tensor.nbytes // size)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Return a view of complex numbers as pairs, which the backends can add; other tensors as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _send(tensor: Tensor, peer: int) -> Callable[[Any], Any]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestray.platform.data.even_split import split_evenly
+from orchestray.platform.errors import DataError
 
 Indices = NDArray[np.int64]
 
@@ -129,6 +130,27 @@ def share_pieces(
         if a < b:
             pieces.append((first + start + a, first + start + b))
     return pieces
+
+
+def used_samples(num_rows: int, batch_size: int, *, drop_last: bool) -> int:
+    """Return the number of samples of an epoch.
+
+    Args:
+        num_rows: samples of the data.
+        batch_size: samples of a batch.
+        drop_last: leave out the last batch of an epoch if it is short.
+
+    Raises:
+        DataError: then there is none.
+    """
+    if not drop_last:
+        return num_rows
+    if num_rows < batch_size:
+        raise DataError(
+            f"the data has {num_rows} samples, fewer than one batch of {batch_size} (train.batch_size), and "
+            "train.drop_last leaves short batches out: set it to false, or choose a smaller batch"
+        )
+    return num_rows // batch_size * batch_size
 
 
 def split_rows(num_rows: int, validation_fraction: float) -> tuple[Indices, Indices]:

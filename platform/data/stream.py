@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from orchestray.platform.data.draws import SampleDraws
-from orchestray.platform.data.order import EpochPlan, Indices, share_pieces
+from orchestray.platform.data.nested import map_tensors
+from orchestray.platform.data.order import EpochPlan, Indices, share_pieces, used_samples
 from orchestray.platform.data.prefetch import Prefetch
 from orchestray.platform.data.source import Source
 from orchestray.platform.data.tensors import ColumnError
@@ -82,9 +84,9 @@ class Share:
 class SampleStream:
     """A stream that cuts epochs into batches, batches into micro-batches, and those into a part per replica.
 
-    Every sample is used exactly once per epoch over all replicas, including the last short batch. The samples of a
-    batch and of a micro-batch depend on the seed and the epoch alone. So results over a whole micro-batch (batch
-    normalisation) do not depend on the number of replicas. Sizes differ by at most one.
+    Every sample is used exactly once per epoch over all replicas, including the last short batch unless that is
+    dropped. The samples of a batch and of a micro-batch depend on the seed and the epoch alone. So results over a whole
+    micro-batch (batch normalisation) do not depend on the number of replicas. Sizes differ by at most one.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class SampleStream:
         shuffle: bool = True,
         prefetch: int = 2,
         weigh: Callable[[Batch], float] | None = None,
+        drop_last: bool = False,
     ) -> None:
         """Prepare the stream; nothing is read yet.
 
@@ -118,11 +121,16 @@ class SampleStream:
             shuffle: False: the dataset's own order.
             prefetch: number of shares prepared in advance.
             weigh: returns the weight of a batch's loss (a method of the task); default: its number of samples.
+            drop_last: leave out the last batch of an epoch if it is short.
+
+        Raises:
+            DataError: without the short batch there is none.
         """
         self._source = source
         self._convert = Converter(to_batch, to_training_batch, seed)
         self.batch_size = batch_size
-        self.num_samples = source.num_rows
+        self.num_samples = used_samples(source.num_rows, batch_size, drop_last=drop_last)
+        """Samples of an epoch."""
         self._rank = rank
         self._num_replicas = num_replicas
         self._accumulate = accumulate
@@ -147,16 +155,13 @@ class SampleStream:
             raise ValueError(f"start_step must be from 0 to {self.steps_per_epoch}, got {start_step}")
         return Prefetch(self._shares(epoch, start_step), self._prefetch)
 
-    def empty_batch(self) -> Batch:
-        """Return a batch without samples, with the shapes and types of the others."""
-        return {name: value[:0] if value.dim() else value for name, value in self._one_sample.items()}
-
     def one_sample(self) -> Batch:
         """Return a batch of the data's first sample; it belongs to the caller."""
-        return {name: value.clone() for name, value in self._one_sample.items()}
+        sample: Batch = map_tensors(torch.clone, self._first)
+        return sample
 
     @cached_property
-    def _one_sample(self) -> Batch:
+    def _first(self) -> Batch:
         return self._convert(self._source.first_row(), np.zeros(1, np.int64), 0)
 
     def _shares(self, epoch: int, start_step: int) -> Generator[Share, None, None]:

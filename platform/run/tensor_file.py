@@ -31,7 +31,10 @@ _DTYPES = {
     "float16": "F16",
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "complex64": "C64",
     "int64": "I64",
     "int32": "I32",
     "int16": "I16",
@@ -43,6 +46,8 @@ _DTYPES = {
     "bool": "BOOL",
 }
 _TORCH_NAMES = {code: name for name, code in _DTYPES.items()}
+_DOUBLES = "complex128"
+"""Type that the format lacks: such tensors are F64 with a last dimension of 2, and the header's metadata names them."""
 _HEADER_LIMIT_BYTES = 100_000_000  # the format's own limit
 
 
@@ -76,16 +81,22 @@ class TensorLayout:
         for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
             tensor = tensors[name]
             dtype = str(tensor.dtype).removeprefix("torch.")
-            if dtype not in _DTYPES:
+            if dtype not in _DTYPES and dtype != _DOUBLES:
                 raise CheckpointError(f"tensor '{name}' cannot be saved: safetensors has no dtype {dtype}")
             stop = position + tensor.numel() * tensor.element_size()
             slots[name] = Slot(dtype, tuple(tensor.shape), position, stop)
             position = stop
         entries = {
-            name: {"dtype": _DTYPES[slot.dtype], "shape": list(slot.shape), "data_offsets": [slot.start, slot.stop]}
+            name: {
+                "dtype": _DTYPES.get(slot.dtype, "F64"),
+                "shape": [*slot.shape, *([2] if slot.dtype == _DOUBLES else [])],
+                "data_offsets": [slot.start, slot.stop],
+            }
             for name, slot in slots.items()
         }
-        text = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
+        doubles = [name for name, slot in slots.items() if slot.dtype == _DOUBLES]
+        metadata = {"format": "pt"} | ({_DOUBLES: json.dumps(doubles)} if doubles else {})
+        text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return cls(slots, len(text).to_bytes(8, "little") + text, position)
 
@@ -94,7 +105,7 @@ def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return the values of a CPU tensor as a flat uint8 array: a view if the tensor is contiguous, else a copy."""
     import torch
 
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().resolve_conj().reshape(-1)
     # torch's own view, since NumPy has no bfloat16.
     array: np.ndarray[Any, Any] = flat.view(torch.uint8).numpy()
     return array
@@ -125,10 +136,9 @@ def unpack(data: np.ndarray[Any, Any], what: str) -> dict[str, torch.Tensor]:
     if data.size < 8 or not 0 < header_bytes <= min(data.size - 8, _HEADER_LIMIT_BYTES):
         raise CheckpointError(f"{what} is damaged: it has no safetensors header")
     try:
-        entries = json.loads(data[8 : 8 + header_bytes].tobytes())
-        entries.pop("__metadata__", None)
+        entries = _entries(data[8 : 8 + header_bytes].tobytes())
         values = data[8 + header_bytes :]
-        return {name: _tensor(torch.from_numpy(values), entry) for name, entry in entries.items()}
+        return {name: _tensor(torch.from_numpy(values), *entry) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointError(f"{what} is damaged: its safetensors header makes no sense ({error})") from error
 
@@ -151,10 +161,8 @@ def stream(store: Store, folder: str, file: str, sums: FileSum) -> tuple[list[li
             raise CheckpointError(f"{what} is damaged: it has no safetensors header")
         header = _read_exactly(source, header_bytes, what)
     try:
-        entries = json.loads(bytes(header))
-        entries.pop("__metadata__", None)
-        ordered = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
-        described = [[name, _TORCH_NAMES[entry["dtype"]], list(entry["shape"])] for name, entry in ordered]
+        ordered = sorted(_entries(bytes(header)).items(), key=lambda item: item[1][2])
+        described = [[name, dtype, shape] for name, (dtype, shape, _) in ordered]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{what} is damaged: its safetensors header makes no sense ({error})") from error
     return described, _stream_values(store, folder, file, sums, described, len(start) + len(header))
@@ -177,6 +185,20 @@ def _stream_values(
         raise CheckpointError(f"{what} is damaged: its checksum is not that of what was saved")
 
 
+def _entries(header: bytes) -> dict[str, tuple[str, list[int], tuple[int, int]]]:
+    """Return torch's dtype, the shape and the first and last byte of each tensor of a header."""
+    entries = json.loads(header)
+    doubles = set(json.loads((entries.pop("__metadata__", None) or {}).get(_DOUBLES, "[]")))
+    found = {}
+    for name, entry in entries.items():
+        dtype, shape = _TORCH_NAMES[entry["dtype"]], [int(size) for size in entry["shape"]]
+        if name in doubles:
+            dtype, shape = _DOUBLES, shape[:-1]
+        start, stop = entry["data_offsets"]
+        found[name] = (dtype, shape, (int(start), int(stop)))
+    return found
+
+
 def _read_exactly(source: Any, num_bytes: int, what: str) -> bytearray:
     data = bytearray(num_bytes)
     view = memoryview(data)
@@ -189,12 +211,11 @@ def _read_exactly(source: Any, num_bytes: int, what: str) -> bytearray:
     return data
 
 
-def _tensor(values: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
+def _tensor(values: torch.Tensor, name: str, shape: list[int], place: tuple[int, int]) -> torch.Tensor:
     import torch
 
-    start, stop = entry["data_offsets"]
-    dtype: torch.dtype = getattr(torch, _TORCH_NAMES[entry["dtype"]])
-    shape = [int(size) for size in entry["shape"]]
+    start, stop = place
+    dtype: torch.dtype = getattr(torch, name)
     if not 0 <= start <= stop <= values.numel() or stop - start != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"a tensor of shape {shape} at bytes {start} to {stop} of {values.numel()}")
     piece = values[start:stop]

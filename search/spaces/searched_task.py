@@ -14,6 +14,7 @@ from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource
 from orchestray.search.spaces.registry import SpaceSource, built
 from orchestray.trainers import tasks
+from orchestray.trainers.core.inputs import call, described, inputs_of
 from orchestray.trainers.ensemble.wrapped import WrappedTask
 
 if TYPE_CHECKING:
@@ -145,9 +146,9 @@ def shapes_of(task: Task) -> tuple[tuple[int, ...], int]:
         TaskError: the inputs are not a floating-point tensor, or the outputs not [samples, outputs].
     """
     try:
-        inputs = task.to_batch(open_split(task, "train").first_row())["inputs"]
+        inputs = inputs_of(task.to_batch(open_split(task, "train").first_row()))
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
-            outputs = task.build_model().eval()(inputs)
+            outputs = call(task.build_model().eval(), inputs)
     except OrchestrayError:
         raise
     except Exception as error:
@@ -155,6 +156,10 @@ def shapes_of(task: Task) -> tuple[tuple[int, ...], int]:
             f"search.architecture: the shapes that a network must have were to be found by the task's own model on the "
             f"first row of its data, and that failed: {type(error).__name__}: {error}"
         ) from error
+    if not isinstance(inputs, torch.Tensor):
+        raise TaskError(
+            f"search.architecture: networks of a space take one tensor, and this task's inputs are {described(inputs)}"
+        )
     if not inputs.is_floating_point():
         raise TaskError(
             f"search.architecture: networks of a space take numbers, and this task's inputs are {inputs.dtype}; "

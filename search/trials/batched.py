@@ -18,6 +18,7 @@ from orchestray.platform.task import OF_THE_LOSS
 from orchestray.search.trials.batched_layers import StackedModel
 from orchestray.search.trials.program import MODEL, OPTIMIZER
 from orchestray.trainers.core.forward import user_code
+from orchestray.trainers.core.inputs import described
 from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.rng import RngKey, draws, seed_modules
 from orchestray.trainers.core.task_calls import refuse
@@ -120,7 +121,10 @@ class Batched:
         return made
 
     def _outputs(self, weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
-        return self._stacked.outputs({**weights, **self._others}, batch["inputs"], self.num_members)
+        inputs = batch["inputs"]
+        if not isinstance(inputs, Tensor):
+            raise ConfigError(f"packed: the task's inputs are {described(inputs)}, not one tensor; use packed: false")
+        return self._stacked.outputs({**weights, **self._others}, inputs, self.num_members)
 
     def metrics(self, micro_batch: MicroBatch) -> dict[str, Tensor]:
         """Return loss and task metrics of every member, each `[members]`."""
@@ -204,6 +208,9 @@ def check_model(model: nn.Module) -> None:
     Raises:
         ConfigError: the text names the module and the reason.
     """
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise ConfigError(f"packed: the parameter {name!r} is of complex numbers; use packed: false")
     for name, module in model.named_modules():
         where = f"packed: the module {name or type(model).__name__!r} "
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orchestray.trainers.core.inputs import call
 from orchestray.trainers.core.modes import evaluating
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def metric_names(
             for share in shares:
                 for micro_batch in share.micro_batches:
                     batch = cast(micro_batch.batch)
-                    names |= dict.fromkeys(task.metrics(model(batch["inputs"]), batch))
+                    names |= dict.fromkeys(task.metrics(call(model, batch["inputs"]), batch))
                 if names.keys() >= set(wanted):
                     break
         return list(names)

@@ -30,6 +30,7 @@ from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.core.rng import building
+from orchestray.trainers.core.weights import convert
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.optim.schedules import lr_at
 
@@ -116,7 +117,9 @@ class PackedPopulation:
         self._task = self._task_cache.task(self._settings, device)
         with building(self._settings.seed):
             model = self._task.build_model()
-        model = model.to(device, torch.float64) if self._settings.precision == "float64" else model.to(device)
+        if self._settings.precision == "float64":
+            convert(model, torch.float64)
+        model.to(device)
         forward = Forward(self._task, begin_training(model), self._settings.precision, device)
         self._batched = Batched(
             forward, population, self._settings.optimizer, seed=self._settings.seed, grad_clip=self._settings.grad_clip
@@ -148,6 +151,7 @@ class PackedPopulation:
             accumulate=self._settings.accumulate if training else 1,
             seed=self._settings.seed,
             shuffle=training,
+            drop_last=training and self._settings.drop_last,
         )
 
     @property

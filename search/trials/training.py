@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.stream import SampleStream
@@ -22,6 +22,8 @@ from orchestray.search.trials.task_cache import SEARCHED_TASK, TaskCache
 from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
+from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.inputs import described, inputs_of
 from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
@@ -33,8 +35,6 @@ from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch import Tensor
 
     from orchestray.platform.task import Batch
     from orchestray.trainers.config.schema import TrainConfig
@@ -93,6 +93,7 @@ class TrainingTrial:
                 accumulate=self._settings.accumulate if training else 1,
                 seed=self._settings.seed,
                 shuffle=training,
+                drop_last=training and self._settings.drop_last,
             )
         return self._streams[split]
 
@@ -135,17 +136,18 @@ class TrainingTrial:
         """Return `parameters`, `flops` and `latency_ms` of a searched network, or of any with `is_measured`.
 
         Raises:
-            TrainingError: the inputs of the task's own network are not floating-point numbers.
+            TrainingError: the inputs of the task's own network are not one tensor of floating-point numbers.
         """
         is_searched = self._settings.task.type == SEARCHED_TASK
         if (is_searched or self._is_measured) and not self._measures:
             from orchestray.search.spaces.architectures.measure import measure
 
-            inputs = self._stream("train", 0).empty_batch()["inputs"]
-            if not inputs.is_floating_point():
+            inputs = inputs_of(self._stream("train", 0).one_sample())
+            if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+                kind = inputs.dtype if isinstance(inputs, Tensor) else described(inputs)
                 raise TrainingError(
                     "parameters, flops and latency_ms are measured on inputs of floating point numbers, and this "
-                    f"task's are {inputs.dtype}; choose another objective"
+                    f"task's are {kind}; choose another objective"
                 )
             found = measure(self._replica.model, inputs.shape[1:])
             self._measures = {
@@ -164,11 +166,7 @@ class TrainingTrial:
         return metric_names(self._task, self._replica.model, self._stream("validation", 0), self._cast, wanted)
 
     def _cast(self, batch: Batch) -> Batch:
-        is_double = self._settings.precision == "float64"
-        return {
-            name: tensor.to(self._device, torch.float64 if is_double and tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in batch.items()
-        }
+        return Forward(self._task, self._replica.model, self._settings.precision, self._device).place(batch)
 
     def request_stop(self) -> None:
         """Have an `advance` in another thread end after the current step."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
 from orchestray.platform.run.model_files import load_model_json
@@ -17,6 +18,7 @@ from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.padding import padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
+from orchestray.trainers.core.inputs import described, inputs_of
 from orchestray.trainers.saved.run import load_run
 
 if TYPE_CHECKING:
@@ -140,20 +142,36 @@ def served_name(run: str | os.PathLike[str]) -> str:
     return path.parent.name if path.name == "best" and (path.parent / "trials.jsonl").is_file() else path.name
 
 
-def example_of(task: Task) -> Tensor:
+def example_of(task: Task) -> Any:
     """Return one sample's inputs, without the batch dimension: the task's own example, or the first row of its data.
 
+    Several inputs are in a tuple or a mapping, as in the task's batches.
+
     Raises:
-        TaskError: it has neither.
+        TaskError: it has neither, or an input does not count samples.
     """
     own: Any = getattr(task, "example_inputs", None)  # an optional method of a task
     if own is not None:
-        return torch.as_tensor(own())
+        return _as_tensors(own())
     try:
-        inputs = task.to_batch(open_split(task, "train").first_row())["inputs"]
+        inputs = inputs_of(task.to_batch(open_split(task, "train").first_row()))
     except Exception as error:
         raise TaskError(
             "the task has no example_inputs(), and its data cannot be read here "
             f"({type(error).__name__}: {error}): add example_inputs() to the task"
         ) from error
-    return inputs[0]
+    if any(tensor.dim() == 0 or len(tensor) != 1 for tensor in tensors_in(inputs)):
+        raise TaskError(
+            f"the task's inputs for one sample are {described(inputs)}; to be served, the first dimension of each "
+            "tensor must count the samples"
+        )
+    return map_tensors(lambda tensor: tensor[0], inputs)
+
+
+def _as_tensors(example: Any) -> Any:
+    """Return an example with tensors instead of numbers, arrays and lists of numbers."""
+    if isinstance(example, Mapping):
+        return {name: _as_tensors(value) for name, value in example.items()}
+    if isinstance(example, tuple) and not all(isinstance(value, int | float) for value in example):
+        return tuple(_as_tensors(value) for value in example)
+    return torch.as_tensor(example)

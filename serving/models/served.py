@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models.cuda_graphs import Recorded
 from orchestray.serving.models.device import Transfer
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.padding import padded_size
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from orchestray.trainers.core.inputs import InputForm, call
+from orchestray.trainers.core.own_gradients import wants_gradients
 
 _log = logging.getLogger("orchestray.serving")
 
@@ -26,7 +30,8 @@ class ServedModel:
     Args:
         model: module in evaluation mode, called with the inputs, [samples, ...]; returns a tensor, [samples, ...], or
             several (a tuple or a mapping).
-        example: one sample's inputs, without a batch dimension, which defines the types and shapes.
+        example: one sample's inputs, without a batch dimension, which defines the types and shapes: a tensor, or a
+            tuple or a mapping of several.
         name, version: name and version in requests.
         device: device of the model; default: the CPU.
         precision: `float32` (unchanged) or `bfloat16` (autocast).
@@ -39,7 +44,7 @@ class ServedModel:
     def __init__(
         self,
         model: nn.Module,
-        example: Tensor,
+        example: Any,
         *,
         name: str = "model",
         version: str = "1",
@@ -53,18 +58,29 @@ class ServedModel:
         self._autocast = precision == "bfloat16"
         self._pad_to = tuple(pad_to)
         self._num_threads = num_threads
-        example = _as_served(example, model)
-        spec = TensorSpec("inputs", str(example.dtype).removeprefix("torch."), tuple(example.shape))
-        self._transfer = Transfer((spec,), self._device)
+        example = map_tensors(lambda tensor: _as_served(tensor, model), example)
+        self._form = InputForm(example)
+        specs = input_specs(example)
+        self._transfer = Transfer(specs, self._device)
+        self._takes_gradients = False
         model = model.to(self._device).eval()
         self.module = model
         """Network itself, uncompiled, on its device and in evaluation mode."""
-        self._model: Any = _compiled(model, compile, len(self._pad_to)) if compile else model
+        called: Any = _compiled(model, compile, len(self._pad_to)) if compile else model
+        self._answer: Callable[[Any], Any] = partial(call, called)
         if compile is True and self._device.type == "cuda":
-            self._model = _recorded(self._model, self._pad_to)
+            self._answer = _recorded(called, self._pad_to)
         self.pin_threads()
-        answered = self._forward([{spec.name: example.numpy()}])
-        self.signature = Signature(name, version, (spec,), _specs_of(answered), example.tolist())
+        tensors = zip(specs, self._form.tensors(example), strict=True)
+        sample = {spec.name: tensor.numpy() for spec, tensor in tensors}
+        try:
+            answered = self._forward([sample])
+        except RuntimeError as error:
+            if not wants_gradients(error):
+                raise
+            self._takes_gradients = True
+            answered = self._forward([sample])
+        self.signature = Signature(name, version, specs, _specs_of(answered), example_values(example))
 
     @property
     def name(self) -> str:
@@ -119,8 +135,10 @@ class ServedModel:
 
     def _forward(self, samples: Sequence[Sample]) -> list[Output | Exception]:
         size = padded_size(len(samples), self._pad_to)
-        with torch.inference_mode(), self._transfer.stream, self._precision():
-            outputs = by_name(self._model(self._transfer.stack(samples, size)["inputs"]))
+        gradients = torch.enable_grad() if self._takes_gradients else torch.inference_mode()
+        with gradients, self._transfer.stream, self._precision():
+            stacked = self._transfer.stack(samples, size)
+            outputs = by_name(self._answer(self._form.filled([*stacked.values()])))
             for name, tensor in outputs.items():
                 if tensor.dim() == 0 or len(tensor) != size:
                     raise ModelError(
@@ -138,7 +156,7 @@ class ServedModel:
 
 def _as_served(example: Tensor, model: nn.Module) -> Tensor:
     """Return the example in the model's own precision: a model trained in float64 takes float64."""
-    example = torch.as_tensor(example).detach().cpu()
+    example = example.detach().cpu()
     if not example.is_floating_point():
         return example
     parameter = next((each for each in model.parameters() if each.is_floating_point()), None)
@@ -157,7 +175,20 @@ def _compiled(model: nn.Module, backend: bool | str, num_sizes: int) -> Any:
 
 
 def _recorded(model: Any, sizes: Sequence[int]) -> Recorded:
-    return Recorded(lambda inputs: by_name(model(inputs)), sizes)
+    return Recorded(lambda inputs: by_name(call(model, inputs)), sizes)
+
+
+def input_specs(example: Any) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a model, by one sample of them."""
+    named = zip(InputForm(example).names, InputForm(example).tensors(example), strict=True)
+    return tuple(TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in named)
+
+
+def example_values(example: Any) -> Any:
+    """Return one sample as JSON values, as `Signature.parse` takes it."""
+    named = zip(InputForm(example).names, InputForm(example).tensors(example), strict=True)
+    values = {name: tensor.tolist() for name, tensor in named}
+    return values if len(values) > 1 else next(iter(values.values()))
 
 
 def by_name(outputs: Any) -> dict[str, Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.data.even_split import split_evenly
+from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import TaskSource
@@ -22,12 +24,18 @@ from orchestray.serving.models.served import by_name
 from orchestray.serving.sharded.partition import ServedNetwork, cut, file_names, fill, held_bytes, plain_model
 from orchestray.trainers import tasks
 from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.inputs import InputForm
+from orchestray.trainers.core.own_gradients import WithoutGradients
+from orchestray.trainers.core.weights import convert, in_precision
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.parallel.pipeline.action_log import ActionLog
 from orchestray.trainers.parallel.pipeline.links import Links, Values
 from orchestray.trainers.parallel.pipeline.runner import StageForward
 from orchestray.trainers.parallel.pipeline.schedules.actions import Kind
+
+if TYPE_CHECKING:
+    from orchestray.platform.task import Batch
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
@@ -78,7 +86,9 @@ class ForwardWorker:
             )
         self._task = tasks.build(TaskSource.from_json(described["task"]))
         self._precision = "float64" if described.get("precision") == "float64" else precision
-        self._example = torch.stack([example_of(self._task)] * batch_size)
+        self._example = map_tensors(lambda tensor: torch.stack([tensor] * batch_size), example_of(self._task))
+        self._form = InputForm(self._example)
+        self._without_gradients = WithoutGradients()
         self._groups: Groups | None = None
         self._links: Links | None = None
         self._part: nn.Module | None = None
@@ -113,9 +123,11 @@ class ForwardWorker:
         is_split = self._network.tensor > 1
         model = plain_model(self._task, on_meta=not is_split)
         if self._precision == "float64":
-            model = model.to(torch.float64)
+            convert(model, torch.float64)
         names = file_names(model)
-        example = self._example.double() if self._is_double(self._example) else self._example
+        example = self._example
+        if self._precision == "float64":
+            example = map_tensors(lambda t: t.to(in_precision(t.dtype, torch.float64)), example)
         layers, bounds = cut(self._task, model, self._network, example) if last else (None, [])
         self._cuts = [] if layers is None else [layers.names[start] for start, _ in bounds]
         if is_split:  # the whole model is held until its layers are split: the split is checked against its outputs
@@ -130,7 +142,13 @@ class ForwardWorker:
             self._forward = Forward(self._task, part, self._precision, self._device)
         else:
             self._forward = StageForward(
-                self._task, part, self._precision, self._device, is_first=place == 0, is_last=place == last
+                self._task,
+                part,
+                self._precision,
+                self._device,
+                form=self._form,
+                is_first=place == 0,
+                is_last=place == last,
             )
 
     def _check_cuts(self, world: Collective) -> None:
@@ -144,14 +162,11 @@ class ForwardWorker:
                 "the first layers of the stages in strategy.network.split."
             )
 
-    def _split(self, model: nn.Module, example: Tensor) -> None:
+    def _split(self, model: nn.Module, example: Any) -> None:
         """Split the layers over the tensor group, in place."""
         from orchestray.trainers.parallel.tensor.assemble import split_over_workers
 
         split_over_workers(self._task, model, self._network.plan, self._current_groups, example)
-
-    def _is_double(self, tensor: Tensor) -> bool:
-        return self._precision == "float64" and tensor.is_floating_point()
 
     def _link(self, groups: Groups) -> Links:
         ranks = groups.layout.group(groups.rank, "pipeline")
@@ -217,10 +232,11 @@ class ForwardWorker:
         try:
             if given is not None and not given.tensors:
                 raise StageFailedError("A stage before this one failed on the batch.")
-            if given is not None and isinstance(forward, StageForward):
-                forward.values = tuple(tensor for tensor in given.tensors if tensor is not None)
-            batch = {} if rows is None else {name: torch.from_numpy(np.array(array)) for name, array in rows.items()}
-            outputs, _ = forward.outputs(batch)
+            batch = {}
+            if rows is not None:
+                named = {name: torch.from_numpy(np.array(array)) for name, array in rows.items()}
+                batch = {"inputs": self._form.filled([named[name] for name in self._form.names])}
+            outputs = self._without_gradients(partial(self._outputs, forward, given), batch)
             if self._is_last:
                 return {name: _as_array(tensor) for name, tensor in by_name(outputs).items()}
             sent = Values(tuple(outputs), (False,) * len(outputs))
@@ -228,6 +244,11 @@ class ForwardWorker:
             if self._links is not None and not self._is_last:
                 self._links.send(Kind.FORWARD, place + 1, number, sent)
         return {}
+
+    def _outputs(self, forward: Forward, given: Values | None, batch: Batch) -> Any:
+        if given is not None and isinstance(forward, StageForward):
+            forward.values = tuple(tensor for tensor in given.tensors if tensor is not None)
+        return forward.outputs(batch)[0]
 
     def rest(self) -> None:
         """Do nothing: the answer tells the caller that this worker has finished its earlier calls."""

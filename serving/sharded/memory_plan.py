@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from orchestray.platform.errors import ConfigError
+from orchestray.serving.models.load import example_of
 from orchestray.serving.sharded.partition import plain_model
 from orchestray.trainers.parallel.pipeline.balance import balanced
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
@@ -61,7 +63,8 @@ class LayerSizes:
     def of(cls, task: Task) -> Self:
         """Return the sizes of a task's model, which is not allocated."""
         model = plain_model(task)
-        layers = layers_of(task, model)
+        takes_one = len(inspect.signature(model.forward).parameters) == 1
+        layers = layers_of(task, model, inputs=None if takes_one else example_of(task))
         parts = [layers.part(index, index + 1) for index in range(len(layers))]
         held = [{id(t): t for t in (*part.parameters(), *part.buffers())}.values() for part in parts]
         return cls(

@@ -22,6 +22,7 @@ from orchestray.platform.run.directory import RunPaths
 from orchestray.serving.batching.errors import RunnerLostError
 from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.models.load import content_of, example_of, served_directory, served_name
+from orchestray.serving.models.served import example_values, input_specs
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from orchestray.serving.sharded.forward_worker import Arrays, StageFailedError
 from orchestray.serving.sharded.partition import ServedNetwork
@@ -92,8 +93,7 @@ class ModelParallel:
         divided = network or ServedNetwork.from_config(found.config.strategy.network)
         content = content_of(directory)
         example = example_of(found.load_task())
-        spec = TensorSpec("inputs", str(example.dtype).removeprefix("torch."), tuple(example.shape))
-        signature = Signature(name or served_name(run), version, (spec,), (), example.tolist())
+        signature = Signature(name or served_name(run), version, input_specs(example), (), example_values(example))
 
         def begin() -> Gang:
             cluster: Cluster = connect(address)

@@ -96,7 +96,7 @@ def _is_all_in_its_state(model: nn.Module) -> bool:
     return buffers <= set(model.state_dict()) and all(tensor.is_meta for tensor in everything)
 
 
-def cut(task: Task, model: nn.Module, network: ServedNetwork, example: Tensor) -> tuple[Layers, Bounds]:
+def cut(task: Task, model: nn.Module, network: ServedNetwork, example: Any) -> tuple[Layers, Bounds]:
     """Return the model's layers, and the bounds of each stage; every caller gets the same.
 
     Args:
@@ -110,7 +110,7 @@ def cut(task: Task, model: nn.Module, network: ServedNetwork, example: Tensor) -
     """
     named = network.split if isinstance(network.split, tuple) else ()
     wanted = network.pipeline * (_LAYERS_A_STAGE if network.tensor == 1 else 1)
-    layers = layers_of(task, model, wanted, named)
+    layers = layers_of(task, model, wanted, named, inputs=example)
     layers.check_count(network.pipeline)
     if named:
         return layers, by_names(layers.names, named, network.pipeline)
@@ -121,10 +121,11 @@ def cut(task: Task, model: nn.Module, network: ServedNetwork, example: Tensor) -
     return layers, balanced(costs, network.pipeline, memory, limit, forbidden=layers.forbidden_cuts)
 
 
-def forward_costs(layers: Layers, example: Tensor) -> list[float]:
+def forward_costs(layers: Layers, example: Any) -> list[float]:
     """Return the cost of a forward pass through each layer, in operations and elements moved, from the shapes."""
-    device = next((tensor.device for tensor in layers.model.state_dict().values()), example.device)
-    values: tuple[Any, ...] = (example.to(device),)
+    given = layers.form.tensors(example)
+    device = next((tensor.device for tensor in layers.model.state_dict().values()), given[0].device)
+    values: tuple[Any, ...] = tuple(tensor.to(device) for tensor in given)
     costs = []
     with torch.no_grad():
         for index in range(len(layers)):

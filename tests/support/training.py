@@ -145,6 +145,7 @@ def stream_of(task: Any, settings: ReplicaSettings) -> Callable[[str, int], Samp
             seed=settings.seed_of(rank),
             shuffle=training,
             weigh=getattr(task, "weight", None),
+            drop_last=training and settings.drop_last,
         )
 
     return stream

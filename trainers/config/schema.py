@@ -82,6 +82,8 @@ class TrainSection(Section):
 
     batch_size: Positive
     """Number of samples per step, over all workers."""
+    drop_last: Flag = False
+    """True to leave out the last batch of an epoch if it is short."""
     epochs: Positive | None = None
     """Number of passes over the training samples; or give `steps`."""
     steps: Positive | None = None

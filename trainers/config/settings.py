@@ -54,6 +54,8 @@ class ReplicaSettings:
     steps: int | None
     optimizer: dict[str, Any]
     lr_schedule: dict[str, Any]
+    drop_last: bool = False
+    """True if the last batch of an epoch is left out where it is short."""
     precision: str = "float32"
     accumulate: int = 1
     """Number of micro-batches per batch, computed one after the other or in a pipeline."""
@@ -186,6 +188,7 @@ class ReplicaSettings:
         return ReplicaSettings(
             task=TaskSource.from_config(config.task),
             batch_size=train.batch_size,
+            drop_last=train.drop_last,
             epochs=train.epochs,
             steps=train.steps,
             optimizer=_with_source(train.optimizer, "optimizer"),

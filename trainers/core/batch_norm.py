@@ -1,20 +1,20 @@
 """Batch normalisation (Ioffe and Szegedy 2015) over the samples of all replicas, or separately on each.
 
 `synchronize` makes a model's batch normalisation equal to that of one process that sees the whole batch: forward,
-backward and running statistics. Shares may differ in size and may be empty, as long as every replica runs every pass. A
-replica with an empty share passes a batch of no samples. `sync_statistics` is for replicas that normalise separately:
-it makes their statistics equal.
+backward, gradients of gradients and running statistics. Shares may differ in size and may be empty, as long as every
+replica runs every pass. A replica with an empty share passes a sample that is `not_counted`. `sync_statistics` is for
+replicas that normalise separately: it makes their statistics equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -64,6 +64,23 @@ def has_own_buffers(model: nn.Module) -> bool:
         for module in model.modules()
         for name, tensor in module._buffers.items()
     )
+
+
+@contextlib.contextmanager
+def not_counted(model: nn.Module) -> Iterator[None]:
+    """Let passes inside take part in what every replica must, without an effect: no statistics, gradients of zero."""
+    norms = [module for module in model.modules() if isinstance(module, _Synchronized)]
+    # What the loss makes of a sample that it never sees alone may be NaN, and 0 x NaN is NaN.
+    hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]  # type: ignore[no-untyped-call]
+    for norm in norms:
+        norm.is_counted = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.is_counted = True
+        for hook in hooks:
+            hook.remove()
 
 
 def agreed_statistics(module: nn.Module, batch_norm: str) -> Collection[str]:
@@ -125,6 +142,7 @@ class _Synchronized(_BatchNorm):
     """A mixin whose `forward` normalises over all replicas; `synchronize` mixes it into a module's own class."""
 
     collective_ref: CollectiveRef
+    is_counted: bool = True
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         collective = self.collective_ref() if self.training else None
@@ -132,7 +150,7 @@ class _Synchronized(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         normalized, mean, variance, count = cast(Any, _Normalize.apply)(
-            input, self.weight, self.bias, self.eps, collective.sibling(_GROUP)
+            input, self.weight, self.bias, self.eps, collective.sibling(_GROUP), self.is_counted
         )
         if self.track_running_stats:
             self._track(mean, variance, int(count))
@@ -160,18 +178,25 @@ class _Normalize(torch.autograd.Function):
     """The function y = (x - mean) / sqrt(variance + eps) * weight + bias, with the statistics of all replicas' samples.
 
     The forward pass exchanges each replica's count, mean and squared deviations, and combines them by Chan, Golub and
-    LeVeque 1983, equation 1.5. The backward pass exchanges the sums of dy and of dy x_hat.
+    LeVeque 1983, equation 1.5. The backward pass exchanges the sums of dy and of dy x_hat. Where it is differentiated
+    too, it goes back through the function written out, and exchanges what that needs.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, collective: Collective
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        collective: Collective,
+        is_counted: bool,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
-        count, mean, variance = _global_statistics(x, collective)
+        count, mean, variance = _global_statistics(x, collective, is_counted=is_counted)
         kind = weight.dtype if weight is not None else x.dtype
         mean_x, variance_x = mean.to(kind), variance.to(kind)
         ctx.save_for_backward(x, weight, mean_x, variance_x)
-        ctx.eps, ctx.collective, ctx.count = eps, collective, count
+        ctx.eps, ctx.collective, ctx.count, ctx.is_counted = eps, collective, count, is_counted
         ctx.has_bias = bias is not None
         if x.numel() == 0:
             normalized = torch.empty_like(x)
@@ -181,9 +206,10 @@ class _Normalize(torch.autograd.Function):
         return normalized, mean, variance, count
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, variance = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable_backward(ctx, dy, x, weight)
         inverse = torch.rsqrt(variance + ctx.eps)
         sum_dy_hat, sum_dy = _local_gradient_sums(dy, x, mean, variance, ctx.eps)
         # The parameters' gradients stay this replica's part: the exchange sums them with all other gradients.
@@ -192,24 +218,65 @@ class _Normalize(torch.autograd.Function):
         if d_weight is not None:
             d_weight = d_weight.clone()
         sums = torch.stack([sum_dy_hat, sum_dy]).double()
+        if not ctx.is_counted:
+            sums.zero_()
         ctx.collective.all_reduce(sums)
         if not ctx.needs_input_grad[0]:
-            return None, d_weight, d_bias, None, None
-        mean_dy_hat, mean_dy = (sums / ctx.count).to(mean.dtype)
+            return None, d_weight, d_bias, None, None, None
         scale = inverse if weight is None else inverse * weight
+        if not ctx.is_counted:  # the statistics do not depend on it
+            return (dy * _wide(scale, x)).to(x.dtype), d_weight, d_bias, None, None, None
+        mean_dy_hat, mean_dy = (sums / ctx.count).to(mean.dtype)
         dx = (x - _wide(mean, x)).mul_(_wide(-scale * inverse * mean_dy_hat, x))
         dx = dx.addcmul_(dy, _wide(scale, x)).sub_(_wide(scale * mean_dy, x))
-        return dx.to(x.dtype), d_weight, d_bias, None, None
+        return dx.to(x.dtype), d_weight, d_bias, None, None, None
 
 
-def _global_statistics(x: Tensor, collective: Collective) -> tuple[int, Tensor, Tensor]:
+def _differentiable_backward(ctx: Any, dy: Tensor, x: Tensor, weight: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return the result of `_Normalize.backward`, of which gradients may be taken. All replicas call."""
+    channels = [0, *range(2, x.dim())]
+    with torch.enable_grad():
+        wide = x.double()
+        mean = _sum_over_replicas(wide.sum(channels), ctx) / ctx.count
+        centred = wide - _wide(mean, x)
+        variance = _sum_over_replicas(centred.square().sum(channels), ctx) / ctx.count
+        normalized = centred * _wide(torch.rsqrt(variance + ctx.eps), x)
+        if weight is not None:
+            normalized = normalized * _wide(weight.double(), x)
+        wanted: list[Any] = [tensor for tensor, needs in zip((x, weight), ctx.needs_input_grad, strict=False) if needs]
+        found = iter(torch.autograd.grad(normalized, wanted, dy.double(), create_graph=True) if wanted else ())
+        d_x, d_weight = (next(found) if needs else None for needs in ctx.needs_input_grad[:2])
+        return d_x, d_weight, dy.sum(channels) if ctx.has_bias else None, None, None, None
+
+
+def _sum_over_replicas(part: Tensor, ctx: Any) -> Tensor:
+    return cast(Tensor, cast(Any, _Sum.apply)(part, ctx.collective, ctx.is_counted))
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of each replica's part, any number of times differentiable. A part that is not counted is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, collective: Collective, is_counted: bool) -> Tensor:
+        ctx.collective, ctx.is_counted = collective, is_counted
+        total = part.contiguous().clone() if is_counted else torch.zeros_like(part)
+        collective.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        total: Tensor = cast(Any, _Sum.apply)(gradient, ctx.collective, ctx.is_counted)
+        return total if ctx.is_counted else total * 0.0, None, None
+
+
+def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -> tuple[int, Tensor, Tensor]:
     """Return the number of elements per channel, the mean and the biased variance over all replicas.
 
     Mean and variance have shape `[channels]` and dtype float64.
     """
     num_channels = x.shape[1]
     own = torch.zeros(2 * num_channels + 1, dtype=torch.float64, device=x.device)
-    if x.numel():
+    if x.numel() and is_counted:
         mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
         own = torch.cat([mean.double(), variance.double(), own[-1:].fill_(x.numel() // num_channels)])
     rows = collective.all_gather(own)

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import PeerLostError
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.trainers.core.batch_norm import not_counted
+from orchestray.trainers.core.inputs import call, inputs_of
 from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure
+from orchestray.trainers.core.weights import in_precision
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import MicroBatch, SampleStream
@@ -33,19 +37,26 @@ class Forward:
         self._autocast = precision == "bfloat16"
         self._as_it_is = contextlib.nullcontext()
 
-    def outputs(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def outputs(self, batch: Batch) -> tuple[Any, Batch]:
         """Return the model's outputs, and the batch on the model's device and in the run's precision."""
         batch = self.place(batch)
         with self.precision():
-            return self.model(batch["inputs"]), batch
+            return call(self.model, batch["inputs"]), batch
 
-    def place(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the batch on the model's device and in the run's precision."""
-        placed = {}
-        for name, value in batch.items():
-            dtype = torch.float64 if self._double and value.is_floating_point() else value.dtype
-            placed[name] = value.to(self.device, dtype)
-        return placed
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch on the model's device and in the run's precision.
+
+        Raises:
+            TrainingError: it is not a dictionary with `inputs`.
+        """
+        inputs_of(batch)
+        return {
+            name: self._placed(value) if isinstance(value, Tensor) else map_tensors(self._placed, value)
+            for name, value in batch.items()
+        }
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device, in_precision(tensor.dtype, torch.float64) if self._double else tensor.dtype)
 
     def loss(self, micro_batch: MicroBatch, *, step: int, rank: int) -> tuple[Tensor, float]:
         """Return the mean loss over a micro-batch, as a tensor to differentiate and as a number.
@@ -95,17 +106,29 @@ class Forward:
         return self._as_it_is
 
 
-def empty_pass(forward: Forward, stream: SampleStream) -> None:
-    """Run a forward and backward pass without samples: batch normalisation over the replicas needs every replica."""
-    pass_without_loss(forward, stream.empty_batch())
+def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None:
+    """Run a pass that counts nowhere: batch normalisation over the replicas needs those without samples as well.
+
+    The model and the loss see a sample of the data, as a batch without any is more than many of them can take.
+
+    Args:
+        forward: calls the model.
+        sample: a batch of one sample.
+        step: number of the step, for messages.
+        rank: this worker's rank, for messages.
+    """
+    with user_code(step, rank), not_counted(forward.model):
+        outputs, batch = forward.outputs(sample)
+        with forward.precision():
+            loss = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
+        if loss.requires_grad:
+            loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
 
 
 def pass_without_loss(forward: Forward, batch: Batch) -> None:
     """Run a forward and backward pass whose gradients are 0."""
     outputs, _ = forward.outputs(batch)
-    leaves = [
-        leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    leaves = [leaf for leaf in tensors_in(outputs) if leaf.requires_grad]
     if leaves:
         torch.autograd.backward(leaves, [torch.zeros_like(leaf) for leaf in leaves])
 
@@ -145,8 +168,17 @@ class user_code:  # noqa: N801 - used as a function; a generator-based context m
         frame = user[-1] if user else frames[-1]
         raise TrainingError(
             f"The model or its loss failed at step {self._step} on worker {self._rank}: {type(error).__name__}: "
-            f"{error} ({frame.filename}, line {frame.lineno})"
+            f"{error} ({frame.filename}, line {frame.lineno}){_advice(error)}"
         ) from error
+
+
+def _advice(error: BaseException) -> str:
+    if "Expected more than 1 value per channel" not in str(error):
+        return ""
+    return (
+        ". Batch normalisation cannot learn from one sample: set train.drop_last to true, or choose train.batch_size "
+        "so that the last batch of an epoch has more."
+    )
 
 
 def _not_finite(value: float, micro_batch: MicroBatch, step: int, rank: int) -> str:
@@ -160,8 +192,12 @@ def _not_finite(value: float, micro_batch: MicroBatch, step: int, rank: int) -> 
 
 def _finite_rows(micro_batch: MicroBatch) -> list[bool]:
     finite = torch.ones(micro_batch.num_samples, dtype=torch.bool)
-    for value in micro_batch.batch.values():
-        if value.is_floating_point() and value.dim() and value.shape[0] == micro_batch.num_samples:
+    for value in tensors_in(micro_batch.batch):
+        if (
+            (value.is_floating_point() or value.is_complex())
+            and value.dim()
+            and value.shape[0] == micro_batch.num_samples
+        ):
             finite &= torch.isfinite(value.reshape(micro_batch.num_samples, -1)).all(dim=1)
     return [bool(row) for row in finite.tolist()]
 

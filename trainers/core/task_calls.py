@@ -60,11 +60,12 @@ def measure(task: Task, outputs: Any, batch: Batch, *, loss: Tensor, num_samples
         num_samples: number of samples, by which metrics are weighted.
         weight: weight of the loss; a loss of weight 0 counts nothing, also if it is NaN.
     """
-    sums: dict[str, Any] = {"loss": float(loss) * weight if weight else 0.0}
-    found = task.metrics(outputs, batch)
+    sums: dict[str, Any] = {"loss": float(loss.detach()) * weight if weight else 0.0}
+    found: dict[str, Any] = dict(task.metrics(outputs, batch))
     if has_totals(task):
         return sums | {TOTAL + name: _addend(value) for name, value in found.items()}
-    return sums | {name: float(value) * (weight if name == "loss" else num_samples) for name, value in found.items()}
+    values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
+    return sums | {name: float(value) * (weight if name == "loss" else num_samples) for name, value in values.items()}
 
 
 def add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from orchestray.platform.data.nested import map_tensors
 from orchestray.trainers.core.buffers import untouched
+from orchestray.trainers.core.inputs import call
+from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import draws
 
 _RUN_SEEDS = (11, 7919)
@@ -43,7 +46,7 @@ def unseeded_modules(model: nn.Module, inputs: Any) -> list[str]:
     names = {module: name for name, module in model.named_modules()}
     known = {module for module in names if draws(module)}
     found: set[nn.Module] = set()
-    with generators_put_back(), untouched(model), torch.no_grad():
+    with generators_put_back(), untouched(model):
         while new := _differing(model, inputs, known, found) - found:
             found |= new
     return [name for module, name in names.items() if module in found]
@@ -56,7 +59,7 @@ def repeated_draws(model: nn.Module, inputs: Any) -> list[str]:
     `unseeded_modules`.
     """
     known = {module for module in model.modules() if draws(module)}
-    with generators_put_back(), untouched(model), torch.no_grad():
+    with generators_put_back(), untouched(model):
         calls = Counter(call.module for call in _Watch(model, known, set(), _RUN_SEEDS[0]).run(inputs))
     return [name for name, module in model.named_modules() if module in known and calls[module] > 1]
 
@@ -153,9 +156,13 @@ class _Watch:
             for module in self._keys:
                 stack.callback(module.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self._end).remove)
-            self._scramble()
-            self._model(_copied(inputs))
+            WithoutGradients()(self._pass, inputs)
         return self._ended
+
+    def _pass(self, inputs: Any) -> None:
+        self._open, self._ended, self._num_calls, self._num_seeded = [], [], 0, 0
+        self._scramble()
+        call(self._model, map_tensors(torch.clone, inputs))  # which a model may change in place
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._open.append(_Call(module, self._num_calls, _checksum((args, kwargs))))
@@ -175,11 +182,6 @@ class _Watch:
     def _scramble(self) -> None:
         self._num_seeded += 1
         _seed_all(self._seed + 31 * self._num_seeded)
-
-
-def _copied(inputs: Any) -> Any:
-    """Return a copy of the inputs if they are a tensor, because a model may change them in place."""
-    return inputs.clone() if isinstance(inputs, Tensor) else inputs
 
 
 def _checksum(values: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.core.own_saving import load_through_modules, loads_itself, saved_otherwise
 
 _SHOWN = 5
+_LEAST_COMPLEX_BYTES = 4
+"""Bytes of the parts of the complex numbers that torch computes with everywhere."""
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -45,7 +48,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy named tensors into the model, in place.
 
     Every tensor of the model must be given with its shape (tied ones under any of their names), and no others. Values
-    are converted between floating-point dtypes, not between other kinds.
+    are converted between floating-point dtypes and between complex ones, not between other kinds.
 
     A model with modules that load themselves gets them by its `load_state_dict`.
 
@@ -81,6 +84,22 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             own[name].copy_(tensor)
 
 
+def convert(model: nn.Module, precision: torch.dtype) -> nn.Module:
+    """Convert the floating-point and complex tensors of a model to a precision, in place, and return the model.
+
+    `model.to(precision)` would drop the imaginary parts.
+    """
+    cast(Any, model)._apply(lambda tensor: tensor.to(in_precision(tensor.dtype, precision)))
+    return model
+
+
+def in_precision(dtype: torch.dtype, precision: torch.dtype) -> torch.dtype:
+    """Return the type of the same kind of numbers in a precision: float32 or float64, else complex numbers stay."""
+    if dtype.is_floating_point:
+        return precision
+    return precision.to_complex() if dtype.is_complex and precision.itemsize >= _LEAST_COMPLEX_BYTES else dtype
+
+
 def _checked(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise CheckpointError(
@@ -95,8 +114,9 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _fits(saved: Tensor, own: Tensor) -> bool:
-    same_kind = saved.dtype == own.dtype or (saved.dtype.is_floating_point and own.dtype.is_floating_point)
-    return same_kind and saved.shape == own.shape
+    same_kind = (saved.dtype.is_floating_point, saved.dtype.is_complex) == (own.is_floating_point(), own.is_complex())
+    is_number = saved.dtype.is_floating_point or saved.dtype.is_complex
+    return (saved.dtype == own.dtype or (is_number and same_kind)) and saved.shape == own.shape
 
 
 def _described(tensor: Tensor) -> str:

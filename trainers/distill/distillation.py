@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.inputs import arguments, call, described, inputs_of
+from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.task_calls import Gather, alone, has_totals, loss_of
+from orchestray.trainers.core.weights import convert
 from orchestray.trainers.ensemble.ensemble import Ensemble, class_dimension
 from orchestray.trainers.ensemble.wrapped import WrappedTask
 
@@ -58,6 +61,7 @@ class DistilledTask(WrappedTask):
         self._teacher: nn.Module | None = None
         self._temperature = temperature
         self._weight = weight
+        self._without_gradients = WithoutGradients()
 
     def loss(self, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
         """Return the weighted sum of the task's loss and the distance from the teacher.
@@ -83,12 +87,15 @@ class DistilledTask(WrappedTask):
         if self._teacher is None:
             with torch.random.fork_rng([]):  # building it draws random weights, in the middle of a step
                 self._teacher = self._make_teacher().eval().requires_grad_(False)
-        inputs = batch["inputs"]
+        inputs, teacher = inputs_of(batch), self._teacher
         try:
-            return self._teacher.logits(inputs) if isinstance(self._teacher, Ensemble) else self._teacher(inputs)
+            if isinstance(teacher, Ensemble):
+                args, kwargs = arguments(inputs)
+                return teacher.logits(*args, **kwargs)
+            return self._without_gradients(lambda given: call(teacher, given), inputs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise ConfigError(
-                f"{_KEY}: the teacher cannot take this task's inputs, {_described(inputs)}: {error}. Teach with a run "
+                f"{_KEY}: the teacher cannot take this task's inputs, {described(inputs)}: {error}. Teach with a run "
                 "of a task that has the same inputs"
             ) from error
 
@@ -127,7 +134,7 @@ def load_teacher(directory: str | os.PathLike[str], *, double: bool, device: tor
     """
     from orchestray.trainers.saved.run import load_run
 
-    return load_run(directory).load_model().to(device, torch.float64 if double else torch.float32)
+    return convert(load_run(directory).load_model(), torch.float64 if double else torch.float32).to(device)
 
 
 def distance(outputs: Any, teacher_outputs: Any, batch: Batch, temperature: float) -> Tensor:
@@ -156,12 +163,12 @@ def problem_of(outputs: Any, teacher_outputs: Any, targets: Tensor | None) -> st
     """Return why outputs cannot be compared with a teacher's, as part of a sentence; None if they can."""
     if not isinstance(outputs, Tensor) or not isinstance(teacher_outputs, Tensor):
         return (
-            f"distillation compares one tensor with another; the student answers with {_described(outputs)}, the "
-            f"teacher with {_described(teacher_outputs)}"
+            f"distillation compares one tensor with another; the student answers with {described(outputs)}, the "
+            f"teacher with {described(teacher_outputs)}"
         )
     if outputs.shape != teacher_outputs.shape:
         return (
-            f"the teacher answers a batch with {_described(teacher_outputs)}, the student with {_described(outputs)}; "
+            f"the teacher answers a batch with {described(teacher_outputs)}, the student with {described(outputs)}; "
             "teach with a run whose task has the same outputs"
         )
     if targets is None:
@@ -172,10 +179,6 @@ def problem_of(outputs: Any, teacher_outputs: Any, targets: Tensor | None) -> st
     if tuple(targets.shape) in shapes:
         return None
     return (
-        f"the targets are integers, {_described(targets)}, but no dimension of the outputs, {_described(outputs)}, "
+        f"the targets are integers, {described(targets)}, but no dimension of the outputs, {described(outputs)}, "
         "counts their classes"
     )
-
-
-def _described(value: Any) -> str:
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -124,8 +124,8 @@ class _Answering(nn.Module):
         self.model = model
         self.eval()
 
-    def forward(self, *inputs: Any) -> Any:
-        return self.model.logits(*inputs) if isinstance(self.model, Ensemble) else self.model(*inputs)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.model.logits(*inputs, **named) if isinstance(self.model, Ensemble) else self.model(*inputs, **named)
 
 
 def _described(run: Run, task: Task, model: nn.Module, copies: int) -> dict[str, Any]:

@@ -38,19 +38,19 @@ class Ensemble(nn.Module):
             raise ValueError("An ensemble needs at least one member.")
         self.average = average
 
-    def forward(self, *inputs: Any) -> Any:
-        outputs = [member(*inputs) for member in self.members]
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        outputs = [member(*inputs, **named) for member in self.members]
         if self.average == "probabilities":
             outputs = [probabilities(output) for output in outputs]
         return mean_of(outputs)
 
-    def logits(self, *inputs: Any) -> Any:
+    def logits(self, *inputs: Any, **named: Any) -> Any:
         """Return outputs whose softmax gives the classes' probabilities.
 
         These are the outputs of `forward`, or their logarithm if it averages probabilities. Shapes are those of the
         members' outputs.
         """
-        answer = self(*inputs)
+        answer = self(*inputs, **named)
         return answer if self.average == "outputs" else log_of(answer)
 
     def extra_repr(self) -> str:

@@ -112,7 +112,8 @@ def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
     elif 0 < stream.num_samples % stream.batch_size < settings.num_replicas:
         reason = (
             f"needs a sample on each of the {settings.num_replicas} replicas, and the last batch of the {split} data "
-            f"has {stream.num_samples % stream.batch_size}; choose another train.batch_size"
+            f"has {stream.num_samples % stream.batch_size}; choose another train.batch_size, or set train.drop_last to "
+            "true"
         )
     if reason is not None:
         raise ConfigError(f"config: a loss that gathers outputs {reason}")

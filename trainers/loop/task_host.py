@@ -71,6 +71,7 @@ class TaskHost:
             seed=settings.seed if seed is None else seed,
             shuffle=training,
             weigh=getattr(task, "weight", None),
+            drop_last=training and settings.drop_last,
         )
 
     def _prepare_checkpoints(self) -> CheckpointWriter | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.optimizers import Optimizer
+from orchestray.trainers.optim.sparse import dense
 
 _SHAPE = (4, 6)
 _NUM_STEPS = 12
@@ -85,7 +86,7 @@ class ClassOptimizer(Optimizer):
         for held, parameter, grad in zip(self._held, params, grads, strict=True):
             if held.data_ptr() != parameter.data_ptr():
                 held.data = parameter.detach()
-            held.grad = grad if grad is None else grad.to(held.dtype)
+            held.grad = grad if grad is None else dense(grad).to(held.dtype)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm import objects
+from orchestray.trainers.optim.sparse import values_of
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def clip(gradients: Sequence[Tensor | None], max_norm: float) -> float:
     """Scale the gradients in place so that their joint 2-norm is at most `max_norm`, and return the norm before."""
-    present = [gradient for gradient in gradients if gradient is not None]
+    present = [values_of(gradient) for gradient in gradients if gradient is not None]
     norms = torch.stack(torch._foreach_norm(present))
     norm = float(torch.linalg.vector_norm(norms))
     _scale(present, norm, max_norm)
@@ -42,9 +43,9 @@ def clip_pieces(
     Returns:
         The 2-norm of the whole gradient before clipping.
     """
-    present = [gradient for gradient in gradients if gradient is not None]
+    present = [values_of(gradient) for gradient in gradients if gradient is not None]
     counted = [
-        gradient
+        values_of(gradient)
         for update, gradient in zip(updates, gradients, strict=True)
         if gradient is not None and update.piece.is_counted and gradient.numel()
     ]

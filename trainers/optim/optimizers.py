@@ -22,7 +22,8 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
-from orchestray.platform.errors import CheckpointError
+from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.trainers.optim.sparse import dense, is_sparse
 
 NormReducer = Callable[[Sequence[str], Tensor], Tensor]
 """Sums squared norms over the workers that hold parts of the same parameters.
@@ -47,6 +48,10 @@ class Optimizer(ABC):
     """Shapes of the slots that are not split with their parameter: each holder of a part has the whole slot."""
     uses_norms: bool = False
     """True if it uses norms of whole parameters: `norm_reducer` must be set if workers hold parts of them."""
+    takes_sparse: bool = False
+    """True if it moves the rows of a sparse gradient alone; otherwise sparse gradients are made dense."""
+    takes_complex: bool = True
+    """True if it moves complex parameters as torch's optimizers do: by their real and imaginary parts."""
     takes_parts: bool = True
     """True if it may be given parts of parameters; False if it has to see whole ones."""
     mixes_parameters: bool = False
@@ -66,15 +71,28 @@ class Optimizer(ABC):
         self._updated_names: list[str] = []
         """Names of the parameters that `_update` receives."""
         self._templates: list[Tensor] = []
-        self._is_dense: list[bool] = []
+        self._is_fusible: list[bool] = []
+        """True for each parameter that a fused kernel may update."""
+        self._has_complex = False
         self._state: dict[str, list[Tensor | None]] = {}
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
-        """Create fresh state for these parameters; `step` expects them in this order from then on."""
+        """Create fresh state for these parameters; `step` expects them in this order from then on.
+
+        Raises:
+            ConfigError: one is of complex numbers, and the optimizer cannot move it.
+        """
         named = list(named_params)
         self._names = [name for name, _ in named]
         self._templates = [parameter for _, parameter in named]
-        self._is_dense = [_is_dense(parameter) for parameter in self._templates]
+        self._is_fusible = [_is_dense(parameter) and not parameter.is_complex() for parameter in self._templates]
+        self._has_complex = any(parameter.is_complex() for parameter in self._templates)
+        if self._has_complex and not self.takes_complex:
+            name = next(name for name, parameter in named if parameter.is_complex())
+            raise ConfigError(
+                f"config: train.optimizer.type: the parameter {name!r} is of complex numbers, for which "
+                f"{type(self).__name__.lower()} is not defined; use another optimizer"
+            )
         self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
 
     @torch.no_grad()
@@ -91,13 +109,19 @@ class Optimizer(ABC):
         if len(params) != len(self._names) or len(grads) != len(params):
             raise ValueError(f"Expected {len(self._names)} parameters and gradients, got {len(params)}, {len(grads)}.")
         used = [index for index, grad in enumerate(grads) if grad is not None]
+        if sparse := [index for index in used if is_sparse(grads[index])]:
+            if self.takes_sparse:
+                self._update_some(sparse, params, grads, lr, fused=False)
+                used = [index for index in used if index not in sparse]
+            else:
+                grads = [grad if grad is None else dense(grad) for grad in grads]
         if not used:
             return
         if not self.has_fused_kernel:
             self._update_some(used, params, grads, lr, fused=False)
             return
         for fused in (True, False):
-            if some := [index for index in used if self._is_dense[index] is fused]:
+            if some := [index for index in used if self._is_fusible[index] is fused]:
                 self._update_some(some, params, grads, lr, fused=fused)
 
     @torch.no_grad()
@@ -211,6 +235,7 @@ class SGD(Optimizer):
     def __init__(self, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:
         super().__init__()
         self.slots = ("momentum_buffer",) if momentum else ()
+        self.takes_sparse = not (momentum or weight_decay)
         self._momentum, self._nesterov, self._weight_decay = momentum, nesterov, weight_decay
         self._adds: dict[torch.dtype, bool] = {}
 
@@ -262,7 +287,8 @@ class SGD(Optimizer):
             params,
             grads,
             buffers,
-            foreach=not (fused or self._nesterov),  # the foreach kernel of Nesterov overwrites the gradients
+            # The foreach kernel of Nesterov overwrites the gradients.
+            foreach=not (fused or self._nesterov or is_sparse(grads[0])),
             fused=fused,
             weight_decay=self._weight_decay,
             momentum=self._momentum,
@@ -282,17 +308,21 @@ class Adagrad(Optimizer):
 
     def __init__(self, eps: float = 1e-10, weight_decay: float = 0.0) -> None:
         super().__init__()
+        self.takes_sparse = not weight_decay
         self._eps, self._weight_decay = eps, weight_decay
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
     ) -> None:
+        sparse = is_sparse(grads[0])
         adagrad(
             params,
             grads,
             state["sum"],
             state["step"],
-            foreach=not fused,
+            has_sparse_grad=sparse,
+            has_complex=self._has_complex and not fused,
+            foreach=not (fused or sparse),
             fused=fused,
             lr=lr,
             weight_decay=self._weight_decay,
@@ -323,6 +353,7 @@ class RMSprop(Optimizer):
             state.get("momentum_buffer", []),
             state["step"],
             foreach=True,
+            has_complex=self._has_complex,
             lr=lr,
             alpha=self._alpha,
             eps=self._eps,
@@ -357,6 +388,7 @@ class Adam(Optimizer):
             state["step"],
             foreach=not fused,
             fused=fused,
+            has_complex=self._has_complex and not fused,
             decoupled_weight_decay=self.decoupled,
             amsgrad=False,
             beta1=self._beta1,

@@ -28,6 +28,7 @@ class YellowFin(Optimizer):
     """
 
     slots = ("tuner", "momentum_buffer", "grad_avg", "grad_sq_avg")
+    takes_complex = False
 
     def __init__(
         self, beta: float = 0.999, window: int = 20, slow_start: bool = True, weight_decay: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,16 +14,19 @@ from orchestray.trainers.core.batch_norm import aggregation_conflict, has_synchr
 from orchestray.trainers.core.buffer_kinds import Kind, kinds_of, transient
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.gathering import Gathering
+from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.modes import begin_training
+from orchestray.trainers.core.own_gradients import mark, own_gradients
 from orchestray.trainers.core.rng import RngKey, building, seed_modules
 from orchestray.trainers.core.unseeded_rng import generators_put_back
+from orchestray.trainers.core.weights import convert
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.recompute import ActivationMeter, find_blocks, recompute
 from orchestray.trainers.parallel.whole_model import WholeNetwork
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream
-    from orchestray.platform.task import Task
+    from orchestray.platform.task import Batch, Task
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.layout.groups import Groups
@@ -90,8 +93,9 @@ class Assembler:
     def _built_with(self, seed: int) -> nn.Module:
         with building(seed):
             model = self._task.build_model()
-        dtype = torch.float64 if self._settings.precision == "float64" else None
-        return begin_training(model.to(self._device, dtype))
+        if self._settings.precision == "float64":
+            convert(model, torch.float64)
+        return begin_training(model.to(self._device))
 
     def build_another(self) -> nn.Module:
         """Return another plain model with other random values; the generators are as before."""
@@ -126,12 +130,16 @@ class Assembler:
     def _assemble(self, groups: GroupsRef) -> Network:
         model, self._plain = self.plain_model, None
         settings, layout = self._settings, self._settings.layout
-        if settings.recompute == "blocks":
+        if settings.recompute != "none":
             self._blocks = find_blocks(model)
         if layout.model_size > 1 and groups().rank == 0:
             self.warnings = self._warnings(model, groups)
+        if layout.model_size > 1 or settings.exchange.get("shard") == "parameters":
+            self._look_for_own_gradients(model, groups)
         # Before anything is hooked into the modules: a trace would record the hooks.
-        layers = self._pipeline.layers(model) if self._pipeline is not None else None
+        layers = None
+        if self._pipeline is not None:
+            layers = self._pipeline.layers(model, inputs_of(self._stream(groups).one_sample()))
         self.bounds = bounds = []
         if self._pipeline is not None and layers is not None:
             self.bounds = bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
@@ -149,7 +157,7 @@ class Assembler:
         if self._pipeline is not None and layers is not None:
             pieces, stream = _pieces(model, split), self._stream(groups)
             return self._pipeline.assemble(layers, bounds, groups(), stream, pieces, partial, self._recompute)
-        self._recompute(model)
+        self._recompute(model, inputs=lambda: inputs_of(self._stream_of("train", 0).one_sample()))
         return WholeNetwork(
             forward,
             self.draw,
@@ -182,20 +190,60 @@ class Assembler:
             ]
         return [text for text in texts if text]
 
-    def _stream(self, groups: GroupsRef) -> SampleStream:
-        return self._stream_of("train", groups().coordinate.data)
+    def _look_for_own_gradients(self, model: nn.Module, groups: GroupsRef) -> None:
+        """Prepare the model for gradients that it takes itself, or refuse a layout in which it cannot.
 
-    def _split(self, model: nn.Module, forward: Forward, groups: GroupsRef) -> Split:
+        Raises:
+            ConfigError: the gradients would need what other workers hold.
+        """
+        settings = self._settings
+        forward = Forward(self._task, model, settings.precision, self._device)
+        found = own_gradients(forward, self._example(groups))
+        what = " and ".join(
+            {"forward": "the model's forward", "loss": "the task's loss"}[name] for name in sorted(found)
+        )
+        if found and settings.layout.tensor > 1:
+            raise ConfigError(
+                f"config: strategy.network.tensor: {what} takes gradients itself, and those through split layers can "
+                "be taken once only; set it to 1, and use strategy.network.data"
+            )
+        if "loss" in found and settings.layout.pipeline > 1:
+            raise ConfigError(
+                "config: strategy.network.pipeline: the task's loss takes gradients itself, and they would end at the "
+                "cuts; set it to 1, or take them inside one module of the model"
+            )
+        if "loss" in found and settings.exchange.get("shard") == "parameters":
+            raise ConfigError(
+                "config: strategy.exchange.shard: the task's loss takes gradients itself, and the model has then given "
+                "its parameters back; take them in the model's forward, or set it to gradients"
+            )
+        if "forward" in found and settings.layout.model_size == 1:
+            mark(model)
+            warning = (
+                "The model takes gradients in its forward pass, so each worker gathers all parameters at once for a "
+                "pass, and saves memory only between passes; strategy.exchange.shard: gradients is faster."
+            )
+            self.warnings = [*self.warnings, warning] if groups().rank == 0 else []
+
+    def _example(self, groups: GroupsRef) -> Batch:
+        """Return a micro-batch, the same on every worker that splits the same model."""
         from orchestray.trainers.parallel.pipeline.assemble import first_micro_batch
-        from orchestray.trainers.parallel.tensor.assemble import split_over_workers
 
         # The first replica's stream surely has samples, and one stream makes all replicas split alike. A member of an
         # ensemble has its own samples, and perhaps a model of its own shape.
         stream = self._stream_of("train", groups().coordinate.data if self._settings.members else 0)
-        example = forward.place(first_micro_batch(stream).batch)["inputs"]
+        return first_micro_batch(stream).batch
+
+    def _stream(self, groups: GroupsRef) -> SampleStream:
+        return self._stream_of("train", groups().coordinate.data)
+
+    def _split(self, model: nn.Module, forward: Forward, groups: GroupsRef) -> Split:
+        from orchestray.trainers.parallel.tensor.assemble import split_over_workers
+
+        example = forward.place(self._example(groups))["inputs"]
         return split_over_workers(self._task, model, self._settings.tensor_plan, groups, example)
 
-    def _recompute(self, model: nn.Module, num_live: int = 1) -> None:
+    def _recompute(self, model: nn.Module, num_live: int = 1, inputs: Callable[[], Any] | None = None) -> None:
         if self._settings.recompute != "none":
             recompute(
                 model,
@@ -204,6 +252,7 @@ class Assembler:
                 meter=self.meter,
                 blocks=self._blocks,
                 num_live=num_live,
+                inputs=inputs,
             )
 
 

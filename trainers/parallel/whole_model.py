@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from orchestray.trainers.core.batch_norm import has_own_buffers, has_synchronized
-from orchestray.trainers.core.forward import empty_pass, pass_without_loss, passing
+from orchestray.trainers.core.forward import empty_pass, pass_without_loss, passing, user_code
 from orchestray.trainers.core.network import Usage
+from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import seed_pass
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.parallel.pipeline.tied import add_up
@@ -43,7 +44,7 @@ class WholeNetwork:
         Args:
             forward: calls the model.
             draw: what random numbers depend on.
-            stream: returns this replica's stream; used for the shape of a batch without samples.
+            stream: returns this replica's stream, for a sample where this replica has none.
             rank: this worker's rank, for messages.
             pieces: slices of the tensors that are not whole here.
             tensor_group: the workers that the layers are split over; None if they are not split.
@@ -58,6 +59,7 @@ class WholeNetwork:
         self._rank = rank
         self._tensor_group = tensor_group
         self._partial = partial
+        self._without_gradients = WithoutGradients()
         self._meets_in_passes = has_synchronized(self.model)
         # What a pass does to other buffers, it has to do on every replica: count calls, say.
         self._needs_every_pass = self._meets_in_passes or has_own_buffers(self.model)
@@ -71,7 +73,8 @@ class WholeNetwork:
             seed_pass(self._draw, self._forward.device)
             if not micro_batch.weight:  # its loss is 0/0, but statistics are those of all samples
                 exchange.begin_backward(last_micro_batch=number == num_passes)
-                pass_without_loss(self._forward, micro_batch.batch)
+                with user_code(step, self._rank):
+                    pass_without_loss(self._forward, micro_batch.batch)
                 continue
             weight = share.fraction(micro_batch.weight)
             loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)
@@ -82,7 +85,7 @@ class WholeNetwork:
             self._draw.micro_batch = number - 1
             if self._meets_in_passes:
                 exchange.begin_backward(last_micro_batch=number == num_passes)
-                empty_pass(self._forward, self._stream())
+                empty_pass(self._forward, self._stream().one_sample(), step=step, rank=self._rank)
             else:
                 passing(self._forward, self._stream(), step=step, rank=self._rank)
         return loss_sum if self.is_reporting else 0.0
@@ -102,7 +105,7 @@ class WholeNetwork:
     def evaluate(self, share: Share) -> dict[str, Any]:
         sums: dict[str, Any] = {}
         for micro_batch in share.micro_batches:
-            add(sums, self._forward.metrics(micro_batch, step=self._draw.step))
+            add(sums, self._without_gradients.metrics(self._forward, micro_batch, step=self._draw.step))
         return sums if self.is_reporting else {}
 
     def usage(self) -> Usage:

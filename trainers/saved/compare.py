@@ -151,6 +151,9 @@ def _largest_difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
     if not a.numel():
         return 0.0
+    a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
+    if a.shape != b.shape:  # one is complex and the other is not
+        return math.inf
     a, b = a.to(torch.float64), b.to(torch.float64)
     is_same = (a == b) | (a.isnan() & b.isnan())
     difference = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf)

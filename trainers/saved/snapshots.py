@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
+from orchestray.trainers.core.inputs import call, inputs_of
 from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.core.modes import begin_training
+from orchestray.trainers.core.own_gradients import WithoutGradients
+from orchestray.trainers.core.weights import in_precision
 from orchestray.trainers.ensemble.ensemble import Average, Ensemble
 from orchestray.trainers.saved.checkpoint_model import load_model
 from orchestray.trainers.saved.trained_model import fill
@@ -49,7 +53,7 @@ def average_snapshots(run: Run, last: int) -> nn.Module:
         train = run.config.train
         stream = SampleStream(open_split(task, "train"), task.to_batch, batch_size=train.batch_size, shuffle=False)
         with stream.epoch(0) as shares:
-            measure_statistics(model, (part.batch["inputs"] for share in shares for part in share.micro_batches))
+            measure_statistics(model, (inputs_of(part.batch) for share in shares for part in share.micro_batches))
     return model.eval()
 
 
@@ -91,8 +95,7 @@ def mean_tensors(snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
     return mean
 
 
-@torch.no_grad()
-def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
+def measure_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     """Set the running statistics of batch normalisation to their mean over the batches.
 
     Modules in evaluation mode keep theirs, and batches of fewer than two samples are skipped. The model is in
@@ -102,14 +105,16 @@ def measure_statistics(model: nn.Module, batches: Iterable[Tensor]) -> None:
     momenta = [module.momentum for module in modules]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     model.eval()  # no dropout
+    without_gradients = WithoutGradients()
     for module in modules:
         module.reset_running_stats()
         module.momentum = None  # a cumulative mean
         module.train()
     try:
         for inputs in batches:
-            if len(inputs) > 1:
-                model(inputs.to(dtype) if inputs.is_floating_point() else inputs)
+            own = map_tensors(lambda tensor: tensor.to(in_precision(tensor.dtype, dtype)), inputs)
+            if all(len(tensor) > 1 for tensor in tensors_in(own)):
+                without_gradients(lambda given: call(model, given), own)
     finally:
         for module, momentum in zip(modules, momenta, strict=True):
             module.momentum = momentum

@@ -9,6 +9,7 @@ import torch
 from orchestray.platform.run.model_files import load_extra_state, load_model_json, load_model_tensors, save_model
 from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.model_state import ModelState, load_state
+from orchestray.trainers.core.weights import convert
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def fill(model: nn.Module, state: ModelState, precision: str | None) -> nn.Modul
         dtypes = {tensor.dtype for tensor in state.tensors.values() if tensor.is_floating_point()}
         precision = "float64" if dtypes == {torch.float64} else "float32"
     if precision == "float64":
-        model.double()
+        convert(model, torch.float64)
     apply_kinds(model, state.buffers)
     load_state(model, state)
     return model

@@ -107,7 +107,8 @@ class Digits:
 
     def example_inputs(self) -> Tensor:
         """Return one image."""
-        return self.to_batch(self.dataset("validation").slice(0, 1))["inputs"][0]
+        inputs: Tensor = self.to_batch(self.dataset("validation").slice(0, 1))["inputs"]
+        return inputs[0]
 
 
 def _convolutions(channels: Sequence[int], dropout: float) -> nn.Sequential:

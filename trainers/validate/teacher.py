@@ -11,11 +11,12 @@ from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
+from orchestray.trainers.core.inputs import call, inputs_of
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.distill.distillation import DistilledTask, load_teacher
 
 if TYPE_CHECKING:
-    from orchestray.platform.task import Task
+    from orchestray.platform.task import Batch, Task
     from orchestray.trainers.config.schema import TrainConfig
 
 
@@ -47,7 +48,7 @@ def teacher_problems(config: TrainConfig) -> list[str]:
 
 
 @torch.no_grad()
-def compare(task: Task, student: nn.Module, teacher: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+def compare(task: Task, student: nn.Module, teacher: nn.Module, batch: Batch) -> None:
     """Compare a teacher's outputs with a student's, both in evaluation mode.
 
     Args:
@@ -59,4 +60,4 @@ def compare(task: Task, student: nn.Module, teacher: nn.Module, batch: dict[str,
     Raises:
         ConfigError: the student cannot learn from the teacher's outputs.
     """
-    DistilledTask(task, lambda: teacher, weight=1.0).loss(student(batch["inputs"]), batch)
+    DistilledTask(task, lambda: teacher, weight=1.0).loss(call(student, inputs_of(batch)), batch)

@@ -6,12 +6,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
@@ -96,9 +98,10 @@ class OneShotTrial(ABC):
                 "search.architecture: networks that share weights are compared by validation, and the task has no "
                 "validation data; have its dataset('validation') return some"
             )
-        changed = training_batch_of(task)
-        self._trained_on = Batches(trained, task.to_batch, to_training_batch=changed, batch_size=size, seed=order)
-        self._judged_by = Batches(judged, task.to_batch, batch_size=size, seed=order)
+        changed, cut = training_batch_of(task), self._settings.drop_last
+        batches = partial(Batches, batch_size=size, seed=order, drop_last=cut)
+        self._trained_on = batches(trained, task.to_batch, to_training_batch=changed)
+        self._judged_by = batches(judged, task.to_batch)
         self._validated_by = Batches(self._validation, task.to_batch, batch_size=size, seed=order, shuffle=False)
         self.step = 0
         self.found: list[Genome] = []
@@ -277,7 +280,10 @@ class OneShotTrial(ABC):
         return float(values[metric])
 
     def _cast(self, batch: Batch) -> Batch:
-        return {k: v.to(self._device, self._dtype if v.is_floating_point() else v.dtype) for k, v in batch.items()}
+        return {name: map_tensors(self._placed, value) for name, value in batch.items()}
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
 
     # -- updates of weights ------------------------------------------------------------------------------------------
 

@@ -106,10 +106,17 @@ class Batches:
         batch_size: int,
         seed: int,
         shuffle: bool = True,
+        drop_last: bool = False,
     ) -> None:
         """Take the arguments of `SampleStream`."""
         self.stream = SampleStream(
-            source, to_batch, to_training_batch=to_training_batch, batch_size=batch_size, seed=seed, shuffle=shuffle
+            source,
+            to_batch,
+            to_training_batch=to_training_batch,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
         )
         self._open = ExitStack()
         self._shares: Iterator[Share] = iter(())

@@ -59,8 +59,12 @@ class PipelineAssembler:
         """Use these bounds, which were decided before, instead of measuring."""
         self._bounds = bounds
 
-    def layers(self, model: nn.Module) -> Layers:
+    def layers(self, model: nn.Module, inputs: Any) -> Layers:
         """Return the model's layers, enough for the stages.
+
+        Args:
+            model: the plain model.
+            inputs: inputs of a sample.
 
         Raises:
             ConfigError: the model cannot be cut, or has too few layers.
@@ -68,7 +72,7 @@ class PipelineAssembler:
         split = self._settings.pipeline.split
         # A module that is split over a tensor group stays one layer, or its style would not be called.
         wanted = self.num_stages * (_LAYERS_A_STAGE if self._settings.layout.tensor == 1 else 1)
-        layers = layers_of(self._task, model, wanted, split if isinstance(split, list) else ())
+        layers = layers_of(self._task, model, wanted, split if isinstance(split, list) else (), inputs=inputs)
         layers.check_count(self.num_stages)
         return layers
 
@@ -108,7 +112,8 @@ class PipelineAssembler:
             "tied": layers.tied(bounds),
             "pieces": pieces,
             "partial": partial,
-            "empty_batch": stream.empty_batch,
+            "form": layers.form,
+            "one_sample": stream.one_sample,
         }
         if settings.is_streaming:
             from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork

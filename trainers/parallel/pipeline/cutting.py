@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.inputs import InputForm, arguments, inputs_of
 from orchestray.trainers.core.rng import draws
 from orchestray.trainers.parallel.pipeline.layers import Layers
 from orchestray.trainers.parallel.pipeline.stage import kind_of
@@ -23,7 +26,9 @@ _SEVERAL_RESULTS = {
 """Operations that may return a tuple: its parts travel between stages, not the tuple."""
 
 
-def layers_of(task: Any, model: nn.Module, at_least: int = 2, begins: Sequence[str] = ()) -> Layers:
+def layers_of(
+    task: Any, model: nn.Module, at_least: int = 2, begins: Sequence[str] = (), *, inputs: Any = None
+) -> Layers:
     """Return the layers between which a pipeline may cut the model.
 
     If the task has a method `layers(model) -> Sequence[nn.Module]`, these modules are called one after another.
@@ -36,18 +41,35 @@ def layers_of(task: Any, model: nn.Module, at_least: int = 2, begins: Sequence[s
         model: the result of `build_model`, in its precision, on its device, without hooks that must not be recorded.
         at_least: layers wanted. Traceable modules are opened, level by level, until there are as many or none is left.
         begins: names of modules that are to begin a layer.
+        inputs: inputs of the model, whose tensors may be of any size; default: one tensor, or as the task makes them if
+            the model takes more.
 
     Raises:
         ConfigError: the model cannot be traced, or the task lists modules that are not the model's.
     """
+    form = InputForm(_inputs(task, model) if inputs is None else inputs)
     listed = getattr(task, "layers", None)
     if listed is not None:
-        return _listed(model, listed(model))
+        return _listed(model, listed(model), form)
     if is_plain_sequence(model):
-        layers = _listed(model, list(model.children()))
+        layers = _listed(model, list(model.children()), form)
         if len(layers) >= at_least and all(any(_is_in(name, begin) for name in layers.names) for begin in begins):
             return layers
-    return _traced(model, at_least, begins)
+    return _traced(model, at_least, begins, form)
+
+
+def _inputs(task: Any, model: nn.Module) -> Any:
+    """Return inputs of the form that the task makes, if the model takes more than one value."""
+    takes = inspect.signature(model.forward).parameters
+    if len(takes) <= 1 or task is None:
+        return torch.empty(0)
+    try:
+        return inputs_of(task.to_batch(open_source(task.dataset("train"), split="train").first_row()))
+    except Exception as error:
+        raise ConfigError(
+            f"The model ({type(model).__name__}) takes {', '.join(takes)}; which of them it is called with was to be "
+            f"seen in the first row of the data, and that failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def is_plain_sequence(module: nn.Module) -> bool:
@@ -66,13 +88,15 @@ def _is_hooked(module: nn.Module) -> bool:
     return any(hooks) or "forward" in vars(module)
 
 
-def _listed(model: nn.Module, modules: Sequence[nn.Module]) -> Layers:
-    """Return a chain of modules as layers."""
+def _listed(model: nn.Module, modules: Sequence[nn.Module], form: InputForm) -> Layers:
+    """Return a chain of modules as layers, of which the first is called with the inputs."""
     paths = {id(module): name for name, module in model.named_modules()}
     tensors = tensor_names(model)
     graph = fx.Graph()
-    value = graph.placeholder("inputs")
-    value.meta["layer"] = 0
+    placeholders = [graph.placeholder(name) for name in form.names]
+    for node in placeholders:
+        node.meta["layer"] = 0
+    args, kwargs = arguments(form.filled(placeholders))
     names: list[str] = []
     unnamed: list[nn.Module] = []
     for position, module in enumerate(_flat(modules)):
@@ -82,12 +106,13 @@ def _listed(model: nn.Module, modules: Sequence[nn.Module]) -> Layers:
             name = f"layer_{position}" if f"layer_{position}" not in model._modules else f"_layer_{position}"
             meta |= _of_its_own(module, position, tensors, unnamed)
         names.append(name)
-        value = graph.create_node("call_module", name, (value,))
+        value = graph.create_node("call_module", name, args, kwargs)
         value.meta.update(meta)
+        args, kwargs = (value,), {}
     if not names:
         raise ConfigError("The model has no layers: the task's layers(model) gave none, or its nn.Sequential is empty.")
-    graph.output(value)
-    return Layers(model, graph, _numbered(names), unnamed)
+    graph.output(*args)
+    return Layers(model, graph, _numbered(names), unnamed, form=form)
 
 
 def _flat(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -127,7 +152,7 @@ def _numbered(names: Sequence[str]) -> list[str]:
     return numbered
 
 
-def _traced(model: nn.Module, at_least: int, begins: Sequence[str]) -> Layers:
+def _traced(model: nn.Module, at_least: int, begins: Sequence[str], form: InputForm) -> Layers:
     modules = dict(model.named_modules())
     whole: dict[str, str] = {}
     wanted = {".".join(atoms[:end]) for atoms in (name.split(".") for name in begins) for end in range(1, len(atoms))}
@@ -136,7 +161,7 @@ def _traced(model: nn.Module, at_least: int, begins: Sequence[str]) -> Layers:
         opened |= {name for name, module in modules.items() if is_plain_sequence(module) and len(module._modules)}
         opened -= whole.keys()
         try:
-            recorded = record(model, opened)
+            recorded = record(model, opened, form)
         except UntraceableError as error:
             if not error.scope:
                 raise ConfigError(_untraceable(model, error)) from error
@@ -150,7 +175,7 @@ def _traced(model: nn.Module, at_least: int, begins: Sequence[str]) -> Layers:
         if not more:
             break
         opened |= more
-    return Layers(model, recorded.graph, names, constants=recorded.constants, whole=whole)
+    return Layers(model, recorded.graph, names, constants=recorded.constants, whole=whole, form=form)
 
 
 def _may_open(module: nn.Module) -> bool:

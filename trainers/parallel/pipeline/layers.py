@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm
 from orchestray.trainers.parallel.pipeline.balance import check_count
 from orchestray.trainers.parallel.pipeline.cuts import forbidden_cuts
 from orchestray.trainers.parallel.pipeline.stage import Gives, Parts, Stage
@@ -40,6 +41,7 @@ class Layers:
         unnamed: Sequence[nn.Module] = (),
         constants: Mapping[str, Tensor] | None = None,
         whole: Mapping[str, str] | None = None,
+        form: InputForm = ONE_TENSOR,
     ) -> None:
         """Args:
         model: the plain model.
@@ -48,8 +50,10 @@ class Layers:
         unnamed: modules that the graph calls and that are not the model's, indexed by `meta["unnamed"]`.
         constants: tensors that the graph looks up and that are not in the model's modules.
         whole: modules that could not be opened, each with the reason.
+        form: form of the model's inputs, of which each tensor is a placeholder.
         """
         self.model = model
+        self.form = form
         self.names = list(names)
         """Name of each layer: that of the module it begins with. A module's second call has "@2" after its name."""
         self.whole = dict(whole or {})
@@ -67,7 +71,7 @@ class Layers:
         """Layers that must be in one stage with the layer before, each with the reason: a sentence. Two calls of a
         module with buffers would change two copies; a change in place would not reach the other stage's memory.
         """
-        self._input = next(node for node in graph.nodes if node.op == "placeholder")
+        self._inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self._output = next(node for node in graph.nodes if node.op == "output")
 
     def __len__(self) -> int:
@@ -93,7 +97,7 @@ class Layers:
         outputs = _outputs_of(self._output) if is_last else None
         needed = list(self._output.all_input_nodes) if is_last else self.crossing(stop)
         gives = Gives(needed, outputs, self.names[stop - 1], is_last=is_last)
-        takes = self.crossing(start) if start else [self._input]
+        takes = self.crossing(start) if start else self._inputs
         stage = Stage(self._parts(start, stop), _with_fetches(nodes, needed), takes, gives)
         stage.training = self.model.training  # its own mode alone: those of the modules are the user's
         return stage

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from orchestray.trainers.core.batch_norm import has_synchronized
 from orchestray.trainers.core.buffer_kinds import transient
+from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm
 from orchestray.trainers.core.network import Usage
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.layout.tensor_slice import TensorSlice
@@ -60,7 +61,8 @@ class PipelineNetwork:
         tied: Sequence[Tied] = (),
         pieces: Mapping[str, TensorSlice] | None = None,
         partial: frozenset[str] = frozenset(),
-        empty_batch: Callable[[], Batch] | None = None,
+        form: InputForm = ONE_TENSOR,
+        one_sample: Callable[[], Batch] | None = None,
     ) -> None:
         """Connect to the workers next to this one; all workers of the copy do so at the same time.
 
@@ -79,7 +81,8 @@ class PipelineNetwork:
             tied: parameters that live in several stages.
             pieces: slices of the tensors that are not whole here (split over the tensor axis).
             partial: names of parameters of which each worker of the tensor group computes a part of the gradient.
-            empty_batch: returns a batch without samples; needed if batch normalisation spans all replicas.
+            form: form of the model's inputs.
+            one_sample: returns a batch of one sample; needed if batch normalisation spans all replicas.
 
         Raises:
             PeerLostError: another worker did not come.
@@ -97,14 +100,22 @@ class PipelineNetwork:
         self._runners = {
             index: StageRunner(
                 index,
-                StageForward(task, stage, precision, self._device, is_first=index == 0, is_last=index == last),
+                StageForward(
+                    task,
+                    stage,
+                    precision,
+                    self._device,
+                    form=form,
+                    is_first=index == 0,
+                    is_last=index == last,
+                ),
                 draw,
                 groups.rank,
             )
             for index, stage in sorted(stages.items())
         }
         self._shares_parameters = _share_parameters(list(stages.values()))
-        self._empty_batch = empty_batch if has_synchronized(model) else None
+        self._one_sample = one_sample if has_synchronized(model) else None
         self._tied = TiedGradients(tied, self._workers, groups, model)
         self._partial = partial
         self._tensor_group = groups.tensor
@@ -155,10 +166,10 @@ class PipelineNetwork:
             Job(micro_batch.batch, micro_batch, share.fraction(micro_batch.weight), step, number)
             for number, micro_batch in enumerate(share.micro_batches)
         ]
-        if self._empty_batch is not None:
+        if self._one_sample is not None:
             # Batch normalisation over the replicas needs each of them in every pass, with or without samples.
             missing = range(len(jobs), share.num_micro_batches)
-            jobs += [Job(self._empty_batch(), None, 0.0, step, number) for number in missing]
+            jobs += [Job(self._one_sample(), None, 0.0, step, number) for number in missing]
         return jobs
 
     def _plan(self, num_micro_batches: int) -> tuple[Program, frozenset[int]]:

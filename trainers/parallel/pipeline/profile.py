@@ -42,7 +42,7 @@ class LayerCost:
 
 def profile_layers(
     layers: Layers,
-    inputs: Tensor,
+    inputs: Any,
     loss: Callable[[Any], Tensor],
     *,
     repeats: int = 3,
@@ -64,10 +64,11 @@ def profile_layers(
     if repeats < 1:
         raise ValueError(f"there must be at least one pass to measure, got {repeats}")
     stages = [layers.part(index, index + 1) for index in range(len(layers))]
-    with _untouched(layers.model, inputs.device):
+    tensors = layers.form.tensors(inputs)
+    with _untouched(layers.model, tensors[0].device):
         for _ in range(warm_up):
-            _measure(stages, inputs, loss, clock)
-        passes = [_measure(stages, inputs, loss, clock) for _ in range(repeats)]
+            _measure(stages, tensors, loss, clock)
+        passes = [_measure(stages, tensors, loss, clock) for _ in range(repeats)]
     parameter_bytes = _parameter_bytes(stages)
     return [
         replace(
@@ -81,33 +82,34 @@ def profile_layers(
 
 
 def _measure(
-    stages: Sequence[Stage], inputs: Tensor, loss: Callable[[Any], Tensor], clock: Callable[[], float]
+    stages: Sequence[Stage], inputs: Sequence[Tensor], loss: Callable[[Any], Tensor], clock: Callable[[], float]
 ) -> list[LayerCost]:
     """Measure one pass. Each layer's inputs are leaves, so that its backward pass stops there."""
     costs: list[LayerCost] = []
     taken: list[tuple[Any, ...]] = []
     given: list[tuple[Any, ...]] = []
-    values: tuple[Any, ...] = (inputs.detach().clone(),)
+    values: tuple[Any, ...] = tuple(tensor.detach().clone() for tensor in inputs)
+    device = inputs[0].device
     saved = _Saved([tensor for stage in stages for tensor in (*stage.parameters(), *stage.buffers())])
     for stage in stages:
         taken.append(values)
         before = saved.num_bytes
         with saved.counting():
-            begin_s = _now_s(inputs, clock)
+            begin_s = _now_s(device, clock)
             outputs = stage(*values)
-            forward_s = _now_s(inputs, clock) - begin_s
+            forward_s = _now_s(device, clock) - begin_s
         given.append(outputs)
         is_last = stage is stages[-1]
         boundary_bytes = 0 if is_last else sum(value.nbytes for value in outputs)
         costs.append(LayerCost(forward_s, 0.0, 0, saved.num_bytes - before, boundary_bytes))
         if not is_last:
             values = tuple(value.detach().requires_grad_(value.requires_grad) for value in outputs)
-    begin_s = _now_s(inputs, clock)
+    begin_s = _now_s(device, clock)
     given[-1] = (loss(given[-1][0]),)
     gradients: list[Tensor | None] = [torch.ones_like(given[-1][0])]
     for index in reversed(range(len(stages))):
         gradients = _back(given[index], gradients, [*stages[index].parameters()], taken[index])
-        end_s = _now_s(inputs, clock)
+        end_s = _now_s(device, clock)
         costs[index] = replace(costs[index], backward_s=end_s - begin_s)
         begin_s = end_s
     return costs
@@ -161,9 +163,9 @@ def _parameter_bytes(stages: Sequence[nn.Module]) -> list[int]:
     return sizes
 
 
-def _now_s(on: Tensor, clock: Callable[[], float]) -> float:
-    if on.device.type == "cuda":
-        torch.cuda.synchronize(on.device)
+def _now_s(device: torch.device, clock: Callable[[], float]) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return clock()
 
 

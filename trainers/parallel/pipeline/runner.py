@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from orchestray.platform.data.nested import tensors_in
+from orchestray.trainers.core.batch_norm import not_counted
 from orchestray.trainers.core.forward import Forward, user_code
+from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, inputs_of
+from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import seed_pass
+from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.parallel.pipeline.links import Values
 from orchestray.trainers.parallel.pipeline.split_backward import SplitBackward
 
@@ -28,7 +35,7 @@ class Job(NamedTuple):
 
     batch: Batch
     micro_batch: MicroBatch | None
-    """The micro-batch; None for a batch without samples, which runs because batch normalisation needs every replica."""
+    """The micro-batch; None for a sample that does not count: batch normalisation needs every replica."""
     weight: float
     step: int
     number: int
@@ -41,21 +48,33 @@ class StageForward(Forward):
     """
 
     def __init__(
-        self, task: Task, stage: nn.Module, precision: str, device: torch.device, *, is_first: bool, is_last: bool
+        self,
+        task: Task,
+        stage: nn.Module,
+        precision: str,
+        device: torch.device,
+        *,
+        form: InputForm = ONE_TENSOR,
+        is_first: bool,
+        is_last: bool,
     ) -> None:
         super().__init__(task, stage, precision, device)
+        self._form = form
         self.is_first = is_first
         self.is_last = is_last
         self.values: tuple[Tensor, ...] = ()
         """Values from the previous stage."""
 
-    def outputs(self, batch: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    def outputs(self, batch: Batch) -> tuple[Any, Batch]:
         """Return the stage's values (the model's outputs on the last stage), and the part of the batch it uses."""
-        seen = batch if self.is_last else {"inputs": batch["inputs"]} if self.is_first else {}
-        placed = self.place(seen)
+        placed: Batch = {}
+        if self.is_first or (self.is_last and batch):  # a model that is served has inputs alone
+            placed = self.place(batch if self.is_last else {"inputs": inputs_of(batch)})
         values, self.values = self.values, ()
+        if self.is_first:
+            values = self._form.tensors(placed["inputs"])
         with self.precision():
-            results = self.model(placed["inputs"]) if self.is_first else self.model(*values)
+            results = self.model(*values)
         return (results[0] if self.is_last else results), placed
 
 
@@ -90,6 +109,7 @@ class StageRunner:
         self._forward = forward
         self._draw = draw
         self._rank = rank
+        self._without_gradients = WithoutGradients()
         self._live: dict[int, _Pass] = {}
         self._peak_live = 0
 
@@ -123,12 +143,13 @@ class StageRunner:
         value = 0.0
         sent = Values((), ())
         if self.is_last:
-            loss, value = self._loss(job)
+            with self._counting(job):
+                loss, value = self._loss(job)
             if loss is not None:
                 kept.roots = [(0, get_gradient_edge(loss))]
-                kept.gradients = [torch.ones_like(loss)]
+                kept.gradients = [torch.full_like(loss, float(job.micro_batch is not None))]
         else:
-            with user_code(job.step, self._rank):
+            with user_code(job.step, self._rank), self._counting(job):
                 outputs, _ = self._forward.outputs(job.batch)
             sent = Values(tuple(outputs), tuple(bool(tensor.requires_grad) for tensor in outputs))
             kept.roots = [(number, get_gradient_edge(t)) for number, t in enumerate(outputs) if t.requires_grad]
@@ -140,12 +161,16 @@ class StageRunner:
         """Run a forward pass without a backward pass; return the values for the
         next stage, and on the last stage the metrics.
         """
-        if given is not None:
-            self._forward.values = _all_there(given)
-        if self.is_last:
-            return Values((), ()), self._forward.metrics(micro_batch, step=self._draw.step)
-        outputs, _ = self._forward.outputs(micro_batch.batch)
-        return Values(tuple(outputs), (False,) * len(outputs)), {}
+
+        def run(batch: Batch) -> tuple[Values, dict[str, Any]]:
+            self._forward.values = () if given is None else _all_there(given)
+            if self.is_last:
+                part = replace(micro_batch, batch=batch)
+                return Values((), ()), self._forward.metrics(part, step=self._draw.step)
+            outputs, _ = self._forward.outputs(batch)
+            return Values(tuple(outputs), (False,) * len(outputs)), {}
+
+        return self._without_gradients(run, micro_batch.batch)
 
     def expects_gradients(self, key: int) -> bool:
         """Return True if the next stage will send gradients of what it got."""
@@ -167,7 +192,7 @@ class StageRunner:
         self._seed(job)
         kept = self._live.pop(key)
         if kept.roots:
-            with user_code(job.step, self._rank):
+            with user_code(job.step, self._rank), self._counting(job):
                 torch.autograd.backward([edge for _, edge in kept.roots], kept.gradients)
         return [None if leaf is None else leaf.grad for leaf in kept.leaves]
 
@@ -178,7 +203,7 @@ class StageRunner:
         if not kept.roots or not leaves:  # no stage waits for an input's gradient: the second half does all
             return [None] * len(kept.leaves)
         self._seed(job)
-        with user_code(job.step, self._rank):
+        with user_code(job.step, self._rank), self._counting(job):
             kept.split = SplitBackward([edge for _, edge in kept.roots], kept.gradients, leaves)
             found = iter(kept.split.input_gradients())
         kept.roots, kept.gradients = [], []
@@ -192,7 +217,7 @@ class StageRunner:
         self._seed(job)
         split = self._live.pop(key).split
         assert split is not None
-        with user_code(job.step, self._rank):
+        with user_code(job.step, self._rank), self._counting(job):
             split.accumulate()
 
     def forget(self) -> None:
@@ -203,6 +228,9 @@ class StageRunner:
         # The backward pass may draw too: recomputed activations must be the same.
         self._draw.step = job.step
         self._draw.micro_batch = job.number
+
+    def _counting(self, job: Job) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if job.micro_batch is not None else not_counted(self._forward.model)
 
     def _enter(self, given: Values) -> list[Tensor | None]:
         """Turn received values into the stage's inputs, and return their leaves."""
@@ -221,8 +249,12 @@ class StageRunner:
             loss, value = self._forward.loss(job.micro_batch, step=job.step, rank=self._rank)
             return loss * job.weight, value
         with user_code(job.step, self._rank):
-            outputs, _ = self._forward.outputs(job.batch)
-            return _without_effect(outputs), 0.0
+            outputs, batch = self._forward.outputs(job.batch)
+            if job.micro_batch is not None:
+                return _without_effect(outputs), 0.0
+            with self._forward.precision():
+                loss = loss_of(self._forward.task, outputs, batch, step=job.step, gather=self._forward.gather)
+            return loss if loss.requires_grad else None, 0.0
 
 
 class _Enter(torch.autograd.Function):
@@ -242,8 +274,6 @@ def _all_there(given: Values) -> tuple[Tensor, ...]:
 
 
 def _without_effect(outputs: Any) -> Tensor | None:
-    """Return a scalar to go back from through a pass without samples that count: all gradients are 0."""
-    leaves = [
-        leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    """Return a scalar to go back from through a pass without a loss: all gradients that come from it are 0."""
+    leaves = [leaf for leaf in tensors_in(outputs) if leaf.requires_grad]
     return torch.stack([leaf.sum() for leaf in leaves]).sum() * 0.0 if leaves else None

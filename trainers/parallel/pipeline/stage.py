@@ -16,7 +16,7 @@ from orchestray.trainers.parallel.pipeline.encoders import causal_hint
 _Environment = dict[fx.Node, Any]
 _Getter = Callable[[_Environment], Any]
 INPUT = "input"
-"""Kind of a value: the first stage's input, passed on unchanged."""
+"""Kind of a value: an input of the first stage, passed on unchanged."""
 TENSOR = "tensor"
 """Kind of a value: a tensor; a stage's only value may also be a tuple of tensors."""
 
@@ -35,9 +35,10 @@ class Parts:
 class Stage(nn.Module):
     """Some layers of a model, called one after the other: `forward(*values) -> tuple`.
 
-    `values` are what the stage before returned; the first stage's is the model's input. A stage returns the tensors
-    that the next stage takes; the last one returns `(outputs,)`, the model's outputs. Parameters, buffers and modules
-    are the model's own objects, under its names. Values that need gradients may be leaves.
+    `values` are what the stage before returned; the first stage's are the tensors in the model's inputs. A
+    stage returns the tensors that the next stage takes; the last one returns `(outputs,)`, the model's outputs.
+    Parameters, buffers and modules are the model's own objects, under its names. Values that need gradients may be
+    leaves.
     """
 
     def __init__(self, parts: Parts, nodes: Sequence[fx.Node], takes: Sequence[fx.Node], gives: Gives) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from orchestray.trainers.optim.sparse import dense
+
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective
     from orchestray.trainers.core.exchange import OptimizedTensor
@@ -88,6 +90,9 @@ def add_up(
         gradients: gradient of each tensor.
         indices: indices of the gradients to sum; the same on every member, in the same order.
     """
+    for index in indices:
+        gradient = gradients[index]
+        gradients[index] = gradient if gradient is None else dense(gradient)
     parts = [gradients[index] for index in indices]
     chosen = [tensors[index] for index in indices]
     flat = torch.cat(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, call
 from orchestray.trainers.parallel.pipeline.encoders import call_layers
 from orchestray.trainers.parallel.pipeline.modes import DifferentError, merge
 from orchestray.trainers.parallel.pipeline.stand_ins import CONCRETE_METHODS, CONCRETE_PROPERTIES, Known, Value
@@ -30,6 +31,7 @@ from orchestray.trainers.parallel.pipeline.stand_ins import CONCRETE_METHODS, CO
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _OURS = f"{Path(__file__).parent}{os.sep}"
 _READERS = {"__bool__", "__int__", "__float__", "__index__", "__complex__", "item", "tolist", "numpy"}
+_TAKES_GRADIENTS = {torch.autograd.grad, torch.autograd.backward, "backward"}
 _FACTORIES = {
     *("arange", "zeros", "ones", "full", "empty", "eye", "linspace", "logspace", "tensor", "as_tensor", "range"),
     *("rand", "randn", "randint", "randperm", "normal", "tril_indices", "triu_indices", "empty_strided"),
@@ -60,8 +62,8 @@ class Recording:
     """Tensors that the graph looks up and no module of the model holds, by name."""
 
 
-def record(model: nn.Module, opened: AbstractSet[str]) -> Recording:
-    """Return the graph of `model(inputs)` in training and evaluation, for inputs of any size.
+def record(model: nn.Module, opened: AbstractSet[str], form: InputForm = ONE_TENSOR) -> Recording:
+    """Return the graph of a call of the model in training and evaluation, for inputs of any size.
 
     Each node's `meta` has its origin: "scope" (the innermost recorded module) and "where" (the user's line). A constant
     that depends on the mode is chosen when the graph runs, by the attribute `training`.
@@ -69,11 +71,12 @@ def record(model: nn.Module, opened: AbstractSet[str]) -> Recording:
     Args:
         model: the model, in any mode; not changed.
         opened: names of the modules to record part by part; all others except the model itself are called whole.
+        form: form of the inputs, of which each tensor is a placeholder of the graph.
 
     Raises:
         UntraceableError: the control flow depends on the data, or differs between training and evaluation.
     """
-    recorded, evaluation = [_record(model, opened, training=training) for training in (True, False)]
+    recorded, evaluation = [_record(model, opened, form, training=training) for training in (True, False)]
     try:
         merge(recorded.graph, evaluation.graph)
     except DifferentError as error:
@@ -103,6 +106,8 @@ class _Tracer(fx.proxy.TracerBase):
         self.blamed: str | None = None
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **named: Any) -> fx.Node:
+        if kind.startswith("call") and target in _TAKES_GRADIENTS:
+            raise self.error("it takes gradients in its forward pass, and a cut would end the graph that they need")
         if kind.startswith("call") and not torch.is_grad_enabled():
             self._check_custom_function()
             kind, target, args = _without_gradients(self, kind, target, args)
@@ -195,12 +200,12 @@ class _Mode(TorchFunctionMode):
         return self._tracer.create_proxy("call_function", func, args, kwargs)
 
 
-def _record(model: nn.Module, opened: AbstractSet[str], *, training: bool) -> Recording:
+def _record(model: nn.Module, opened: AbstractSet[str], form: InputForm, *, training: bool) -> Recording:
     tracer = _Tracer(model)
-    inputs = tracer.create_proxy("placeholder", "inputs", (), {})
+    inputs = form.filled([tracer.create_proxy("placeholder", name, (), {}) for name in form.names])
     with _recorded_by(tracer, model, opened, training), _Mode(tracer), torch.enable_grad():
         try:
-            outputs = model(inputs)
+            outputs = call(model, inputs)
             tracer.create_node("output", "output", (tracer.create_arg(outputs),), {})
         except UntraceableError:
             raise

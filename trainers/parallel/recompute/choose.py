@@ -66,6 +66,7 @@ def recompute(
     meter: ActivationMeter | None = None,
     blocks: Collection[str] | None = None,
     num_live: int = 1,
+    inputs: Callable[[], Any] | None = None,
 ) -> Recomputed:
     """Compute parts of a model again in the backward pass, in place: names, parameters and results stay the same.
 
@@ -81,6 +82,7 @@ def recompute(
             has only some of the model's modules. Default: those of `find_blocks(model)`.
         num_live: most micro-batches at once between their forward and their backward pass: a pipeline's stage holds
             several. 1 means that the backward pass comes right after the forward pass.
+        inputs: returns inputs of the model, by whose form it is traced; default: one tensor.
 
     Returns:
         A record of the changes; `parts` is empty if there was nothing to recompute.
@@ -93,7 +95,7 @@ def recompute(
         raise ConfigError(f"train.recompute: must be one of {', '.join(HOWS)}, got {how!r}")
     done = Recomputed()
     if how == "sqrt":
-        _recompute_groups(done, model, num_live, draw, meter)
+        _recompute_groups(done, model, num_live, draw, meter, inputs)
     if how == "blocks" or (how == "sqrt" and not done.parts):
         _recompute_blocks(done, model, find_blocks(model) if blocks is None else blocks, draw, meter)
     return done
@@ -111,10 +113,15 @@ def _recompute_blocks(
 
 
 def _recompute_groups(
-    done: Recomputed, model: nn.Module, num_live: int, draw: RngKey | None, meter: ActivationMeter | None
+    done: Recomputed,
+    model: nn.Module,
+    num_live: int,
+    draw: RngKey | None,
+    meter: ActivationMeter | None,
+    inputs: Callable[[], Any] | None,
 ) -> None:
     try:
-        chain = _chain_of(model, num_live, draw, meter)
+        chain = _chain_of(model, num_live, draw, meter, inputs)
     except ConfigError as error:
         if find_blocks(model):
             return
@@ -152,7 +159,13 @@ def _is_block(module: nn.Module) -> bool:
     return parts > 1 and holds_parameters(module)
 
 
-def _chain_of(model: nn.Module, num_live: int, draw: RngKey | None, meter: ActivationMeter | None) -> Any:
+def _chain_of(
+    model: nn.Module,
+    num_live: int,
+    draw: RngKey | None,
+    meter: ActivationMeter | None,
+    inputs: Callable[[], Any] | None,
+) -> Any:
     layers = flat(model) if is_plain_sequence(model) else []
     if len(units_of([holds_parameters(layer) for _, layer in layers])) >= _FEW:
         names = [name for name, _ in layers]
@@ -164,16 +177,17 @@ def _chain_of(model: nn.Module, num_live: int, draw: RngKey | None, meter: Activ
 
     if isinstance(model, Stage):
         return StageChain(model, num_live=num_live, draw=draw, meter=meter)
-    traced = layers_of(None, model, _LAYERS_WANTED)
-    return StageChain(traced.stage(0, len(traced)), model, num_live=num_live, draw=draw, meter=meter)
+    traced = layers_of(None, model, _LAYERS_WANTED, inputs=None if inputs is None else inputs())
+    whole = traced.stage(0, len(traced))
+    return StageChain(whole, model, form=traced.form, num_live=num_live, draw=draw, meter=meter)
 
 
 def _in_training(model: nn.Module, chain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that runs the chain in training, and the model's own forward otherwise."""
     own = model.forward
 
-    def forward(*values: Any) -> Any:
-        return chain(*values) if model.training else own(*values)
+    def forward(*values: Any, **named: Any) -> Any:
+        return chain(*values, **named) if model.training else own(*values, **named)
 
     return forward
 

@@ -17,6 +17,7 @@ from orchestray.trainers.parallel.recompute.chain import calls_of, copied, group
 from orchestray.trainers.parallel.recompute.checkpointed import Segment
 
 if TYPE_CHECKING:
+    from orchestray.trainers.core.inputs import InputForm
     from orchestray.trainers.core.rng import RngKey
     from orchestray.trainers.parallel.recompute.meter import ActivationMeter
 
@@ -31,6 +32,7 @@ class StageChain:
         stage: Stage,
         model: nn.Module | None = None,
         *,
+        form: InputForm | None = None,
         num_live: int = 1,
         draw: RngKey | None = None,
         meter: ActivationMeter | None = None,
@@ -39,12 +41,14 @@ class StageChain:
         Args:
             stage: the stage whose operations are grouped.
             model: the whole model, if the chain replaces its `forward`, with the same inputs and outputs.
+            form: form of the model's inputs; None: the chain is called with what the stage takes.
             num_live: see `recompute`.
             draw: see `recompute`.
             meter: see `recompute`.
         """
         self._stage = stage
         self._model = model
+        self._form = form
         # Parameters, buffers and modules are looked up again in each group, and not passed between groups.
         self._fetches = {step.node: step for step in stage._program.steps if _is_fetch(step.node)}
         steps = [step for step in stage._program.steps if step.node not in self._fetches]
@@ -73,8 +77,10 @@ class StageChain:
             [self._fetches[n] for n in stage._program.gives.nodes if n in self._fetches]
         )
 
-    def __call__(self, *values: Any) -> Any:
+    def __call__(self, *values: Any, **named: Any) -> Any:
         stage = self._stage
+        if self._form is not None:
+            values = self._form.tensors(named or values)
         received = _received(values, stage._program.takes)
         env: _Environment = dict(zip([node for node, _ in stage._program.takes], received, strict=True))
         for call, (takes, gives, dead) in zip(self._calls, self._plan, strict=True):

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.inputs import call
 from orchestray.trainers.parallel.tensor.base import STYLES
-from orchestray.trainers.parallel.tensor.verify import evaluating, tensors_in
+from orchestray.trainers.parallel.tensor.verify import evaluating, in_reals, tensors_in
 
 if TYPE_CHECKING:
     from orchestray.trainers.parallel.tensor.base import Split
@@ -102,7 +103,7 @@ def _gradients(
         return {}, torch.float32
     generator = torch.Generator().manual_seed(_SEED)
     with evaluating(model), torch.enable_grad():
-        outputs = [output for output in tensors_in(model(example)) if output.requires_grad]
+        outputs = [output for output in tensors_in(call(model, example)) if output.requires_grad]
         if not outputs:
             return {}, torch.float32
         weights = [torch.randn(output.shape, generator=generator).to(output) for output in outputs]
@@ -115,7 +116,7 @@ def _gradients(
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.double().norm() for tensor in tensors])
+    return torch.stack([in_reals(tensor).double().norm() for tensor in tensors])
 
 
 def _torn(name: str) -> str:

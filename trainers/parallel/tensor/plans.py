@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.inputs import call
 from orchestray.trainers.parallel.tensor.branches import is_block
 from orchestray.trainers.parallel.tensor.convolution import plan_channels
 from orchestray.trainers.parallel.tensor.one_weird_trick import convolutional_part
@@ -67,12 +69,12 @@ def spatial_plan(model: nn.Module, *, size: int = 2, example: Any = None) -> dic
 
 def _input_of(model: nn.Module, name: str, example: Any) -> Tensor | None:
     """Return the input of the module `name`, with the right shape only; None if it is not known."""
-    if not isinstance(example, Tensor):
+    if example is None:
         return None
     plain, found = meta_copy(model), []
     handle = plain.get_submodule(name).register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
     with torch.no_grad(), contextlib.suppress(Exception):
-        plain(meta_like(example, plain))
+        call(plain, map_tensors(lambda tensor: meta_like(tensor, plain), example))
     handle.remove()
     return found[0] if found and isinstance(found[0], Tensor) else None
 

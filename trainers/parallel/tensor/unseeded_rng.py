@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestray.trainers.core.buffers import untouched
+from orchestray.trainers.core.inputs import call
 from orchestray.trainers.parallel.tensor.verify import tensors_in
 
 Draws = dict[str, list[tuple[int, ...]]]
@@ -44,7 +45,7 @@ def own_draws(model: nn.Module, inputs: Any) -> Draws:
     try:
         torch.default_generator.manual_seed(_SEED)
         with torch.no_grad(), untouched(model), _Watch(inside, found):
-            model(inputs)
+            call(model, inputs)
     finally:
         for handle in handles:
             handle.remove()

@@ -14,6 +14,7 @@ from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.core import modes
+from orchestray.trainers.core.inputs import call
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.tensor.attention_blocks import ADVICE
 from orchestray.trainers.parallel.tensor.parts import joined, kind_of, shown
@@ -46,7 +47,7 @@ class Checker:
         self._example = example
         try:
             with evaluating(model), watched_dropouts(model) as shapes:
-                self._plain = _tensors(model(example))
+                self._plain = _tensors(call(model, example))
         except Exception as error:
             raise TrainingError(
                 f"The model failed on the inputs of a micro-batch, before it was split: {_cause(error)}"
@@ -79,7 +80,7 @@ class Checker:
             handles.append(module.register_forward_hook(partial(_leave, inside)))
         try:
             with evaluating(self._model):
-                return _tensors(self._model(self._example))
+                return _tensors(call(self._model, self._example))
         except (PeerLostError, ConfigError):
             raise
         except Exception as error:
@@ -100,7 +101,7 @@ class Checker:
         ]
         try:
             with evaluating(self._model):
-                self._model(self._example)
+                call(self._model, self._example)
         finally:
             for handle in handles:
                 handle.remove()
@@ -176,20 +177,26 @@ def _same(ours: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:
     return len(ours) == len(plain) and all(_apart(a, b) == 0.0 for a, b in zip(ours, plain, strict=True))
 
 
+def in_reals(tensor: Tensor) -> Tensor:
+    """Return complex numbers as pairs; other tensors as they are."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def _apart(ours: Tensor, plain: Tensor) -> float:
     """Return the largest difference, 0 if it is within the tolerance."""
     if ours.shape != plain.shape:
         return float("inf")
     if ours.numel() == 0:
         return 0.0
-    a, b = ours.double(), plain.double()
+    a, b = in_reals(ours).double(), in_reals(plain).double()
     # Infinities (masks) and NaNs must be in the same places.
     usual = b.isfinite()
     if not torch.equal(a.isfinite(), usual) or not torch.equal(a[~usual].nan_to_num(7.0), b[~usual].nan_to_num(7.0)):
         return float("inf")
     apart = float((a - b)[usual].abs().max()) if usual.any() else 0.0
     size = float(b[usual].abs().max()) if usual.any() else 0.0
-    tolerance = _TOLERANCES.get(plain.dtype, _TOLERANCE_SHORT) if plain.is_floating_point() else 0.0
+    kind = plain.dtype.to_real() if plain.is_complex() else plain.dtype
+    tolerance = _TOLERANCES.get(kind, _TOLERANCE_SHORT) if kind.is_floating_point else 0.0
     return apart if apart > tolerance * size else 0.0
 
 

@@ -303,13 +303,17 @@ def flatten_parameters(model: nn.Module, names: Container[str] | None = None) ->
         names: names of the parameters that count; default: all.
 
     Raises:
-        TrainingError: there is nothing to train, or parameters differ in dtype or device.
+        TrainingError: there is nothing to train, or parameters are complex, or differ in dtype or device.
     """
     named = trainable(model, names)
     if not named:
         raise TrainingError("The model has no trainable parameter, so there is nothing for a parameter server to hold.")
     first = named[0][1]
     for name, parameter in named:
+        if parameter.is_complex():
+            raise TrainingError(
+                f"A parameter server holds real numbers, and {name!r} is {parameter.dtype}. Use another exchange."
+            )
         if (parameter.dtype, parameter.device) != (first.dtype, first.device):
             raise TrainingError(
                 f"A parameter server holds parameters of one kind; {named[0][0]!r} is {first.dtype} on {first.device}, "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestray.platform.data.order import used_samples
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.ps.protocol.plan import Balance, Consistency, CoordinatorSettings
@@ -82,7 +83,7 @@ class CentralSettings:
         """
         best = settings.best
         return CoordinatorSettings(
-            num_samples=num_samples,
+            num_samples=used_samples(num_samples, settings.batch_size, drop_last=settings.drop_last),
             num_validation_samples=num_validation_samples,
             batch_size=settings.batch_size,
             num_shares=max(1, settings.layout.data - self.backup_workers),

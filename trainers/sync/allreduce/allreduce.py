@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective, Pending, ring_bytes
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.sync.common.buckets import Bucket, Filling, dense, in_groups, number
+from orchestray.trainers.optim.sparse import dense
+from orchestray.trainers.sync.common.buckets import Bucket, Filling, in_groups, number
 from orchestray.trainers.sync.common.exact_sum import ExactSums
 from orchestray.trainers.sync.common.summed_gradients import SummedGradients
 

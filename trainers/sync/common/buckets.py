@@ -177,7 +177,3 @@ def in_groups(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tens
             limit = bucket_bytes
     groups.extend(open_by_kind.values())
     return groups
-
-
-def dense(gradient: Tensor) -> Tensor:
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()

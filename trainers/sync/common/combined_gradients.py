@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective, ring_bytes
 from orchestray.trainers.core.exchange import MAX_EXTRAS, LocalTensor, OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.sync.common.buckets import dense
+from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.sync.common.exact_sum import ExactSums
 from orchestray.trainers.sync.common.exchange_base import CountedByCollective
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.platform.errors import TrainingError
+from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.core.exchange import MAX_EXTRAS, LocalTensor, OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.optim.sparse import rows_once
 from orchestray.trainers.sync.common.local_tensors import held_tensors, updated_whole, with_present_buffers
 
 
@@ -26,6 +27,8 @@ class ExchangeBase(ABC):
     diverges = False
     shares_batch = True
     shared_names: Collection[str] = ()
+    takes_complex = False
+    """True if replicas may train complex numbers."""
 
     def __init__(self) -> None:
         self._collective: Collective | None = None
@@ -48,8 +51,18 @@ class ExchangeBase(ABC):
 
         Returns:
             What it holds, counted by every replica; in `held` the first counts it.
+
+        Raises:
+            ConfigError: it cannot exchange a parameter of complex numbers.
         """
         self._attached = model
+        for name, parameter in model.named_parameters():
+            if parameter.is_complex() and collective.size > 1 and not self.takes_complex:
+                raise ConfigError(
+                    f"config: strategy.exchange.type: the parameter {name!r} is of complex numbers, which only sums of "
+                    "whole gradients and sharding can exchange; use allreduce without compression or aggregation, or "
+                    "strategy.network.data: 1"
+                )
         own = held_tensors(model, pieces)
         first = collective.rank == 0
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -72,7 +85,7 @@ class ExchangeBase(ABC):
         return self._updates
 
     def gradients(self) -> list[Tensor | None]:
-        return [parameter.grad for parameter in self._parameters]
+        return [None if (gradient := parameter.grad) is None else rows_once(gradient) for parameter in self._parameters]
 
     def held(self) -> dict[str, LocalTensor]:
         if self._attached is None:

@@ -11,6 +11,8 @@ class SummedGradients(ExchangeBase):
     The collective counts neither messages of an algorithm of its own nor those that others send through it.
     """
 
+    takes_complex = True
+
     def __init__(self) -> None:
         super().__init__()
         self._bytes_sent_total = self._bytes_before_step = 0

@@ -41,6 +41,7 @@ class Independent(LocalUpdates):
 
     def __init__(self, average: Average = "outputs", trunk: int = 0) -> None:
         super().__init__()
+        self.takes_complex = trunk == 0
         self.average: Average = average
         self.num_trunk_layers = trunk
         self.shared_names: frozenset[str] = frozenset()

@@ -109,5 +109,6 @@ class Gathered(CombinedGradients):
             raise TrainingError(
                 f"Only {num_workers} of {self.joined().size} workers have samples of the batch of step {self._step}, "
                 f"and strategy.aggregation {rule.kind!r} needs {rule.min_workers} to withstand {rule.byzantine} "
-                "Byzantine ones. Choose train.batch_size so that the last batch of an epoch has a sample for each."
+                "Byzantine ones. Choose train.batch_size so that the last batch of an epoch has a sample for each, or "
+                "set train.drop_last to true."
             )

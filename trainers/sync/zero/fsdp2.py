@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import TrainingError
+from orchestray.trainers.optim.sparse import dense, is_sparse
 
 if TYPE_CHECKING:
     from orchestray.trainers.sync.zero.reduce_scatter import AllGather, ReduceScatter
@@ -101,7 +102,9 @@ class Unit:
                 if fsdp_param.sharded_param.requires_grad:
                     owner = fsdp_param.sharded_param
 
-                    def note(_gathered: Tensor, owner: Tensor = owner) -> None:
+                    def note(gathered: Tensor, owner: Tensor = owner) -> None:
+                        if gathered.grad is not None and is_sparse(gathered.grad):
+                            gathered.grad = dense(gathered.grad)
                         used(owner)
 
                     fsdp_param.unsharded_param.register_post_accumulate_grad_hook(note)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.exchange import LocalTensor, OptimizedTensor
+from orchestray.trainers.core.own_gradients import is_marked
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.sync.common.summed_gradients import SummedGradients
 from orchestray.trainers.sync.zero import fsdp2
@@ -95,7 +96,8 @@ class FullySharded(SummedGradients):
             for parameter in model.parameters():
                 parameter.data = parameter.data.contiguous()  # FSDP2 shards only contiguous ones
             if len(whole) < len(list(model.parameters())):
-                units = unit_modules(model, self._smallest_unit_bytes)
+                # Gradients that a forward pass takes go back through all of it, whose parameters must be there.
+                units = [] if is_marked(model) else unit_modules(model, self._smallest_unit_bytes)
                 comms = fsdp2.Comms(self._gather, self._reduce)
                 self._units = fsdp2.shard(model, units, whole, collective, comms)
             self._describe(model, pieces or {})

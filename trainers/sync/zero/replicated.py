@@ -25,7 +25,7 @@ class Replicated:
         self._collective = collective
         self._sums = ExactSums(len(parameters), MAX_EXTRAS, collective.rank, collective.size)
         num_slots = self._sums.num_slots(torch.float64)
-        num_scalars = sum(scalar.numel() for scalar in scalars)
+        num_scalars = sum(_num_floats(scalar) for scalar in scalars)
         device = parameters[0].device if parameters else torch.device("cpu")
         self._flat = torch.zeros(num_slots + num_scalars, dtype=torch.float64, device=device)
         self._sums.use(self._flat[:num_slots])
@@ -33,9 +33,12 @@ class Replicated:
         self._scalars: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         """Maps an index to the parameter, its place in the flat tensor, and its gradient."""
         for scalar in scalars:
-            place = self._flat[num_slots : num_slots + scalar.numel()].view(scalar.shape)
+            place = self._flat[num_slots : num_slots + _num_floats(scalar)]
+            if scalar.is_complex():
+                place = torch.view_as_complex(place.view(-1, 2))
+            place = place.view(scalar.shape)
             self._scalars[order[id(scalar)]] = scalar, place, torch.zeros_like(scalar, requires_grad=False)
-            num_slots += scalar.numel()
+            num_slots += _num_floats(scalar)
         self._pending: Pending | None = None
 
     def start(self, used: list[bool], extras: Sequence[float]) -> int:
@@ -64,3 +67,7 @@ class Replicated:
     def gradient(self, index: int) -> Tensor:
         """Return, after `wait`, the gradient of the scalar parameter of that index; its memory stays the same."""
         return self._scalars[index][2]
+
+
+def _num_floats(scalar: Tensor) -> int:
+    return scalar.numel() * (2 if scalar.is_complex() else 1)

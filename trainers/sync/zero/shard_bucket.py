@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.sync.common.buckets import Bucket, dense
+from orchestray.trainers.optim.sparse import dense
+from orchestray.trainers.sync.common.buckets import Bucket
 from orchestray.trainers.sync.zero.reduce_scatter import AllGather, ReduceScatter, Regions
 from orchestray.trainers.sync.zero.row_sharding import Rows, cut_rows
 

@@ -52,6 +52,25 @@ def test_broadcast_takes_any_dtype_and_shape(dtype: torch.dtype) -> None:
     run_replicas(3, member)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_numbers_are_added_and_gathered(dtype: torch.dtype) -> None:
+    def member(collective: Collective) -> None:
+        rank, size = collective.rank, collective.size
+        own = torch.tensor([complex(1, rank), complex(rank, -1)], dtype=dtype)
+        total = own.clone()
+        collective.all_reduce(total)
+        assert total.tolist() == [complex(size, 3), complex(3, -size)]
+        assert torch.equal(collective.all_gather(own)[rank], own)
+        whole = torch.zeros(2 * size, dtype=dtype)
+        collective.start_all_gather(whole, own).wait()
+        assert torch.equal(whole[2 * rank : 2 * rank + 2], own)
+        part = torch.zeros(2, dtype=dtype)
+        collective.start_reduce_scatter(part, torch.cat([own] * size)).wait()
+        assert torch.equal(part, total)
+
+    run_replicas(3, member)
+
+
 def test_bytes_sent_are_counted_siblings_included() -> None:
     def member(collective: Collective) -> int:
         collective.all_reduce(torch.zeros(30))

@@ -211,14 +211,40 @@ def test_to_batch_gets_a_table_with_the_dataset_s_columns(write_parquet: WritePa
 
 
 @pytest.mark.parametrize("window_rows", [5, 100])
-def test_an_empty_batch_has_the_shapes_and_types_of_the_others(write_parquet: WriteParquet, window_rows: int) -> None:
+def test_a_batch_of_one_sample_is_that_of_the_first_row_and_belongs_to_the_caller(
+    write_parquet: WriteParquet, window_rows: int
+) -> None:
     source = Accounting(open_source(write_parquet(20, row_group_rows=5), window_rows=window_rows))
-    empty = stream(source).empty_batch()
-    assert {name: (tuple(t.shape), t.dtype) for name, t in empty.items()} == {
-        "inputs": ((0, 3), torch.float32),
-        "number": ((0,), torch.int64),
+    samples = stream(source)
+    first = samples.one_sample()
+    assert {name: (tuple(t.shape), t.dtype) for name, t in first.items()} == {
+        "inputs": ((1, 3), torch.float32),
+        "number": ((1,), torch.int64),
     }
+    wanted = first["inputs"].clone()
+    first["inputs"].zero_()
+    assert torch.equal(samples.one_sample()["inputs"], wanted)
+    assert first["number"].tolist() == [0]
     assert source.reads == []
+
+
+@pytest.mark.parametrize(("num_replicas", "accumulate"), [(1, 1), (3, 2)])
+def test_without_the_last_short_batch_the_others_stay_the_same(num_replicas: int, accumulate: int) -> None:
+    source, options = open_source(numbered(0, 21)), {"accumulate": accumulate}
+    for epoch in (0, 1):
+        every = together(source, num_replicas, epoch, **options)
+        kept = together(source, num_replicas, epoch, drop_last=True, **options)
+        assert [len(batch) for batch in every] == [8, 8, 5]
+        assert kept == every[:2]
+        assert together(source, num_replicas, epoch, 1, drop_last=True, **options) == every[1:2]
+    whole = stream(source, drop_last=True)
+    assert (whole.num_samples, whole.steps_per_epoch) == (16, 2)
+    assert stream(open_source(numbered(0, 16)), drop_last=True).num_samples == 16
+
+
+def test_data_of_less_than_a_batch_are_refused_where_short_batches_are_dropped() -> None:
+    with pytest.raises(DataError, match=r"has 7 samples, fewer than one batch of 8.*train\.drop_last"):
+        stream(open_source(numbered(0, 7)), drop_last=True)
 
 
 # -- errors, and leaving early -----------------------------------------------------------------------------------------

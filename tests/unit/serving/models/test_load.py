@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from orchestray.platform.data.nested import tensors_in
 from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError, TaskError
-from orchestray.serving.models.load import content_of, load_served_model, served_name
+from orchestray.serving.models.errors import InputError
+from orchestray.serving.models.load import content_of, example_of, load_served_model, served_name
 from orchestray.trainers.saved.run import load_run
+from support.pairs_task import pairs_run
 from support.served import written_run
 
 OWN_TASK = """
@@ -78,6 +83,68 @@ def test_a_task_without_an_example_is_shown_by_the_first_row_of_its_data(tmp_pat
     run = written_run(tmp_path, "own", tensors=dict(torch.nn.Linear(3, 2).state_dict()), model_json={"task": task})
     file.unlink()  # the run keeps its text
     assert load_served_model(run).example == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("how", "names", "samples"),
+    [
+        (
+            "mapping",
+            ["ids", "mask"],
+            [{"ids": [1, 2, 3, 4], "mask": [1, 1, 0, 1]}, {"ids": [9] * 4, "mask": [0.5] * 4}],
+        ),
+        ("tuple", ["inputs_0", "inputs_1"], [{"inputs_0": [1, 2, 3, 4], "inputs_1": [1, 1, 0, 1]}]),
+    ],
+)
+def test_a_model_of_several_inputs_is_served_by_their_names(
+    how: str, names: list[str], samples: list[Any], tmp_path: Path
+) -> None:
+    run = pairs_run(tmp_path, how)
+    served = load_served_model(run, max_batch_size=2)
+    assert [spec.name for spec in served.inputs] == names
+    assert [(spec.dtype, spec.shape) for spec in served.inputs] == [("int64", (4,)), ("float32", (4,))]
+    assert list(served.example) == names
+    model = load_run(run).load_model()
+    ids, mask = (torch.stack([torch.tensor(sample[name]) for sample in samples]) for name in names)
+    with torch.inference_mode():
+        wanted = model(ids, mask.float(), *(["mean"] if how == "mapping" else []))
+    for answer, row in zip(served.run([served.parse(sample) for sample in samples]), wanted, strict=True):
+        assert isinstance(answer, dict)
+        np.testing.assert_allclose(answer["outputs"], row.numpy(), atol=1e-6)
+    with pytest.raises(InputError, match=names[1]):
+        served.parse({names[0]: [1, 2, 3, 4]})
+
+
+def test_a_model_that_takes_gradients_is_served(tmp_path: Path) -> None:
+    run = pairs_run(tmp_path, "energy")
+    served = load_served_model(run)
+    (answer,) = served.run([served.parse([0.1, 0.2, 0.3])])
+    wanted = load_run(run).load_model()(torch.tensor([[0.1, 0.2, 0.3]]))
+    assert isinstance(answer, dict)
+    np.testing.assert_allclose(answer["force"], wanted["force"][0].numpy(), atol=1e-6)
+    np.testing.assert_allclose(answer["energy"], wanted["energy"][0].detach().numpy(), atol=1e-6)
+
+
+def test_inputs_that_do_not_count_samples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"a tuple of a tensor .* must count the samples"):
+        load_served_model(pairs_run(tmp_path, "scalar"))
+
+
+@pytest.mark.parametrize(
+    ("example", "wanted"),
+    [
+        ([1, 2], torch.tensor([1, 2])),
+        ((1.0, 2.0), torch.tensor([1.0, 2.0])),
+        (([1, 2], 3.0), (torch.tensor([1, 2]), torch.tensor(3.0))),
+        ({"ids": [1, 2]}, {"ids": torch.tensor([1, 2])}),
+    ],
+)
+def test_an_example_of_a_tasks_own_is_a_tensor_or_several(example: Any, wanted: Any) -> None:
+    found = example_of(SimpleNamespace(example_inputs=lambda: example))  # type: ignore[arg-type]
+    assert type(found) is type(wanted)
+    for mine, right in zip(tensors_in(found), tensors_in(wanted), strict=True):
+        assert mine.dtype == right.dtype
+        assert torch.equal(mine, right)
 
 
 def test_what_cannot_be_served_says_why(tmp_path: Path) -> None:

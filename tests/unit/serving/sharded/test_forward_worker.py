@@ -17,6 +17,7 @@ from orchestray.serving.models.load import content_of
 from orchestray.serving.sharded.forward_worker import Arrays, ForwardWorker, StageFailedError
 from orchestray.serving.sharded.partition import ServedNetwork, held_bytes, plain_model
 from orchestray.trainers.saved.run import load_run
+from support.pairs_task import pairs_run
 from support.served import written_run
 from support.threads import run_replicas
 
@@ -41,7 +42,8 @@ def served(
         worker = ForwardWorker(run / "model", network, False, precision)
         held = worker.connect(world)
         is_first = world.rank < network.tensor
-        answers = [worker.run(len(batch["inputs"]), batch if is_first else None) for batch in batches]
+        sizes = [len(next(iter(batch.values()))) for batch in batches]
+        answers = [worker.run(n, batch if is_first else None) for n, batch in zip(sizes, batches, strict=True)]
         world.barrier()
         worker.close()
         return answers, held
@@ -73,6 +75,21 @@ def test_the_answers_are_those_of_the_whole_model(tmp_path: Path, task: dict[str
         with torch.no_grad():
             whole = model(torch.from_numpy(batch["inputs"])).numpy()
         np.testing.assert_allclose(answer, whole, rtol=1e-5, atol=1e-6)
+    assert max(worker["bytes"] for worker in held) < held_bytes([model])
+
+
+@pytest.mark.parametrize("how", ["mapping", "tuple"])
+@pytest.mark.parametrize("network", [ServedNetwork(pipeline=2), ServedNetwork(tensor=2)], ids=str)
+def test_a_model_of_several_inputs_is_divided(tmp_path: Path, how: str, network: ServedNetwork) -> None:
+    run = pairs_run(tmp_path, how)
+    names = ["ids", "mask"] if how == "mapping" else ["inputs_0", "inputs_1"]
+    rng = np.random.default_rng(0)
+    batch = {names[0]: rng.integers(0, 20, (5, 4)), names[1]: rng.random((5, 4), dtype=np.float32)}
+    (answer,), held = served(run, network, [batch])
+    model = load_run(run).load_model()
+    with torch.no_grad():
+        whole = model(*(torch.from_numpy(batch[name]) for name in names), *(["mean"] if how == "mapping" else []))
+    np.testing.assert_allclose(answer, whole.numpy(), rtol=1e-5, atol=1e-6)
     assert max(worker["bytes"] for worker in held) < held_bytes([model])
 
 

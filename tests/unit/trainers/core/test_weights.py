@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from orchestray.platform.errors import CheckpointError
-from orchestray.trainers.core.weights import load_model_tensors, model_tensors
+from orchestray.trainers.core.weights import convert, load_model_tensors, model_tensors
 
 
 class Tied(nn.Module):
@@ -60,6 +60,19 @@ def test_floats_are_converted_between_precisions() -> None:
     model = nn.Linear(2, 2)
     load_model_tensors(model, {name: t.double() for name, t in model_tensors(nn.Linear(2, 2)).items()})
     assert model.weight.dtype == torch.float32
+
+
+def test_a_converted_model_keeps_its_imaginary_parts_and_its_ties() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, dtype=torch.cfloat), nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[1].bias = model[2].bias
+    before = model[0].weight.detach().clone()
+    assert convert(model, torch.float64) is model
+    assert torch.equal(model[0].weight, before.to(torch.complex128))
+    assert model[1].bias is model[2].bias
+    assert model[2].running_mean.dtype == torch.float64
+    assert model[2].num_batches_tracked.dtype == torch.int64
+    convert(model, torch.bfloat16)
+    assert (model[0].weight.dtype, model[1].weight.dtype) == (torch.complex128, torch.bfloat16)
 
 
 def test_what_does_not_fit_is_named_all_at_once_and_the_model_stays_as_it_was() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.comm.thread_group import run_members
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.rng import RngKey, building
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups, solo_groups
@@ -72,8 +73,9 @@ def plan_stages(
     with building(draw.seed):
         model = task.build_model()
     model = model.to(device, torch.float64) if settings.precision == "float64" else model.to(device)
-    layers = assembler.layers(model)
-    bounds = assembler.agree_on_bounds(layers, solo_groups(Layout()), stream_of("train", 0, 1))
+    stream = stream_of("train", 0, 1)
+    layers = assembler.layers(model, inputs_of(stream.one_sample()))
+    bounds = assembler.agree_on_bounds(layers, solo_groups(Layout()), stream)
     held = [StageSet({i: layers.stage(*bounds[i]) for i in stages}) for stages in assembler.placement]
     plan = StagePlan(
         bounds=tuple((start, stop) for start, stop in bounds),

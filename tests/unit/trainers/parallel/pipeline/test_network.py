@@ -124,7 +124,7 @@ def test_batch_normalisation_over_replicas_of_a_pipeline_is_that_of_one_process(
             schedule,
             groups,
             stages_per_worker=per_worker,
-            empty_batch=lambda: {name: value[:0] for name, value in whole.micro_batches[0].batch.items()},
+            one_sample=lambda: {name: value[:1] for name, value in whole.micro_batches[0].batch.items()},
         )
         exchange = make_exchange(type="allreduce")
         exchange.attach(network.model, groups.data, network.pieces)

@@ -1,0 +1,153 @@
+"""Passes of replicas that have no sample: the result is that of plain PyTorch, whatever the model can take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.data.tensors import to_tensor
+from orchestray.platform.errors import TrainingError
+from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.plain import train_plainly
+from support.training import furthest
+
+LENGTH, WIDTH, RATE = 4, 6, 0.01
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data 2": {"network": {"data": 2, "microbatches": None}},
+    "data 3, accumulate 2": {"network": {"data": 3, "microbatches": None}, "accumulate": 2},
+    "ZeRO-2": {"network": {"data": 2, "microbatches": None}, "exchange": {"shard": "gradients"}},
+    "ZeRO-3": {"network": {"data": 2, "microbatches": None}, "exchange": {"shard": "parameters"}},
+    "pipeline 2": {"network": {"data": 2, "pipeline": 2, "microbatches": 1, "schedule": "1f1b"}},
+    "zero bubble": {"network": {"data": 2, "pipeline": 2, "microbatches": 1, "schedule": "zbv"}},
+    "recomputed": {"network": {"data": 2, "microbatches": None}, "recompute": "blocks"},
+}
+
+
+class Viewed(nn.Module):
+    """A model that does with its batch what cannot be done without samples."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.body = nn.Sequential(nn.Conv1d(1, WIDTH, 1), nn.BatchNorm1d(WIDTH), nn.ReLU())
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 1), nn.BatchNorm1d(WIDTH)) for _ in range(2))
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH * LENGTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x.view(x.size(0), 1, -1))
+        for block in self.blocks:
+            x = x + block(x)
+        if self.how == "packed":
+            lengths = torch.full((x.size(0),), LENGTH)
+            packed = nn.utils.rnn.pack_padded_sequence(x.mT, lengths, batch_first=True)
+            x = nn.utils.rnn.pad_packed_sequence(self.recurrent(packed)[0], batch_first=True)[0]
+        elif self.how == "max":
+            x = x + 0 * x.max(0).values
+        elif self.how == "rows":
+            x = torch.stack([row * 2 for row in x])
+        found: Tensor = self.head(x.reshape(x.size(0), -1))
+        return found
+
+
+class Pictures:
+    def __init__(self, how: str, rows: int = 25) -> None:
+        self.how, self.rows = how, rows
+
+    def build_model(self) -> nn.Module:
+        return Viewed(self.how)
+
+    def dataset(self, split: str) -> pa.Table:
+        rng = np.random.default_rng(len(split))
+        inputs, targets = rng.normal(size=(self.rows, LENGTH)), rng.normal(size=self.rows)
+        return pa.table({"inputs": pa.array(list(inputs)), "targets": targets})
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        return {name: to_tensor(columns[name]) for name in ("inputs", "targets")}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return functional.mse_loss(outputs[:, 0], batch["targets"])
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+class Undefined(Pictures):
+    """A task whose loss is not a number for the first sample of the data alone, and nor are its gradients."""
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        apart = (outputs[:, 0] - batch["targets"]).square()
+        is_first = batch["targets"] == self.dataset("train")["targets"][0].as_py()
+        return apart.mean() * (0 / (~is_first).sum() + 1)
+
+
+def trained(task: Any, *, network: Any = None, exchange: Any = None, **train: Any) -> LaidOut:
+    chosen = {"batch_size": 12, "steps": 6, "optimizer": {"type": "sgd", "lr": RATE}, **train}
+    return train_laid_out(lambda: task, layout_settings(network, exchange, **chosen))
+
+
+def plain(task: Any, steps: int = 6) -> LaidOut:
+    return train_plainly(task, lambda parameters: torch.optim.SGD(parameters, lr=RATE), batch_size=12, steps=steps)
+
+
+def of_one_process(task: Any, accumulate: int = 1) -> LaidOut:
+    """Return what plain PyTorch comes to; micro-batches have statistics of their own, so they need one worker here."""
+    if accumulate == 1:
+        return plain(task)
+    return trained(task, network={"microbatches": None}, accumulate=accumulate)
+
+
+# Of the last batch all but one replica have no sample.
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_replicas_without_a_sample_of_the_last_batch_change_nothing(layout: str) -> None:
+    accumulate = LAYOUTS[layout].get("accumulate", 1)
+    task = Pictures("view", rows=24 + accumulate)
+    right = of_one_process(task, accumulate)
+    found = trained(task, **LAYOUTS[layout])
+    assert found.losses == pytest.approx(right.losses, rel=0, abs=1e-10)
+    assert furthest(found.weights, right.weights) <= 1e-10
+    assert found.weights["body.1.num_batches_tracked"] == 6 * accumulate
+
+
+@pytest.mark.parametrize("how", ["packed", "max", "rows"])
+def test_models_that_take_no_empty_batch_need_not(how: str) -> None:
+    found = trained(Pictures(how), steps=3, **LAYOUTS["data 2"])
+    assert furthest(found.weights, plain(Pictures(how), steps=3).weights) <= 1e-10
+
+
+@pytest.mark.parametrize("layout", ["data 2", "pipeline 2"])
+def test_a_loss_that_is_no_number_for_one_sample_alone_harms_nothing(layout: str) -> None:
+    task = Undefined("view")
+    loss = task.loss(torch.zeros(1, 1), {"targets": to_tensor(task.dataset("train")["targets"].slice(0, 1))})
+    assert loss.isnan()
+    assert furthest(trained(task, **LAYOUTS[layout]).weights, plain(task).weights) <= 1e-10
+
+
+class Failing(Pictures):
+    """A task whose model fails on the first sample alone."""
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if len(outputs) == 1 and batch["targets"][0] == self.dataset("train")["targets"][0].as_py():
+            raise ValueError("one is too few")
+        return super().loss(outputs, batch)
+
+
+@pytest.mark.parametrize("layout", ["data 2", "pipeline 2"])
+def test_what_fails_in_a_pass_that_does_not_count_is_told_with_its_step(layout: str) -> None:
+    with pytest.raises(TrainingError, match=r"failed at step 3 on worker \d: ValueError: one is too few \(.*line"):
+        trained(Failing("view"), **LAYOUTS[layout])
+
+
+def test_a_last_batch_of_one_value_a_channel_names_the_key_that_drops_it() -> None:
+    task = Pictures("view")
+    task.build_model = lambda: nn.Sequential(nn.Linear(LENGTH, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))  # type: ignore[method-assign]
+    for layout in ({}, LAYOUTS["data 2"]):
+        with pytest.raises(TrainingError, match=r"more than 1 value per channel.*set train\.drop_last to true"):
+            trained(task, **layout)
+        assert len(trained(task, drop_last=True, **layout).losses) == 6

@@ -1,0 +1,114 @@
+"""Models that take gradients in their forward pass or their loss, called where nobody else needs gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from orchestray.platform.data.nested import map_tensors
+from orchestray.trainers.core.buffers import untouched
+from orchestray.trainers.core.task_calls import loss_of
+
+if TYPE_CHECKING:
+    from orchestray.platform.data.stream import MicroBatch
+    from orchestray.platform.task import Batch
+    from orchestray.trainers.core.forward import Forward
+
+Result = TypeVar("Result")
+_TAKE_GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+_MARK = "takes_own_gradients"
+
+
+def wants_gradients(error: RuntimeError) -> bool:
+    """Return True for the error of what takes gradients while they are off."""
+    return "does not require grad" in str(error)
+
+
+class WithoutGradients:
+    """Calls without gradients, except of what takes gradients itself (forces are minus the gradient of an energy).
+
+    That shows at the first call, which is then made again.
+    """
+
+    def __init__(self) -> None:
+        self._takes_own: bool | None = None
+        """True if what is called takes gradients; None: that is not known yet."""
+
+    def __call__(self, function: Callable[[Any], Result], given: Any) -> Result:
+        """Return `function(given)`.
+
+        Args:
+            function: what is called.
+            given: its argument, in which the first call may change copies of the tensors only.
+        """
+        if not self._takes_own:
+            tried = given if self._takes_own is False else map_tensors(torch.clone, given)
+            try:
+                with torch.no_grad():
+                    result = function(tried)
+            except RuntimeError as error:
+                if not wants_gradients(error):
+                    raise
+                self._takes_own = True
+            else:
+                self._takes_own = False
+                return result
+        with torch.enable_grad():
+            return function(given)
+
+    def metrics(self, forward: Forward, micro_batch: MicroBatch, *, step: int) -> dict[str, Any]:
+        """Return `forward.metrics(micro_batch, step=step)`."""
+        return self(lambda batch: forward.metrics(replace(micro_batch, batch=batch), step=step), micro_batch.batch)
+
+
+class _Noting(TorchFunctionMode):
+    """A mode that notes that gradients are taken."""
+
+    has_noted = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.has_noted = self.has_noted or func in _TAKE_GRADIENTS
+        return func(*args, **(kwargs or {}))
+
+
+def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
+    """Return which of `forward` and `loss` take gradients in training: the model's forward pass, and the task's loss.
+
+    Both are called once. Modes, buffers and torch's generator are restored. What fails takes none: training reports it.
+
+    Args:
+        forward: calls the model, which is not split yet.
+        batch: a micro-batch.
+    """
+    found: set[str] = set()
+    modes = [(module, module.training) for module in forward.model.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), untouched(forward.model):
+            forward.model.train()
+            with _Noting() as noting:
+                outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
+            found |= {"forward"} if noting.has_noted else set()
+            with _Noting() as noting, forward.precision():
+                loss_of(forward.task, outputs, placed)
+            found |= {"loss"} if noting.has_noted else set()
+    except Exception:  # noqa: BLE001 - the user's code
+        return frozenset(found)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return frozenset(found)
+
+
+def mark(model: nn.Module) -> None:
+    """Note in a model that its forward pass takes gradients."""
+    vars(model)[_MARK] = True
+
+
+def is_marked(model: nn.Module) -> bool:
+    """Return True if a model is known to take gradients in its forward pass."""
+    return bool(vars(model).get(_MARK, False))
