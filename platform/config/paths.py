@@ -39,7 +39,8 @@ def resolve(data: dict[str, Any], base: str) -> None:
 
     Paths are `checkpoint.storage`, `distill.teacher`, the files of `task.type`, `train.optimizer.type`,
     `train.lr_schedule.type`, `strategy.exchange.outer_optimizer.type` and `trackers`, and the task's text arguments
-    named `path` or `..._path`. Values of another form are left alone: the schema reports them.
+    named `path` or `..._path`; with the task `huggingface` its `model` and `tokenizer` too. Values of another form are
+    left alone: the schema reports them.
 
     Raises:
         ConfigError: a class is given that no other process can find.
@@ -70,6 +71,7 @@ def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     if isinstance(task, dict):
         for key, value in task.items():
             is_path = key == "path" or str(key).endswith("_path")
+            is_path |= task.get("type") == "huggingface" and key in {"model", "tokenizer"}
             if isinstance(value, str) and value and (is_path or (key == "type" and is_file_type(value))):
                 yield task, key
     for way in _CLASSES:

@@ -32,6 +32,10 @@ class TaskConfig(Section):
         return None
 
 
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
 class DigitsTask(TaskConfig):
     """scikit-learn's bundled 8 x 8 images of handwritten digits: real data on every machine."""
 
@@ -82,8 +86,44 @@ class PythonSourceTask(TaskConfig):
         return ("accuracy", "bits_per_byte")
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+class HuggingFaceTask(TaskConfig):
+    """A model of Hugging Face's `transformers` on a Parquet table of texts or of token ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["huggingface"]
+    """The built-in task `huggingface`."""
+    model: Text | dict[str, Any]
+    """Folder of a model (its weights are where the run starts), or a configuration with fresh weights:
+    `{model_type: bert, hidden_size: 64}`."""
+    path: Text
+    """File, directory or pyarrow.fs URI of the training table."""
+    kind: Literal["sequence_classification", "causal_lm", "masked_lm"] = "sequence_classification"
+    """The model's head and loss."""
+    text: Annotated[tuple[Text, ...], BeforeValidator(_as_list)] = ("text",)
+    """Column of texts, or two for pairs; or `input_ids`, a column of lists of token ids."""
+    label: Text = "label"
+    """Column to predict by `sequence_classification`: classes, or floating-point numbers."""
+    tokenizer: Text | None = None
+    """Folder of the tokenizer; null: that of the model."""
+    max_length: Positive = 128
+    """Largest number of tokens of a sample; longer texts are cut."""
+    packing: Flag = False
+    """Samples of `max_length` tokens cut from all texts joined, for `causal_lm`."""
+    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Fraction of the tokens that `masked_lm` predicts."""
+    lora: dict[str, Any] | None = None
+    """Arguments of `peft.LoraConfig`: the adapter alone is trained; null: the model is."""
+    freeze: Annotated[tuple[Text, ...], BeforeValidator(_as_list)] = ()
+    """Patterns of names of parameters that are not trained."""
+    validation_path: Text | None = None
+    """Table to validate on; null: `validation_fraction` of the training table's rows."""
+    validation_fraction: Fraction = 0.1
+    """Fraction of the rows for validation if `validation_path` is null."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...] | None:
+        return None if self.kind == "sequence_classification" else ("perplexity", "accuracy")
 
 
 class ParquetTask(TaskConfig):

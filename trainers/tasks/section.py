@@ -22,9 +22,9 @@ def _tag(value: object) -> str | None:
 
 
 if TYPE_CHECKING:
-    from orchestray.trainers.tasks.params import DigitsTask, ImagesTask, ParquetTask, PythonSourceTask
+    from orchestray.trainers.tasks.params import DigitsTask, HuggingFaceTask, ImagesTask, ParquetTask, PythonSourceTask
 
-    AnyTask = DigitsTask | PythonSourceTask | ImagesTask | ParquetTask | TaskConfig
+    AnyTask = DigitsTask | PythonSourceTask | ImagesTask | ParquetTask | HuggingFaceTask | TaskConfig
 else:
     _TAGGED = [Annotated[TASKS.params(name), Tag(name)] for name in TASKS]
     AnyTask = Annotated[reduce(or_, [*_TAGGED, Annotated[TaskConfig, Tag(OWN)]]), Discriminator(_tag)]

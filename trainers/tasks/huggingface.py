@@ -1,0 +1,363 @@
+"""Models of Hugging Face's `transformers` on a table of texts: classification, causal and masked language models.
+
+Nothing is fetched: a model is a folder on this machine, or a configuration with fresh weights.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.data.source import reading
+from orchestray.platform.errors import TaskError
+from orchestray.trainers.tasks.parquet_files import open_files, part
+
+if TYPE_CHECKING:
+    from orchestray.platform.task import Batch
+
+_CLASSES = {
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+}
+_IGNORED = -100
+"""Target of a position that does not count."""
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+_INSTALL = "install it with: pip install 'orchestray[huggingface]'"
+
+
+class HuggingFace:
+    """A model of `transformers` with its tokenizer, on a Parquet table of texts or of token ids.
+
+    Args:
+        model: folder with `config.json`, and weights if it is to start from them; or a configuration
+            (`{model_type: bert, hidden_size: 64, ...}`) with fresh weights.
+        path: file, directory or `pyarrow.fs` URI of the training table.
+        kind: "sequence_classification", "causal_lm" or "masked_lm".
+        text: column of texts, or two for pairs; or a column `input_ids` of lists of token ids, without a tokenizer.
+        label: column of classes (whole numbers or text), or of floating-point numbers for regression.
+        tokenizer: folder of the tokenizer; None: that of the model, if `model` is a folder.
+        max_length: most tokens of a sample; longer texts are cut.
+        packing: join all texts and cut them into samples of `max_length` tokens, for a causal language model.
+        mask_probability: fraction of the tokens that a masked language model predicts, the same ones in every epoch.
+        lora: arguments of `peft.LoraConfig`; None: all parameters are trained.
+        freeze: patterns of names of parameters that are not trained.
+        validation_path: table to validate on; None: a part of the training table.
+        validation_fraction: fraction of the training table in that part.
+        classes: values of the classes, if already known.
+    """
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any],
+        path: str,
+        kind: str = "sequence_classification",
+        text: str | Sequence[str] = "text",
+        label: str = "label",
+        tokenizer: str | None = None,
+        max_length: int = 128,
+        packing: bool = False,
+        mask_probability: float = 0.15,
+        lora: Mapping[str, Any] | None = None,
+        freeze: Sequence[str] = (),
+        validation_path: str | None = None,
+        validation_fraction: float = 0.1,
+        classes: Sequence[Any] | None = None,
+    ) -> None:
+        if kind not in _CLASSES:
+            raise TaskError(f"task.kind must be one of {', '.join(_CLASSES)}, got {kind!r}")
+        if packing and kind != "causal_lm":
+            raise TaskError("task.packing: joins texts for a causal language model; set task.kind: causal_lm")
+        if isinstance(model, str) and not Path(model).is_dir():
+            raise TaskError(
+                f"task.model: there is no folder {model}: nothing is fetched while training. Download the model first "
+                f"(hf download {Path(model).name} --local-dir FOLDER), or give a configuration"
+            )
+        self._model, self._kind = model, kind
+        self._path, self._validation_path, self._validation_fraction = path, validation_path, validation_fraction
+        self._texts = [text] if isinstance(text, str) else list(text)
+        self._label, self._max_length, self._packing = label, max_length, packing
+        self._mask_probability, self._lora, self._freeze = mask_probability, lora, list(freeze)
+        self._tokenizer_folder = tokenizer or (model if isinstance(model, str) else None)
+        self._known_classes = None if classes is None else list(classes)
+        speaks = kind != "sequence_classification"
+        self.weight = self._count_targets if speaks else None
+        self.final_metrics = self._judge if speaks else None
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def build_model(self) -> nn.Module:
+        """Return the model, in training mode.
+
+        Raises:
+            TaskError: the folder has no model of this kind, or a package is missing.
+        """
+        transformers, config = _imported("transformers"), self._config
+        auto = getattr(transformers, _CLASSES[self._kind])
+        try:
+            if isinstance(self._model, str) and any((Path(self._model) / name).is_file() for name in _WEIGHTS):
+                model = auto.from_pretrained(self._model, config=config, local_files_only=True, dtype=torch.float32)
+            else:
+                model = auto.from_config(config)
+        except (OSError, ValueError) as error:
+            raise TaskError(f"task.model: no model for {self._kind} can be made of it: {error}") from error
+        if self._lora is not None:
+            peft = _imported("peft")
+            model = peft.get_peft_model(model, peft.LoraConfig(**self._lora))
+        self._freeze_parameters(model)
+        trained: nn.Module = model.train()
+        return trained
+
+    @property
+    def _config(self) -> Any:
+        transformers = _imported("transformers")
+        more = {} if self._kind != "sequence_classification" else self._label_arguments()
+        try:
+            if isinstance(self._model, str):
+                return transformers.AutoConfig.from_pretrained(self._model, local_files_only=True, **more)
+            given = dict(self._model)
+            return transformers.AutoConfig.for_model(given.pop("model_type"), **{**given, **more})
+        except KeyError:
+            raise TaskError("task.model: a configuration needs model_type, like bert or gpt2") from None
+        except (OSError, ValueError) as error:
+            raise TaskError(f"task.model: {error}") from error
+
+    def _label_arguments(self) -> dict[str, Any]:
+        classes = self.classes
+        if classes is None:
+            return {"num_labels": 1, "problem_type": "regression"}
+        names = {index: str(value) for index, value in enumerate(classes)}
+        return {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+
+    def _freeze_parameters(self, model: nn.Module) -> None:
+        for pattern in self._freeze:
+            found = [p for name, p in model.named_parameters() if fnmatchcase(name, pattern)]
+            if not found:
+                names = ", ".join(name for name, _ in list(model.named_parameters())[:4])
+                raise TaskError(f"task.freeze: no parameter is called {pattern!r}; the first are {names}")
+            for parameter in found:
+                parameter.requires_grad_(False)
+
+    # -- the data ------------------------------------------------------------------------------------------------------
+
+    def dataset(self, split: str) -> pa.Table | ds.Dataset:
+        """Return the columns of a split, or samples of `max_length` joined tokens as `input_ids`.
+
+        Raises:
+            TaskError: a file or a column is missing.
+            DataError: a file is damaged.
+        """
+        validation = split == "validation"
+        columns = [*self._texts, *([self._label] if self._kind == "sequence_classification" else [])]
+        if self._validation_path is None:
+            _check_columns(columns, self._data.schema.names, self._path)
+            rows = part(self._data, self._path, columns, self._validation_fraction, validation=validation)
+        else:
+            place = self._validation_path if validation else self._path
+            data = open_files(self._validation_path, "task.validation_path") if validation else self._data
+            _check_columns(columns, data.schema.names, place)
+            rows = data.replace_schema(pa.schema([data.schema.field(name) for name in columns]))
+        return self._packed(rows) if self._packing else rows
+
+    def to_batch(self, columns: pa.Table) -> Batch:
+        """Return `inputs`, a mapping of the model's arguments [samples, tokens], and the `targets`."""
+        inputs = self._encoded(columns)
+        if self._kind == "sequence_classification":
+            return {"inputs": inputs, "targets": self._labels(columns[self._label])}
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        if self._kind == "causal_lm":
+            following = functional.pad(ids[:, 1:].masked_fill(mask[:, 1:] == 0, _IGNORED), (0, 1), value=_IGNORED)
+            return {"inputs": inputs, "targets": following}
+        hidden, targets = self._masked(ids, mask)
+        return {"inputs": {**inputs, "input_ids": hidden}, "targets": targets}
+
+    def _encoded(self, columns: pa.Table) -> dict[str, Tensor]:
+        if "input_ids" in columns.column_names:
+            rows = [row[: self._max_length] for row in columns["input_ids"].to_pylist()]
+            length = max(map(len, rows))
+            ids = torch.tensor([row + [self._pad_id] * (length - len(row)) for row in rows])
+            mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
+            return {"input_ids": ids, "attention_mask": mask}
+        texts = [columns[name].to_pylist() for name in self._texts]
+        found = self._tokenizer(*texts, truncation=True, max_length=self._max_length, padding=True, return_tensors="pt")
+        return {str(name): value for name, value in found.items()}
+
+    def _masked(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ids with some replaced by the mask token, and the replaced ones as targets (Devlin et al. 2019, 3.1).
+
+        Of the chosen tokens 80 % become the mask token, 10 % another one, 10 % stay. Draws depend on the sample alone.
+        """
+        special = set(self._tokenizer.all_special_ids)
+        hidden, targets = ids.clone(), torch.full_like(ids, _IGNORED)
+        for row, (sample, length) in enumerate(zip(ids.numpy(), mask.sum(1).tolist(), strict=True)):
+            rng = np.random.default_rng(zlib.crc32(sample[:length].tobytes()))
+            places = [at for at in range(length) if int(sample[at]) not in special]
+            count = max(1, round(self._mask_probability * len(places))) if places else 0
+            for at in rng.permutation(places)[:count]:
+                targets[row, at] = ids[row, at]
+                chance = rng.random()
+                if chance < 0.9:
+                    other = self._tokenizer.mask_token_id if chance < 0.8 else rng.integers(len(self._tokenizer))
+                    hidden[row, at] = int(other)
+        return hidden, targets
+
+    def _packed(self, rows: pa.Table | ds.Dataset) -> pa.Table:
+        """Return all texts joined, with the end-of-text token between them, in samples of `max_length` tokens."""
+        table = rows if isinstance(rows, pa.Table) else rows.to_table()
+        if "input_ids" in table.column_names:
+            ids = table["input_ids"].combine_chunks().flatten().to_numpy()
+        else:
+            end = [self._tokenizer.eos_token_id] if self._tokenizer.eos_token_id is not None else []
+            texts = table[self._texts[0]].to_pylist()
+            ids = np.concatenate([np.array([*row, *end]) for row in self._tokenizer(texts)["input_ids"]] or [[]])
+        count = len(ids) // self._max_length
+        if not count:
+            raise TaskError(f"task.max_length: {self._path} has {len(ids)} tokens, fewer than one sample of them")
+        flat = pa.array(ids[: count * self._max_length].astype(np.int64))
+        return pa.table({"input_ids": pa.FixedSizeListArray.from_arrays(flat, self._max_length)})
+
+    def _labels(self, column: pa.ChunkedArray) -> Tensor:
+        if self.classes is None:
+            return torch.tensor(column.to_pylist(), dtype=torch.float32)
+        found = pc.index_in(column, pa.array(self.classes, column.type))
+        if found.null_count:
+            unknown = pc.unique(column.filter(found.is_null())).to_pylist()[:3]
+            raise TaskError(f"column '{self._label}' has classes that the training table lacks: {unknown}")
+        return torch.tensor(found.to_pylist(), dtype=torch.int64)
+
+    @cached_property
+    def _data(self) -> ds.FileSystemDataset:
+        return open_files(self._path, "task.path")
+
+    @cached_property
+    def classes(self) -> list[Any] | None:
+        """Values of the classes, sorted; None: the label is a number to predict."""
+        if self._known_classes is not None:
+            return self._known_classes or None
+        _check_columns([self._label], self._data.schema.names, self._path)
+        if pa.types.is_floating(self._data.schema.field(self._label).type):
+            return None
+        with reading(self._path):
+            column = self._data.to_table(columns=[self._label])[self._label]
+        return sorted(pc.unique(column).to_pylist())
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        if self._tokenizer_folder is None:
+            raise TaskError(
+                "task.tokenizer: texts need a tokenizer: name its folder, or give a column input_ids in task.text"
+            )
+        try:
+            found = _imported("transformers").AutoTokenizer.from_pretrained(
+                self._tokenizer_folder, local_files_only=True
+            )
+        except (OSError, ValueError) as error:
+            raise TaskError(f"task.tokenizer: {self._tokenizer_folder} has no tokenizer: {error}") from error
+        if found.pad_token is None:
+            found.pad_token = found.eos_token
+        return found
+
+    @property
+    def _pad_id(self) -> int:
+        found = self._tokenizer.pad_token_id if self._tokenizer_folder is not None else None
+        return int(found or 0)  # any id will do: the mask leaves it out
+
+    # -- loss and metrics ----------------------------------------------------------------------------------------------
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return the cross-entropy (over the positions that count), or the mean squared error for regression."""
+        logits, targets = outputs["logits"], batch["targets"]
+        if self._kind != "sequence_classification":
+            return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
+        if targets.is_floating_point():
+            return functional.mse_loss(logits.squeeze(1), targets)
+        return functional.cross_entropy(logits, targets)
+
+    def metrics(self, outputs: Any, batch: Batch) -> dict[str, Any]:
+        """Return the accuracy, the mean absolute error of a regression, or totals over the tokens that count."""
+        logits, targets = outputs["logits"], batch["targets"]
+        if self._kind != "sequence_classification":
+            counts = targets != _IGNORED
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+            hits = (logits.argmax(-1) == targets)[counts].sum()
+            return {"loss": loss, "hits": hits, "tokens": counts.sum()}
+        if targets.is_floating_point():
+            return {"absolute_error": (logits.squeeze(1) - targets).abs().mean()}
+        return {"accuracy": (logits.argmax(-1) == targets).float().mean()}
+
+    def _judge(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
+        tokens = max(1.0, float(totals["tokens"]))
+        return {"perplexity": math.exp(float(totals["loss"]) / tokens), "accuracy": float(totals["hits"]) / tokens}
+
+    @staticmethod
+    def _count_targets(batch: Batch) -> float:
+        return float((batch["targets"] != _IGNORED).sum())
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def rebuild_arguments(self) -> dict[str, Any]:
+        """Return additional arguments with which the model is built without its folder and the data."""
+        config = {name: value for name, value in self._config.to_diff_dict().items() if name != "transformers_version"}
+        model = {**config, "model_type": self._config.model_type}
+        found = {"model": model, "tokenizer": self._tokenizer_folder}
+        return {**found, "classes": self.classes or []} if self._kind == "sequence_classification" else found
+
+    def export_files(self, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+        """Return the files beside the weights with which `from_pretrained` reads the folder of a trained model.
+
+        With LoRA they are the adapter alone: its base is the folder that the run started from.
+        """
+        with tempfile.TemporaryDirectory() as place:
+            if self._lora is not None:
+                self._write_adapter(place, tensors)
+            else:
+                config = self._config
+                config.architectures = [self._architecture]
+                config.save_pretrained(place)
+            if self._tokenizer_folder is not None:
+                self._tokenizer.save_pretrained(place)
+            return {file.name: file.read_bytes() for file in sorted(Path(place).iterdir()) if file.is_file()}
+
+    @property
+    def _architecture(self) -> str:
+        auto = getattr(_imported("transformers"), _CLASSES[self._kind])
+        return str(auto._model_mapping[type(self._config)].__name__)
+
+    def _write_adapter(self, place: str, tensors: Mapping[str, Tensor]) -> None:
+        peft = _imported("peft")
+        model = self.build_model()
+        model.load_state_dict(dict(tensors))
+        base: Any = model
+        base.peft_config["default"].base_model_name_or_path = self._model if isinstance(self._model, str) else None
+        assert isinstance(base, peft.PeftModel)
+        base.save_pretrained(place, save_embedding_layers=False)
+
+
+def _imported(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise TaskError(f"task.type: huggingface needs the package {name}; {_INSTALL}") from error
+
+
+def _check_columns(wanted: Sequence[str], there: Sequence[str], place: str) -> None:
+    if missing := [name for name in wanted if name not in there]:
+        raise TaskError(f"{place} has no column '{missing[0]}'; it has {', '.join(there)}")
