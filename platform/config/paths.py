@@ -37,10 +37,10 @@ def absolute(place: str, base: str) -> str:
 def resolve(data: dict[str, Any], base: str) -> None:
     """Make every path in a config's plain data absolute, and replace classes by their names, in place.
 
-    Paths are `checkpoint.storage`, `distill.teacher`, the files of `task.type`, `train.optimizer.type`,
-    `train.lr_schedule.type`, `strategy.exchange.outer_optimizer.type` and `trackers`, and the task's text arguments
-    named `path` or `..._path`; with the task `huggingface` its `model` and `tokenizer` too. Values of another form are
-    left alone: the schema reports them.
+    Paths are `checkpoint.storage`, `distill.teacher`, `train.init_from`, the files of `task.type`,
+    `train.optimizer.type`, `train.lr_schedule.type`, `strategy.exchange.outer_optimizer.type` and `trackers`, and the
+    task's text arguments named `path` or `..._path`; with the task `huggingface` its `model` and `tokenizer` too.
+    Values of another form are left alone: the schema reports them.
 
     Raises:
         ConfigError: a class is given that no other process can find.
@@ -64,7 +64,8 @@ _CLASSES = (("train", "optimizer"), ("train", "lr_schedule"), ("strategy", "exch
 
 
 def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    for section, key in ((data.get("checkpoint"), "storage"), (data.get("distill"), "teacher")):
+    named = (("checkpoint", "storage"), ("distill", "teacher"), ("train", "init_from"))
+    for section, key in ((data.get(name), key) for name, key in named):
         if isinstance(section, dict) and isinstance(section.get(key), str) and section[key]:
             yield section, key
     task = data.get("task")

@@ -28,6 +28,7 @@ def save_model(
     tensors: Mapping[str, torch.Tensor] | bytes,
     model_json: Mapping[str, Any],
     extra_state: Mapping[str, torch.Tensor] | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a trained model: `model.safetensors` and `model.json`, both or neither; an older one is replaced.
 
@@ -38,6 +39,7 @@ def save_model(
             `ensemble`: {"members": count, "average": "outputs" or "probabilities"} and, if the members' tasks differ,
             the `arguments` of each. Its tensors are named "members.<i>.<name>".
         extra_state: tensors of `extra_state.safetensors`; None or empty: there is no such file.
+        beside: further files, by name.
 
     Raises:
         StorageError: the disk is full, or not writable.
@@ -46,7 +48,7 @@ def save_model(
     sums = {name: {"bytes": len(content), "crc32": zlib.crc32(content)} for name, content in files.items()}
     path = Path(directory).absolute()
     with LocalStore(path.parent).create(path.name) as open_file:
-        for name, content in files.items():
+        for name, content in {**files, **(beside or {})}.items():
             with open_file(name) as write:
                 write(content)
         with open_file(_MODEL_JSON) as write:

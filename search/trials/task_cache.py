@@ -11,6 +11,7 @@ from orchestray.platform.data.endless import EndlessSource
 from orchestray.platform.data.source import Source, TableSource, open_split
 from orchestray.trainers import tasks
 from orchestray.trainers.distill.distillation import with_distillation
+from orchestray.trainers.saved.initial_weights import with_initial_weights
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +43,11 @@ class TaskCache:
         Raises:
             TaskError: it cannot be built.
         """
-        key = _key(settings.task, settings.distill, settings.precision == "float64", str(device))
+        key = _key(settings.task, settings.distill, settings.init_from, settings.precision == "float64", str(device))
         if key not in self._tasks:
             double = settings.precision == "float64"
-            self._tasks[key] = with_distillation(
-                self._build(settings.task), settings.distill, double=double, device=device
-            )
+            task = with_initial_weights(self._build(settings.task), settings.init_from)
+            self._tasks[key] = with_distillation(task, settings.distill, double=double, device=device)
         self._tasks.move_to_end(key)
         while len(self._tasks) > _MOST_TASKS:
             self._tasks.popitem(last=False)

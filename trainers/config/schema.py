@@ -86,6 +86,8 @@ class TrainSection(Section):
     """True to leave out the last batch of an epoch if it is short."""
     epochs: Positive | None = None
     """Number of passes over the training samples; or give `steps`."""
+    init_from: Text | None = None
+    """Weights to start with: those of a run, of a folder with `model.safetensors`, or of a file; null: fresh ones."""
     steps: Positive | None = None
     """Number of updates; or give `epochs`."""
     until: Until | None = None

@@ -72,6 +72,8 @@ class ReplicaSettings:
     validate_every_steps: int | None = None
     """None: after every epoch."""
     loss_is: str = "mean"
+    init_from: str | None = None
+    """Place of the weights to start with; None: fresh ones."""
     exchange: dict[str, Any] = field(default_factory=dict)
     members: tuple[MemberSettings, ...] = ()
     """Settings of each member of an ensemble whose members differ by config; otherwise empty."""
@@ -207,6 +209,7 @@ class ReplicaSettings:
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             loss_is=train.loss_is,
+            init_from=train.init_from,
             exchange=_exchange(config),
             members=_members(config),
             compression=config.strategy.compression.model_dump(),

@@ -12,6 +12,7 @@ from orchestray.platform.task import training_batch_of
 from orchestray.trainers import tasks
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.distill.distillation import with_distillation
+from orchestray.trainers.saved.initial_weights import with_initial_weights
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Task, TaskSource
@@ -37,7 +38,8 @@ class TaskHost:
         """Build a task, whose loss follows the run's teacher if there is one."""
         settings = self._settings
         double = settings.precision == "float64"
-        return with_distillation(tasks.build(source), settings.distill, double=double, device=self._device)
+        task = with_initial_weights(tasks.build(source), settings.init_from)
+        return with_distillation(task, settings.distill, double=double, device=self._device)
 
     def _source(self, split: str, task: Task | None = None) -> Source:
         """Return the samples of a split of a task, by default the run's."""

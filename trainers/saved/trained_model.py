@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def write_model(directory: str | os.PathLike[str], state: ModelState, model_json: Mapping[str, Any]) -> None:
+def write_model(
+    directory: str | os.PathLike[str],
+    state: ModelState,
+    model_json: Mapping[str, Any],
+    beside: Mapping[str, bytes] | None = None,
+) -> None:
     """Write a trained model; see `save_model`.
 
     Raises:
         StorageError: the disk is full, or not writable.
     """
     buffers = {BUFFERS: state.buffers} if state.buffers else {}
-    save_model(directory, state.tensors, {**model_json, **buffers}, state.extra)
+    save_model(directory, state.tensors, {**model_json, **buffers}, state.extra, beside)
 
 
 def read_model(directory: str | os.PathLike[str]) -> ModelState:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.platform.data.source import reading
+from orchestray.platform.data.retries import reading
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.tasks.parquet_files import open_files, part
 
@@ -223,7 +223,7 @@ class HuggingFace:
         else:
             end = [self._tokenizer.eos_token_id] if self._tokenizer.eos_token_id is not None else []
             texts = table[self._texts[0]].to_pylist()
-            ids = np.concatenate([np.array([*row, *end]) for row in self._tokenizer(texts)["input_ids"]] or [[]])
+            ids = np.array([token for row in self._tokenizer(texts)["input_ids"] for token in (*row, *end)], np.int64)
         count = len(ids) // self._max_length
         if not count:
             raise TaskError(f"task.max_length: {self._path} has {len(ids)} tokens, fewer than one sample of them")
@@ -330,7 +330,7 @@ class HuggingFace:
                 config.save_pretrained(place)
             if self._tokenizer_folder is not None:
                 self._tokenizer.save_pretrained(place)
-            return {file.name: file.read_bytes() for file in sorted(Path(place).iterdir()) if file.is_file()}
+            return {file.name: file.read_bytes() for file in sorted(Path(place).iterdir()) if file.name != "README.md"}
 
     @property
     def _architecture(self) -> str:

@@ -43,6 +43,7 @@ from orchestray.trainers.ps.variants.hierarchy.root_server import RootMachine, R
 from orchestray.trainers.ps.variants.hogwild.server import HogwildServer, OrderingMachine, share, share_state
 from orchestray.trainers.ps.variants.model_parallel.parts import cut_slots
 from orchestray.trainers.ps.variants.model_parallel.plan import buffers_of_stage, held_buffers, part_of_stage
+from orchestray.trainers.saved.initial_weights import with_initial_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +62,7 @@ class ServerHost(AcceptingHost):
         READS.begin(lambda text: self._recorder.record({"event": "warning", "step": 0, "text": text}))
         self._settings = settings
         self._central = CentralSettings.of(settings)
-        self._task = tasks.build(settings.task)
+        self._task = with_initial_weights(tasks.build(settings.task), settings.init_from)
         self._server: ShardServer | None = None
         self._backup: Backup | None = None
         self._lead_recorder: LeadRecorder | None = None

@@ -23,6 +23,7 @@ from orchestray.trainers.ps.variants.hierarchy.decode import Decode
 from orchestray.trainers.ps.variants.hierarchy.leaf import LeafServer
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
+from orchestray.trainers.saved.initial_weights import with_initial_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
         ReroutedHost.__init__(self)
         self._settings = settings
         self._central = CentralSettings.of(settings)
-        self._task = tasks.build(settings.task)
+        self._task = with_initial_weights(tasks.build(settings.task), settings.init_from)
         self._server: LeafServer | None = None
         self._upstream: Upstream | None = None
         self._saved_of_earlier = 0

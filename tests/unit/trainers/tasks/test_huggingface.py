@@ -1,0 +1,224 @@
+"""Models of Hugging Face's transformers: trained as plain PyTorch does, saved as they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from orchestray.platform.data.source import open_source
+from orchestray.platform.errors import TaskError
+from orchestray.platform.run.model_files import save_model
+from orchestray.trainers.core.rng import building
+from orchestray.trainers.saved.initial_weights import InitialisedTask
+from orchestray.trainers.tasks.huggingface import HuggingFace
+from support.layouts import layout_settings, train_laid_out
+from support.training import stream_of
+
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "runs",
+    "sits",
+    "eats",
+    "big",
+    "small",
+    "red",
+    "blue",
+    "house",
+    "tree",
+    "sky",
+    "over",
+    "under",
+]
+VOCABULARY = {word: index for index, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": len(VOCABULARY),
+    "max_position_embeddings": 32,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "vocab_size": len(VOCABULARY),
+    "n_positions": 32,
+    "resid_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "bos_token_id": 3,
+    "eos_token_id": 3,
+}
+CONFIGS = {"sequence_classification": BERT, "masked_lm": BERT, "causal_lm": GPT2}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data 2, accumulate 2": {"network": {"data": 2}, "accumulate": 2},
+    "ZeRO-3": {"network": {"data": 2}, "exchange": {"shard": "parameters"}},
+}
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a tokenizer and a table of texts."""
+    folder = tmp_path_factory.mktemp("texts")
+    made = Tokenizer(models.WordLevel(VOCABULARY, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+    kinds = {"pad": "PAD", "unk": "UNK", "cls": "CLS", "sep": "SEP", "mask": "MASK", "eos": "SEP"}
+    names = {f"{kind}_token": f"[{name}]" for kind, name in kinds.items()}
+    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder / "tokenizer")
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, size=rng.integers(2, 12))) for _ in range(40)]
+    labels = ["yes" if "cat" in text else "no" for text in texts]
+    pq.write_table(pa.table({"text": texts, "label": labels}), folder / "texts.parquet")
+    return folder
+
+
+def task_of(place: Path, kind: str, **arguments: Any) -> HuggingFace:
+    given = {"model": CONFIGS[kind], "tokenizer": str(place / "tokenizer"), "max_length": 16, **arguments}
+    return HuggingFace(path=str(place / "texts.parquet"), kind=kind, **given)
+
+
+def plain(task: HuggingFace, kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train by plain PyTorch, with the loss that the model of transformers computes itself."""
+    settings = layout_settings({"microbatches": None}, steps=STEPS, batch_size=8)
+    with building(settings.seed):
+        model: Any = task.build_model().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    with stream_of(task, settings)("train", 0).epoch(0) as shares:
+        for share in list(shares)[:STEPS]:
+            batch = share.micro_batches[0].batch
+            inputs, labels = batch["inputs"], batch["targets"]
+            if kind == "causal_lm":  # transformers moves labels by itself
+                labels = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)
+            loss = model(**inputs, labels=labels).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_model_of_transformers_trains_as_in_a_single_process(place: Path, kind: str, layout: str) -> None:
+    config = dict(LAYOUTS[layout])
+    network = {"microbatches": None, **config.pop("network")}
+    settings = layout_settings(network, config.pop("exchange", None), steps=STEPS, batch_size=8, **config)
+    found = train_laid_out(lambda: task_of(place, kind), settings)
+    losses, weights = plain(task_of(place, kind), kind)
+    # The loss of transformers' causal language models is computed in float32 whatever the model's precision.
+    tolerance = 1e-6 if kind == "causal_lm" else 1e-10
+    assert found.losses == pytest.approx(losses, rel=tolerance)
+    assert all(torch.allclose(found.weights[name], weights[name], atol=tolerance) for name in found.weights)
+
+
+def saved(task: HuggingFace, folder: Path) -> torch.nn.Module:
+    """Save a model with the files beside it, as a run does at its end; return the model."""
+    with building(1):
+        model = task.build_model()
+    tensors = dict(model.state_dict())
+    save_model(folder, tensors, {"task": {}}, task.export_files(tensors))
+    return model.eval()
+
+
+def test_a_trained_folder_is_read_by_from_pretrained_and_starts_another_run(place: Path, tmp_path: Path) -> None:
+    model = saved(task_of(place, "sequence_classification"), tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    inputs = tokenizer(["the cat runs", "a dog"], padding=True, return_tensors="pt")
+    read = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    assert read.config.id2label == {0: "no", 1: "yes"}
+    assert torch.equal(read(**inputs).logits, model(**inputs).logits)
+    again = task_of(place, "sequence_classification", model=str(tmp_path / "model"), tokenizer=None)
+    assert torch.equal(again.build_model().eval()(**inputs).logits, model(**inputs).logits)
+
+
+def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
+    model = saved(task_of(place, "causal_lm"), tmp_path / "model")
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()(ids).logits, model(ids).logits)
+    started = InitialisedTask(task_of(place, "causal_lm"), str(tmp_path / "model")).build_model()
+    assert torch.equal(started.eval()(ids).logits, model(ids).logits)
+
+
+def test_an_adapter_trains_alone_and_is_saved_as_peft_reads_it(place: Path, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForSequenceClassification
+
+    base = saved(task_of(place, "sequence_classification"), tmp_path / "base")
+    lora = {"r": 4, "target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+    task = task_of(place, "sequence_classification", model=str(tmp_path / "base"), lora=lora)
+    before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    settings = layout_settings({"data": 2, "microbatches": None}, steps=2, batch_size=8, precision="float32")
+    found = train_laid_out(lambda: task, settings).weights
+    kept = [name for name in before if f"base_model.model.{name}" in found and not name.startswith("classifier")]
+    assert len(kept) > 20
+    assert all(torch.equal(found[f"base_model.model.{name}"], before[name]) for name in kept)
+    files = task.export_files(found)
+    assert "adapter_model.safetensors" in files
+    save_model(tmp_path / "adapter", found, {"task": {}}, files)
+    trained: Any = task.build_model()
+    trained.load_state_dict(found)
+    inputs = {"input_ids": torch.tensor([[2, 7, 9, 3]])}
+    read = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter").eval()
+    assert torch.equal(read(**inputs).logits, trained.eval()(**inputs).logits)
+
+
+def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
+    task = task_of(place, "causal_lm", packing=True, max_length=8)
+    rows = open_source(task.dataset("train"), split="train").num_rows
+    texts = task_of(place, "causal_lm").dataset("train")["text"].to_pylist()
+    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer")
+    assert rows == sum(len(ids) + 1 for ids in tokenizer(texts)["input_ids"]) // 8
+    batch = task.to_batch(task.dataset("train").slice(0, 3))
+    assert batch["inputs"]["input_ids"].shape == (3, 8)
+    assert torch.equal(batch["targets"][:, :-1], batch["inputs"]["input_ids"][:, 1:])
+
+
+def test_frozen_parameters_stay_and_a_pattern_without_a_parameter_is_refused(place: Path) -> None:
+    model = task_of(place, "sequence_classification", freeze=["bert.*"]).build_model()
+    assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} == {"classifier"}
+    with pytest.raises(TaskError, match=r"task\.freeze: no parameter is called 'encoder"):
+        task_of(place, "sequence_classification", freeze=["encoder.*"]).build_model()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model": "bert-base-uncased"}, "nothing is fetched"),
+        ({"model": {"hidden_size": 8}}, "needs model_type"),
+        ({"text": "words"}, "has no column 'words'; it has text, label"),
+        ({"tokenizer": None}, "texts need a tokenizer"),
+        ({"packing": True}, "task.kind: causal_lm"),
+    ],
+)
+def test_what_is_missing_is_said(place: Path, arguments: dict[str, Any], text: str) -> None:
+    def use() -> None:
+        task = task_of(place, "sequence_classification", **arguments)
+        task.build_model()
+        task.to_batch(task.dataset("train").slice(0, 2))
+
+    with pytest.raises(TaskError, match=text):
+        use()
