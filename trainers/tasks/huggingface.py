@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.platform.data.retries import reading
+from orchestray.platform.data.retries import read_patiently
 from orchestray.platform.errors import TaskError
-from orchestray.trainers.tasks.parquet_files import open_files, part
+from orchestray.trainers.tasks.parquet_files import check_columns, open_files, part
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -164,12 +164,12 @@ class HuggingFace:
         validation = split == "validation"
         columns = [*self._texts, *([self._label] if self._kind == "sequence_classification" else [])]
         if self._validation_path is None:
-            _check_columns(columns, self._data.schema.names, self._path)
+            check_columns(columns, self._data.schema, self._path)
             rows = part(self._data, self._path, columns, self._validation_fraction, validation=validation)
         else:
             place = self._validation_path if validation else self._path
             data = open_files(self._validation_path, "task.validation_path") if validation else self._data
-            _check_columns(columns, data.schema.names, place)
+            check_columns(columns, data.schema, place)
             rows = data.replace_schema(pa.schema([data.schema.field(name) for name in columns]))
         return self._packed(rows) if self._packing else rows
 
@@ -248,11 +248,10 @@ class HuggingFace:
         """Values of the classes, sorted; None: the label is a number to predict."""
         if self._known_classes is not None:
             return self._known_classes or None
-        _check_columns([self._label], self._data.schema.names, self._path)
+        check_columns([self._label], self._data.schema, self._path)
         if pa.types.is_floating(self._data.schema.field(self._label).type):
             return None
-        with reading(self._path):
-            column = self._data.to_table(columns=[self._label])[self._label]
+        column = read_patiently(lambda: self._data.to_table(columns=[self._label]), self._path)[self._label]
         return sorted(pc.unique(column).to_pylist())
 
     @cached_property
@@ -356,8 +355,3 @@ def _imported(name: str) -> Any:
         if error.name != name:
             raise
         raise TaskError(f"task.type: huggingface needs the package {name}; {_INSTALL}") from error
-
-
-def _check_columns(wanted: Sequence[str], there: Sequence[str], place: str) -> None:
-    if missing := [name for name in wanted if name not in there]:
-        raise TaskError(f"{place} has no column '{missing[0]}'; it has {', '.join(there)}")
