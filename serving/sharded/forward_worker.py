@@ -22,12 +22,14 @@ from orchestray.serving.models.served import by_name
 from orchestray.serving.sharded.partition import ServedNetwork, cut, file_names, fill, held_bytes, plain_model
 from orchestray.trainers import tasks
 from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.own_saving import saved_otherwise
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.parallel.pipeline.action_log import ActionLog
 from orchestray.trainers.parallel.pipeline.links import Links, Values
 from orchestray.trainers.parallel.pipeline.runner import StageForward
 from orchestray.trainers.parallel.pipeline.schedules.actions import Kind
+from orchestray.trainers.saved.checkpoint_model import BUFFERS
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
@@ -112,6 +114,11 @@ class ForwardWorker:
         place, last = self._current_groups().coordinate.pipeline, self._network.pipeline - 1
         is_split = self._network.tensor > 1
         model = plain_model(self._task, on_meta=not is_split)
+        if saved_otherwise(model) or load_model_json(self._directory).get(BUFFERS):
+            raise ConfigError(
+                "The model saves its state in a way of its own, or has buffers that have grown in training, so it is "
+                "loaded as a whole; strategy.network divides plain models. Set its tensor and pipeline to 1."
+            )
         if self._precision == "float64":
             model = model.to(torch.float64)
         names = file_names(model)

@@ -80,7 +80,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 class BufferCopies:
     """Copies of all buffers of a model, looked up afresh each time.
 
-    A forward pass may change a buffer in place, resize it, assign it anew, or register another.
+    A forward pass may change a buffer in place, resize it, assign another tensor to it, or register one.
 
     Attributes:
         parameters: owners and names of parameters that are treated like buffers.
@@ -151,7 +151,7 @@ class BufferCopies:
 
     @torch.no_grad()
     def move_back(self) -> tuple[nn.Module, str] | None:
-        """Move the values of buffers that were assigned anew into the memory that they had.
+        """Move the values of buffers that are other tensors now into the memory that they had.
 
         Returns:
             Module and name of a buffer that has another dtype or shape now, or did not exist; None: there is none.
