@@ -35,7 +35,7 @@ def encode(values: Mapping[str, Any]) -> dict[str, Tensor]:
         values: entries of a `state_dict` besides tensors.
 
     Raises:
-        CheckpointError: a value has a part that is no number, text, tensor, array, or collection of these.
+        CheckpointError: a value has a part besides numbers, text, tensors, arrays, and collections of these.
     """
     if not values:
         return {}

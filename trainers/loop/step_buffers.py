@@ -108,9 +108,9 @@ class StepBuffers:
         """
         if self._keeps_memory and (place := self._copies.move_back()):
             raise TrainingError(
-                f"The buffer {self._name_of(*place)!r} has another shape now, or did not exist before the step, and replicas "
-                "with weights of their own average buffers of fixed shapes. Give it its full size in build_model, or "
-                "use strategy.exchange.type: allreduce."
+                f"The buffer {self._name_of(*place)!r} has another shape now, or did not exist before the step, and "
+                "replicas with weights of their own average buffers of fixed shapes. Give it its full size in "
+                "build_model, or use strategy.exchange.type: allreduce."
             )
 
     # -- agreement -----------------------------------------------------------------------------------------------------
