@@ -139,6 +139,29 @@ class Extra(nn.Module):
         self.calls, self.sizes = state["calls"], list(state["sizes"])
 
 
+class Flagged(nn.Module):
+    """A scale that is set in the first pass, unless one was loaded; that it was is noted in no tensor."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.zeros(()))
+        self.is_set = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            if not self.is_set:
+                self.scale.fill_(1.0)
+            self.is_set = True
+            self.scale.mul_(1.01)
+        return x * self.scale
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.is_set = True
+
+
 class Halved(nn.Linear):
     """A layer whose state has its weights in half precision."""
 
@@ -242,6 +265,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
     "scripted": scripted,
+    "flagged": Flagged,
     "extra": Extra,
     "halved": lambda: Halved(WIDTH, WIDTH),
     "packed": lambda: Packed(WIDTH, WIDTH),
