@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MODEL_JSON = "model.json"
 EXTRA_FILE = "extra_state.safetensors"
-"""Name of the file with the state of a model's modules that is no tensor, if they have any."""
+"""Name of the file with the state of a model's modules besides tensors, if they have any."""
 
 
 def save_model(

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 MODEL, OPTIMIZER, EXCHANGE, RESUME = "model/", "optimizer/", "exchange/", "resume/"
-"""Prefixes of the names of a state's tensors: of the model, of its optimizer, of what each replica of a gang keeps for
-itself, and of what going on needs of the model besides.
+"""Prefixes of the names of a state's tensors: of the model, of its optimizer, and of what each replica of a gang keeps
+for itself. The last is of what going on needs of the model besides.
 """
 OF_REPLICAS = "of_replicas"
 """Key of a state's position under which a gang stores the arrangement of its replicas, for another gang to use."""

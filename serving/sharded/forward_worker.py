@@ -26,6 +26,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.inputs import InputForm
 from orchestray.trainers.core.own_gradients import WithoutGradients
+from orchestray.trainers.core.own_saving import saved_otherwise
 from orchestray.trainers.core.weights import convert, in_precision
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
@@ -33,6 +34,7 @@ from orchestray.trainers.parallel.pipeline.action_log import ActionLog
 from orchestray.trainers.parallel.pipeline.links import Links, Values
 from orchestray.trainers.parallel.pipeline.runner import StageForward
 from orchestray.trainers.parallel.pipeline.schedules.actions import Kind
+from orchestray.trainers.saved.checkpoint_model import BUFFERS
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -122,6 +124,11 @@ class ForwardWorker:
         place, last = self._current_groups().coordinate.pipeline, self._network.pipeline - 1
         is_split = self._network.tensor > 1
         model = plain_model(self._task, on_meta=not is_split)
+        if saved_otherwise(model) or load_model_json(self._directory).get(BUFFERS):
+            raise ConfigError(
+                "The model saves its state in a way of its own, or has buffers that have grown in training, so it is "
+                "loaded as a whole; strategy.network divides plain models. Set its tensor and pipeline to 1."
+            )
         if self._precision == "float64":
             convert(model, torch.float64)
         names = file_names(model)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
@@ -43,7 +44,7 @@ class Scale(nn.Module):
 
 
 class Assigned(Scale):
-    """The same, assigned anew."""
+    """The same, as another tensor each time."""
 
     def update(self, x: Tensor) -> None:
         self.size = 0.9 * self.size + 0.3
@@ -138,6 +139,29 @@ class Extra(nn.Module):
         self.calls, self.sizes = state["calls"], list(state["sizes"])
 
 
+class Flagged(nn.Module):
+    """A scale that is set in the first pass, unless one was loaded; that it was is noted in no tensor."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.zeros(()))
+        self.is_set = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            if not self.is_set:
+                self.scale.fill_(1.0)
+            self.is_set = True
+            self.scale.mul_(1.01)
+        return x * self.scale
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self.is_set = True
+
+
 class Halved(nn.Linear):
     """A layer whose state has its weights in half precision."""
 
@@ -181,7 +205,7 @@ def _named_back(module: nn.Module, state: Any, prefix: str, *_: Any) -> None:
 
 
 class Nested(nn.Sequential):
-    """A model whose `state_dict` is no flat mapping of tensors."""
+    """A model whose `state_dict` is not a flat mapping of tensors."""
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         return OrderedDict(net=super().state_dict(*arguments, **options), version=3)
@@ -241,6 +265,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "spectral_norm": lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
     "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
     "scripted": scripted,
+    "flagged": Flagged,
     "extra": Extra,
     "halved": lambda: Halved(WIDTH, WIDTH),
     "packed": lambda: Packed(WIDTH, WIDTH),
@@ -250,19 +275,53 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
 """Modules of `WIDTH` features with state that is kept in different ways."""
 
 
-def task_of(kind: str, *, num_samples: int = 40, batch_norm: bool = False) -> Rows:
+class StatefulTask(Rows):
+    """A task whose model has a module of a kind."""
+
+    def __init__(self, kind: str, num_samples: int = 40, dtype: str = "float64") -> None:
+        rng = np.random.default_rng(7)
+        inputs = (rng.normal(size=(num_samples, WIDTH)) + 1.0).astype(dtype)
+
+        def build() -> nn.Module:
+            if kind == "nested":
+                return Nested(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1))
+            return nn.Sequential(KINDS[kind](), nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1))
+
+        super().__init__(inputs, inputs.sum(1), build)
+
+
+def task_of(kind: str, *, num_samples: int = 40) -> Rows:
     """Return a task whose model has a module of that kind."""
-    rng = np.random.default_rng(7)
-    inputs = rng.normal(size=(num_samples, WIDTH)) + 1.0
-    if kind == "quantised":  # its operations take no doubles
-        inputs = inputs.astype(np.float32)
+    dtype = "float32" if kind == "quantised" else "float64"  # its operations take no doubles
+    return StatefulTask(kind, num_samples, dtype)
 
-    def build() -> nn.Module:
-        if kind == "nested":
-            return Nested(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1))
-        return nn.Sequential(KINDS[kind](), nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, 1))
 
-    return Rows(inputs, inputs.sum(1), build)
+class Noisy(nn.Module):
+    """A module that draws by a function, which a traced pipeline opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.inside(x), 0.5, training=self.training)
+
+
+def fine_tuned() -> nn.Module:
+    """Return a frozen backbone in evaluation mode under a new head."""
+    backbone = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    backbone.append(Noisy())
+    for norm in (backbone[1], backbone[4]):
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+    backbone.requires_grad_(False).eval()
+    return nn.Sequential(backbone, nn.ReLU(), nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def fine_tuning() -> Rows:
+    """Return the task of a model that is fine-tuned."""
+    rng = np.random.default_rng(3)
+    inputs = rng.normal(size=(60, 8)) * 2 + 1
+    return Rows(inputs, (np.abs(inputs[:, 0]) % 3).astype("int64"), fine_tuned)
 
 
 def whole_state(replica: Replica) -> State:

@@ -112,8 +112,8 @@ class TrainSection(Section):
     batch_norm: Literal["synchronized", "local"] = "synchronized"
     """Samples that batch normalisation sees: the whole batch (as in one process), or each worker's own share."""
     buffers: Literal["average", "broadcast", "error"] | None = None
-    """What becomes of other buffers that depend on the samples of a worker's share: their average over the replicas,
-    weighted by samples, those of the first replica, or an error; null: `average`, with a warning."""
+    """Rule for other buffers that depend on the samples of a worker's share: their average over the replicas, weighted
+    by samples, those of the first replica, or an error; null: `average`, with a warning."""
     recompute: Literal["none", "blocks", "sqrt"] = "none"
     """Activations that are computed again in the backward pass instead of being kept: none, those inside each block, or
     those of all layers but about the square root of their number."""

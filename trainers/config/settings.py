@@ -65,7 +65,7 @@ class ReplicaSettings:
     grad_clip: float | None = None
     batch_norm: str = "synchronized"
     buffers: str | None = None
-    """What becomes of buffers in which the replicas differ; None: their average, with a warning."""
+    """Rule for buffers in which the replicas differ; None: their average, with a warning."""
     until: Until | None = None
     early_stop: EarlyStop | None = None
     time_limit_s: float | None = None

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+_LARGE_BYTES = 4096
+
 
 class _Before(NamedTuple):
     """A buffer and its value before a pass."""
@@ -80,27 +82,35 @@ def untouched(model: nn.Module) -> Iterator[None]:
 class BufferCopies:
     """Copies of all buffers of a model, looked up afresh each time.
 
-    A forward pass may change a buffer in place, resize it, assign it anew, or register another.
+    A forward pass may change a buffer in place, resize it, assign another tensor to it, or register one.
 
     Attributes:
         parameters: owners and names of parameters that are treated like buffers.
+        modules: all modules of the model when its buffers were copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters: list[tuple[nn.Module, str]] = []
         self._model = model
-        self._held: list[tuple[nn.Module, dict[str, Any]]] = []
-        """The buffers of each module, as it held them."""
+        self.modules: list[nn.Module] = []
+        self._children: list[nn.Module | None] | None = None
+        """Children of these modules, by which a change is seen; walking through them takes several times as long."""
+        self._held: dict[nn.Module, dict[str, Any]] = {}
+        """The buffers of each module that had any, as it held them."""
         self._tensors: list[Tensor] = []
         self._copies: list[Tensor] = []
 
     @torch.no_grad()
     def take(self) -> None:
         """Copy the buffers as they are now."""
-        self._held = [(module, dict(module._buffers.items())) for module in self._model.modules()]
-        tensors = [tensor for _, held in self._held for tensor in held.values() if _is_copied(tensor)]
+        children = [child for module in self.modules for child in module._modules.values()]
+        if children != self._children:
+            self.modules = list(self._model.modules())
+            self._children = [child for module in self.modules for child in module._modules.values()]
+        self._held = {module: dict(module._buffers.items()) for module in self.modules if module._buffers}
+        tensors = [tensor for held in self._held.values() for tensor in held.values() if _is_copied(tensor)]
         copied = [*tensors, *(parameter for _, _, parameter in self._watched())]
-        if [_kind(tensor) for tensor in copied] == [_kind(copy) for copy in self._copies]:
+        if len(copied) == len(self._copies) and all(map(_is_alike, copied, self._copies)):
             if copied:
                 torch._foreach_copy_(self._copies, copied)
         else:
@@ -110,8 +120,8 @@ class BufferCopies:
     @torch.no_grad()
     def put_back(self) -> None:
         """Give the model the buffers that it had: the same objects, with their values."""
-        for module, held in self._held:
-            _set(module, held)
+        for module in self.modules:
+            _set(module, self._held.get(module, {}))
         for tensor, copy in zip(self._tensors, self._copies, strict=False):
             if tensor.shape != copy.shape:
                 tensor.resize_(copy.shape)
@@ -126,22 +136,51 @@ class BufferCopies:
         Args:
             without: returns the names of a module's buffers that are not looked at.
         """
-        copies = iter(self._copies)
+        before = self._by_place()
         found = []
-        for number, (module, held) in enumerate(self._held):
-            before = {name: next(copies) for name, tensor in held.items() if _is_copied(tensor)}
-            if not module._buffers:
-                continue
-            left_out = without(module)
+        for number, module in enumerate(self.modules):
+            left_out = without(module) if module._buffers else ()
             for name, tensor in module._buffers.items():
                 if not _is_copied(tensor) or name in left_out:
                     continue
-                if name not in before or not is_same(tensor, before[name]):
+                copy = before.get((module, name))
+                if copy is None or not is_same(tensor, copy):
                     found.append((number, module, name))
-        for number, (module, name, parameter) in enumerate(self._watched()):
-            if not is_same(parameter, next(copies)):
-                found.append((len(self._held) + number, module, name))
+        copies = self._copies[len(self._tensors) :]
+        for number, ((module, name, parameter), copy) in enumerate(zip(self._watched(), copies, strict=True)):
+            if not is_same(parameter, copy):
+                found.append((len(self.modules) + number, module, name))
         return found
+
+    @torch.no_grad()
+    def move_back(self) -> tuple[nn.Module, str] | None:
+        """Move the values of buffers that are other tensors now into the memory that they had.
+
+        Returns:
+            Module and name of a buffer that has another dtype or shape now, or did not exist; None: there is none.
+        """
+        before = self._by_place()
+        for module in self.modules:
+            for name, tensor in module._buffers.items():
+                if not _is_copied(tensor):
+                    continue
+                copy = before.get((module, name))
+                if copy is None or not _is_alike(tensor, copy):
+                    return module, name
+                held = self._held[module][name]
+                if tensor is not held:
+                    held.copy_(tensor)
+                    module._buffers[name] = held
+        return None
+
+    def _by_place(self) -> dict[tuple[nn.Module, str], Tensor]:
+        copies = iter(self._copies)
+        return {
+            (module, name): next(copies)
+            for module, held in self._held.items()
+            for name, tensor in held.items()
+            if _is_copied(tensor)
+        }
 
     def _watched(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for owner, name in self.parameters:
@@ -149,30 +188,15 @@ class BufferCopies:
             assert parameter is not None
             yield owner, name, parameter.detach()
 
-    @torch.no_grad()
-    def move_back(self) -> tuple[nn.Module, str] | None:
-        """Move the values of buffers that were assigned anew into the memory that they had.
-
-        Returns:
-            Module and name of a buffer that has another dtype or shape now, or did not exist; None: there is none.
-        """
-        copies = iter(self._copies)
-        for module, held in self._held:
-            before = {name: next(copies) for name, tensor in held.items() if _is_copied(tensor)}
-            for name, tensor in module._buffers.items():
-                if not _is_copied(tensor):
-                    continue
-                if name not in before or _kind(tensor) != _kind(before[name]):
-                    return module, name
-                if tensor is not held[name]:
-                    held[name].copy_(tensor)
-                    module._buffers[name] = held[name]
-        return None
-
 
 def is_same(tensor: Tensor, other: Tensor) -> bool:
     """Return True if two tensors have the same dtype, shape and values."""
-    return _kind(tensor) == _kind(other) and torch.equal(tensor, other)
+    if not _is_alike(tensor, other):
+        return False
+    if tensor.nbytes >= _LARGE_BYTES and tensor.is_contiguous() and other.is_contiguous() and not tensor.nbytes % 8:
+        with contextlib.suppress(RuntimeError):  # of memory that begins at an odd place
+            tensor, other = tensor.view(-1).view(torch.int64), other.view(-1).view(torch.int64)  # a mask by eight bytes
+    return torch.equal(tensor, other)
 
 
 def _is_copied(tensor: Tensor | None) -> TypeGuard[Tensor]:
@@ -188,8 +212,8 @@ def _set(owner: nn.Module, held: Mapping[str, Any]) -> None:
             owner._buffers[name] = tensor
 
 
-def _kind(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.device
+def _is_alike(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.shape == other.shape and tensor.dtype == other.dtype and tensor.device == other.device
 
 
 def _may_have_changed(before: _Before) -> bool:

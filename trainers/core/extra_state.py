@@ -32,10 +32,10 @@ def encode(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return tensors from which `decode` makes the same values; empty for no values.
 
     Args:
-        values: entries of a `state_dict` that are no tensors.
+        values: entries of a `state_dict` besides tensors.
 
     Raises:
-        CheckpointError: a value has a part that is no number, text, tensor, array, or collection of these.
+        CheckpointError: a value has a part besides numbers, text, tensors, arrays, and collections of these.
     """
     if not values:
         return {}

@@ -37,8 +37,9 @@ class ModelState:
     tensors: Mapping[str, Tensor]
     """Tensors of `state_dict`, tied ones once: the model that others load."""
     beside: Mapping[str, Tensor] = field(default_factory=dict)
-    """What a run needs besides, by prefixed names: kept in checkpoints. Only extra state of modules (see `encode`) is a
-    part of the trained model."""
+    """Further tensors that a run needs, by prefixed names, kept in checkpoints. Only extra state of modules (see
+    `encode`) is a part of the trained model.
+    """
     buffers: Mapping[str, Kind | None] = field(default_factory=dict)
     """Buffers whose dtype or shape is not that of the model as it was built; None: it is gone. JSON values."""
 

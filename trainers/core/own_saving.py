@@ -58,7 +58,7 @@ def load_through_modules(model: nn.Module, tensors: Mapping[str, Tensor], extra:
     Args:
         model: model to load into.
         tensors: tensors of its `state_dict`; tied ones under the first of their names.
-        extra: entries of its `state_dict` that are no tensors.
+        extra: its entries of other types.
 
     Raises:
         CheckpointError: the model does not take the state; it may be changed in part.

@@ -29,7 +29,7 @@ def plain_tensors(saved: Mapping[str, object]) -> dict[str, Tensor]:
     """Return the same of the entries of a `state_dict`.
 
     Raises:
-        CheckpointError: an entry is no tensor.
+        CheckpointError: an entry is not a tensor.
     """
     tensors: dict[str, Tensor] = {}
     seen: set[tuple[object, ...]] = set()

@@ -30,7 +30,7 @@ from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.saving import refuse_own_saving, save_checkpoint
-from orchestray.trainers.loop.sharded_buffers import changed_kinds, held_transient
+from orchestray.trainers.loop.sharded_buffers import changed_kinds
 from orchestray.trainers.loop.step_buffers import StepBuffers
 from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
@@ -375,17 +375,7 @@ class Replica:
         """Load this worker's pieces of the checkpoint that rank 0 finds, or start from the first step."""
         loaded = load() if load is not None and world.rank == 0 else None
         streams = None if loaded is None else loaded.streams()
-        num_members = self.settings.num_members
-        state = sharded_state.load(
-            world,
-            streams,
-            self.model,
-            self.exchange,
-            self.optimizer,
-            lambda: held_transient(self),
-            num_members=num_members,
-            shared=self.exchange.shared_names,
-        )
+        state = sharded_state.load(self, streams)
         takes_own = state is not None and own_state.fits(self.settings, state)
         if takes_own:
             own_state.load_own_state(self, streams)
@@ -394,7 +384,7 @@ class Replica:
         self.saved_step = self.position.step
         self.recorder.forget_after(self.position.step)
         if state is not None and world.rank == 0:
-            self._warn(change_of_members(int(state.get("members", 0)), num_members))
+            self._warn(change_of_members(int(state.get("members", 0)), self.settings.num_members))
             if not takes_own:
                 self._warn(dropped_residuals(state))
 

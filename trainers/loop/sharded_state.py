@@ -7,7 +7,7 @@ state is written as it arrives, and needs memory only for its largest tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,18 +23,18 @@ from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.core.members import saved_name
 from orchestray.trainers.core.model_state import BUFFER
+from orchestray.trainers.core.own_saving import load_through_modules, loads_itself
 from orchestray.trainers.core.transfer import Described, Entry, describe, gather, scatter
+from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.loop.sharded_buffers import held_transient
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
 from orchestray.trainers.sync.common.local_tensors import wanted_slots
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from orchestray.platform.comm.collective import Collective
     from orchestray.platform.run.checkpoint import CheckpointWriter
-    from orchestray.trainers.core.exchange import Exchange
-    from orchestray.trainers.optim.optimizers import Optimizer
+    from orchestray.trainers.loop.replica import Replica
 
 GATHER_LIMIT_BYTES = 1 << 30
 """Bytes of model and optimizer state together."""
@@ -130,31 +130,15 @@ def gather_plain(
     return gathered
 
 
-def load(
-    world: Collective,
-    found: Streams | None,
-    model: nn.Module,
-    exchange: Exchange,
-    optimizer: Optimizer,
-    transient: Callable[[], Mapping[str, LocalTensor]],
-    *,
-    num_members: int = 0,
-    shared: Collection[str] = (),
-) -> Mapping[str, Any] | None:
+def load(replica: Replica, found: Streams | None) -> Mapping[str, Any] | None:
     """Load model and optimizer of the checkpoint that rank 0 has found, if any.
 
     All workers call; each keeps its pieces. If another number of members was saved, `members.saved_name` maps the
     names.
 
     Args:
-        world: all workers.
+        replica: replica of this worker, whose exchange holds the model.
         found: on rank 0: the checkpoint.
-        model: part of the model on this worker.
-        exchange: exchange that holds the model.
-        optimizer: optimizer whose slots are filled.
-        transient: returns the buffers that `state_dict` leaves out.
-        num_members: members of the ensemble in training; 0: a plain model.
-        shared: the plain model's names of parameters that the members of an ensemble share.
 
     Returns:
         The checkpoint's state, on every rank; None if there is none.
@@ -162,14 +146,15 @@ def load(
     Raises:
         CheckpointError: the checkpoint does not fit, or is damaged.
     """
+    world, model, exchange, optimizer = replica.world, replica.model, replica.exchange, replica.optimizer
     state = objects.share_json(world, None if found is None else dict(found.state), 0)
     if state is None:
         return None
 
     def saved(pieces: Mapping[str, TensorSlice]) -> dict[str, TensorSlice]:
-        there = int(state.get("members", 0))
+        there, wanted = int(state.get("members", 0)), replica.settings.num_members
         return {
-            key: replace(piece, name=saved_name(piece.name, there, num_members, shared))
+            key: replace(piece, name=saved_name(piece.name, there, wanted, exchange.shared_names))
             for key, piece in pieces.items()
         }
 
@@ -185,11 +170,13 @@ def load(
     wanted = saved(wanted_slots(optimizer, exchange.updates()))
     slots = dict(scatter(world, None if found is None else found.optimizer, wanted))
     optimizer.load_state_tensors(slots)
-    beside = transient()
+    beside = held_transient(replica)
     wanted = saved({name: item.piece for name, item in beside.items()})
     wanted = {name: replace(piece, name=BUFFER + piece.name) for name, piece in wanted.items()}
     for name, tensor in scatter(world, None if found is None else found.resume, wanted):
         beside[name].tensor.copy_(tensor)
+    if loads_itself(model):  # it may do more than take its tensors, which it has
+        load_through_modules(model, model_tensors(model), {})
     return dict(state)
 
 

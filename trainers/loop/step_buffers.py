@@ -69,7 +69,10 @@ class StepBuffers:
         self._agrees = replicas.size > 1 and not settings.diverges
         self._keeps_memory = settings.diverges
         self._copies = BufferCopies(model)
-        self._extra_states: list[tuple[nn.Module, Any]] = []
+        self._modules: list[nn.Module] | None = None
+        """Modules among which those with extra state were looked for."""
+        self._with_extra_state: list[nn.Module] = []
+        self._extra_states: list[Any] = []
         self._has_warned = False
         self._parameters: list[_Parameter] | None = None
         """Parameters before the first step; None: there was none yet."""
@@ -87,17 +90,16 @@ class StepBuffers:
         self._found = []
         self._copies.take()
         if self._rolls_back:
-            self._extra_states = [
-                (module, copy.deepcopy(module.get_extra_state()))
-                for module in self._model.modules()
-                if type(module).get_extra_state is not nn.Module.get_extra_state
-            ]
+            if self._copies.modules is not self._modules:
+                self._modules, plain = self._copies.modules, nn.Module.get_extra_state
+                self._with_extra_state = [m for m in self._modules if type(m).get_extra_state is not plain]
+            self._extra_states = [copy.deepcopy(module.get_extra_state()) for module in self._with_extra_state]
 
     def roll_back(self) -> None:
         """Put back what the model had when the step began."""
         if self._rolls_back:
             self._copies.put_back()
-            for module, state in self._extra_states:
+            for module, state in zip(self._with_extra_state, self._extra_states, strict=True):
                 module.set_extra_state(state)
 
     def keep_memory(self) -> None:
@@ -108,9 +110,9 @@ class StepBuffers:
         """
         if self._keeps_memory and (place := self._copies.move_back()):
             raise TrainingError(
-                f"The buffer {self._name_of(*place)!r} has got another shape or has come anew in a step, and replicas "
-                "with weights of their own average buffers of fixed shapes. Give it its full size in build_model, or "
-                "use strategy.exchange.type: allreduce."
+                f"The buffer {self._name_of(*place)!r} has another shape now, or did not exist before the step, and "
+                "replicas with weights of their own average buffers of fixed shapes. Give it its full size in "
+                "build_model, or use strategy.exchange.type: allreduce."
             )
 
     # -- agreement -----------------------------------------------------------------------------------------------------

@@ -18,8 +18,8 @@ from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import TrainingError
 
 _FIXED = (
-    "A buffer of the model has got another size in a step, or has come anew, and parameter servers keep buffers of "
-    "fixed sizes. Give it its full size in build_model, or use strategy.exchange.type: allreduce."
+    "A buffer of the model has another size now, or did not exist before the step, and parameter servers keep buffers "
+    "of fixed sizes. Give it its full size in build_model, or use strategy.exchange.type: allreduce."
 )
 
 

@@ -14,6 +14,7 @@ from orchestray.search.trials.task_cache import TaskCache
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.saved.run import load_run
+from orchestray.trainers.tasks.params import TaskConfig
 
 STEPS = 12
 
@@ -66,6 +67,20 @@ def test_a_state_taken_by_another_goes_on_with_the_same_bits() -> None:
     source.advance(STEPS)
     clone.load(state)
     assert clone.step == 5
+    clone.advance(STEPS)
+    assert_same_bits(source, clone)
+
+
+@pytest.mark.parametrize("kind", ["grows", "late", "not_saved", "assigned", "extra", "packed"])
+def test_a_state_has_all_that_the_modules_need(kind: str) -> None:
+    task = {"type": "support.stateful:StatefulTask", "kind": kind, "dtype": "float32"}
+    chosen = config(optimizer={"type": "sgd", "lr": 0.001}).model_copy(update={"task": TaskConfig(**task)})
+    source, clone = TrainingTrial(chosen), TrainingTrial(chosen)
+    source.advance(5)
+    state = source.state()
+    source.advance(STEPS)
+    clone.advance(STEPS - 2)  # it has a state of its own, of other shapes
+    clone.load(state)
     clone.advance(STEPS)
     assert_same_bits(source, clone)
 

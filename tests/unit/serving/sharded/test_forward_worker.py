@@ -215,3 +215,16 @@ def test_an_ensemble_is_not_divided(tmp_path: Path) -> None:
     run = written_run(tmp_path, task=DIGITS, model_json={"ensemble": {"members": 2, "average": "outputs"}})
     with pytest.raises(ConfigError, match="ensemble"):
         ForwardWorker(run / "model", ServedNetwork(pipeline=2))
+
+
+@pytest.mark.parametrize(
+    ("task", "model_json"),
+    [
+        ({"type": "support.stateful:StatefulTask", "kind": "halved"}, {}),
+        (DIGITS, {"buffers": {"0.kept": ["float32", [3, 4], True]}}),
+    ],
+)
+def test_a_model_that_is_loaded_as_a_whole_is_not_divided(tmp_path: Path, task: Any, model_json: Any) -> None:
+    run = written_run(tmp_path, task=task, model_json=model_json)
+    with pytest.raises(ConfigError, match="Set its tensor and pipeline to 1"):
+        served(run, ServedNetwork(pipeline=2), [])

@@ -1,20 +1,18 @@
-"""What a user has put into evaluation mode stays in it, wherever and however a model is trained."""
+"""Modules that a user has put into evaluation mode stay in it, wherever and however a model is trained."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.modes import begin_training, evaluating
 from support.layouts import layout_settings, train_laid_out
-from support.stateful import trained
-from support.training import Rows, State, furthest, order_of
+from support.stateful import fine_tuning, trained
+from support.training import State, furthest, order_of
 
 
 class Merging(nn.Linear):
@@ -38,36 +36,9 @@ class Freezing(nn.Sequential):
         return self
 
 
-class Noisy(nn.Module):
-    """A module that draws by a function, which a traced pipeline opens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.dropout(self.inside(x), 0.5, training=self.training)
-
-
-def fine_tuned() -> nn.Module:
-    """Return a frozen backbone in evaluation mode under a new head."""
-    backbone = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 8), nn.BatchNorm1d(8))
-    backbone.append(Noisy())
-    for norm in (backbone[1], backbone[4]):
-        nn.init.uniform_(norm.running_var, 0.5, 2.0)  # type: ignore[arg-type]
-    backbone.requires_grad_(False).eval()
-    return nn.Sequential(backbone, nn.ReLU(), nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-
-
-def task() -> Rows:
-    rng = np.random.default_rng(3)
-    inputs = rng.normal(size=(60, 8)) * 2 + 1
-    return Rows(inputs, (np.abs(inputs[:, 0]) % 3).astype("int64"), fine_tuned)
-
-
 def plain(steps: int, *, accumulate: int = 1) -> State:
     """Train as a plain loop does that touches no mode, in one process; without the sums of later epochs."""
-    rows = task()
+    rows = fine_tuning()
     torch.manual_seed(0)
     model = rows.build_model().double()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
@@ -102,7 +73,7 @@ def test_a_frozen_backbone_in_evaluation_mode_is_trained_under_as_in_a_plain_loo
     network: Any, exchange: Any, train: Any
 ) -> None:
     expected = plain(4, accumulate=network.get("microbatches", 1))
-    found = train_laid_out(task, settings(network, exchange, **train)).weights
+    found = train_laid_out(fine_tuning, settings(network, exchange, **train)).weights
     if not train:  # an average of the weights is another model
         assert furthest(found, expected) <= 1e-12
     fresh = plain(0)
@@ -110,13 +81,13 @@ def test_a_frozen_backbone_in_evaluation_mode_is_trained_under_as_in_a_plain_loo
 
 
 def test_validation_puts_each_module_back_into_its_mode() -> None:
-    (replica,) = trained(task(), settings())
+    (replica,) = trained(fine_tuning(), settings())
     modes = {name: module.training for name, module in replica.model.named_modules()}
     assert {name for name, mode in modes.items() if not mode} == {n for n in modes if n == "0" or n.startswith("0.")}
 
 
 def test_a_model_that_is_given_in_evaluation_mode_stays_in_it() -> None:
-    rows = task()
+    rows = fine_tuning()
     rows._model = lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
     (replica,) = trained(rows, settings())
     assert not any(module.training for module in replica.model.modules())

@@ -69,7 +69,10 @@ def run(replicas: list[Replica], folder: Path | None = None, found: Found | None
     [
         *((layout, kind) for layout in ("one", "data") for kind in [*KINDS, "nested"]),
         *((layout, kind) for layout in ("zero2", "pipeline", "tensor") for kind in BUFFERS if kind != "scripted"),
-        *(("zero3", kind) for kind in ("assigned", "not_saved", "resized", "running_mean_not_saved", "quantised")),
+        *(
+            ("zero3", kind)
+            for kind in ("flagged", "assigned", "not_saved", "resized", "running_mean_not_saved", "quantised")
+        ),
         *(("data x pipeline", kind) for kind in ("assigned", "grows", "running_mean_not_saved")),
         *(("averaging", kind) for kind in ("assigned", "not_saved", "running_mean_not_saved", "spectral_norm")),
     ],

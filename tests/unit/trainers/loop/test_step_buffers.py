@@ -232,7 +232,7 @@ def test_nothing_is_sent_for_a_model_whose_buffers_agree(kind: str) -> None:
 
 def test_replicas_with_weights_of_their_own_refuse_a_buffer_that_grows() -> None:
     averaging = {"type": "averaging", "every": 2}
-    with pytest.raises(TrainingError, match=r"The buffer '0\.kept' has got another shape"):
+    with pytest.raises(TrainingError, match=r"The buffer '0\.kept' has another shape now"):
         trained(task_of("grows"), settings(2, averaging))
     assigned, in_place = (trained(task_of(kind), settings(2, averaging)) for kind in ("assigned", "in_place"))
     for one, other in zip(assigned, in_place, strict=True):

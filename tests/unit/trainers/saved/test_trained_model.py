@@ -1,4 +1,4 @@
-"""A trained model is read back into one that is built anew, whatever its modules' way of saving."""
+"""A trained model is read back into a fresh one, whatever its modules' way of saving."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from orchestray.platform.run.checkpoint_files import RESUME_FILE
 from orchestray.trainers.config.settings import ReplicaSettings
 from support.central_run import train_central
 from support.layouts import layout_settings
-from support.stateful import task_of, trained, whole_state
+from support.stateful import fine_tuned, fine_tuning, task_of, trained, whole_state
 from support.training import furthest, same_bits
 
 SYNCHRONOUS = {"consistency": "synchronous"}
@@ -53,3 +53,12 @@ def test_a_buffer_that_grows_is_refused(tmp_path: Path, kind: str, exchange: Any
 def test_a_model_that_saves_itself_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match=r"in a way of its own.*use strategy\.exchange\.type: allreduce"):
         train_central(lambda: task_of(kind), settings(), tmp_path)
+
+
+def test_a_frozen_backbone_stays_in_evaluation_mode(tmp_path: Path) -> None:
+    chosen = settings(batch_size=12, steps=5, validate_every_steps=2, batch_norm="local")
+    run = train_central(fine_tuning, chosen, tmp_path)
+    torch.manual_seed(0)
+    fresh = fine_tuned().double().state_dict()
+    assert all(torch.equal(run.weights[name], tensor) for name, tensor in fresh.items() if name.startswith("0."))
+    assert not torch.equal(run.weights["3.running_mean"], fresh["3.running_mean"])
