@@ -67,7 +67,7 @@ returns the tensors of all replicas for the whole batch, joined along their firs
 
 
 OF_THE_LOSS = ("weight", "final_metrics", *ASKED)
-"""Those of them by which losses and metrics are no means over samples."""
+"""Those of them by which losses and metrics are not means over samples."""
 
 
 class Task(Protocol):
