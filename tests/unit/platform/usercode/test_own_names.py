@@ -47,6 +47,14 @@ def test_two_tasks_whose_modules_differ_do_not_mix(tmp_path: Path) -> None:
     assert "models" not in sys.modules
 
 
+def test_a_module_that_has_changed_since_is_another_one(tmp_path: Path) -> None:
+    sizes = []
+    for size in (1, 2):
+        source = sent(tmp_path / "a", task="import net\nclass Mine:\n    size = net.SIZE", net=f"SIZE = {size}")
+        sizes.append(load_class(source).size)  # type: ignore[attr-defined]
+    assert sizes == [1, 2]
+
+
 def test_imports_within_functions_find_the_same_modules(tmp_path: Path) -> None:
     text = """
 import shared

@@ -146,13 +146,11 @@ def test_a_tracker_that_is_stuck_does_not_hold_up_the_run(run: Run) -> None:
     assert warning.startswith("tracker mine.py:Mine: was not ready 0.05 s after the end of the run")
 
 
-def test_a_line_is_given_when_it_is_complete(run: Run) -> None:
-    tracker = Recorder()
-    feed = run.feed(tracker)
-    with (run.path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 1, "loss": 0.5}\n{"step": 2, ')
-        file.flush()
-        tracker.wait_for([1])
-        file.write('"loss": 0.25}\n')
-    feed.finish("succeeded")
-    assert tracker.steps == [1, 2]
+def test_a_line_is_read_when_it_is_complete(run: Run) -> None:
+    feed = Feed("mine", lambda _directory: Recorder(), run.path, run.warnings.append)
+    read = []
+    for text in ('{"step": 1}\n{"step": 2, ', '"loss": 0.25', "}\n"):
+        with (run.path / "metrics.jsonl").open("a") as file:
+            file.write(text)
+        read.append(list(feed._lines()))
+    assert read == [[b'{"step": 1}\n'], [], [b'{"step": 2, "loss": 0.25}\n']]
