@@ -93,9 +93,9 @@ def test_shares_on_request_draw_the_same() -> None:
     assert all(whole[number] == value for number, value in pairs)
 
 
-def test_an_empty_batch_has_the_form_of_the_others() -> None:
+def test_the_sample_of_an_empty_share_has_the_form_of_the_others() -> None:
     stream = SampleStream(open_source(numbered(0, 4)), refuse, to_training_batch=augmented, batch_size=2)
-    assert stream.empty_batch()["drawn"].shape == (0,)
+    assert stream.one_sample()["drawn"].shape == (1,)
 
 
 def test_a_generator_goes_on_where_it_stopped_and_a_part_has_its_own() -> None:
