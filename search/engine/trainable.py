@@ -26,6 +26,8 @@ class HostedTrial:
     It may be started before its tasks are known: slow initialisation happens while it waits for the first one.
     """
 
+    _output: TrialOutput | None = None
+
     def __init__(self, num_threads: int, warm: tuple[str, ...] = ()) -> None:
         """
         Args:
@@ -49,7 +51,6 @@ class HostedTrial:
         self._host: TrialHost | None = None
         self._order: TrialTask | None = None
         self._rules: TrialLimits | None = None
-        self._output: TrialOutput | None = None
 
     def begin(self, rules: TrialLimits, order: TrialTask) -> None:
         """Set the limits for all trials, and the task of the first `train`."""

@@ -56,6 +56,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "recompute": "none",
             "grad_clip": None,
             "validate_every_steps": None,
+            "loss_is": "mean",
         },
         "strategy": {
             "network": {
