@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -63,7 +64,8 @@ def buffers_in_place(values: Mapping[tuple[nn.Module, str], Tensor]) -> Iterator
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Replace the model's buffers by copies inside the context, so that the buffers themselves do not change."""
+    """Leave no trace of passes inside the context: buffers are replaced by copies, and extra state is put back."""
+    extra = [(module, copy.deepcopy(module.get_extra_state())) for module in with_extra_state(model.modules())]
     held = [(owner, dict(owner._buffers.items())) for owner in model.modules()]
     copies = {
         (owner, name): tensor.detach().clone()
@@ -77,6 +79,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
     finally:
         for owner, buffers in held:
             _set(owner, buffers)
+        for module, state in extra:
+            module.set_extra_state(state)
+
+
+def with_extra_state(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the modules that have extra state."""
+    return [module for module in modules if type(module).get_extra_state is not nn.Module.get_extra_state]
 
 
 class BufferCopies:
@@ -122,13 +131,13 @@ class BufferCopies:
         """Give the model the buffers that it had: the same objects, with their values."""
         for module in self.modules:
             _set(module, self._held.get(module, {}))
-        for tensor, copy in zip(self._tensors, self._copies, strict=False):
-            if tensor.shape != copy.shape:
-                tensor.resize_(copy.shape)
-            if not is_same(tensor, copy):
-                tensor.copy_(copy)
-        for (_, _, parameter), copy in zip(self._watched(), self._copies[len(self._tensors) :], strict=True):
-            parameter.copy_(copy)
+        for tensor, kept in zip(self._tensors, self._copies, strict=False):
+            if tensor.shape != kept.shape:
+                tensor.resize_(kept.shape)
+            if not is_same(tensor, kept):
+                tensor.copy_(kept)
+        for (_, _, parameter), kept in zip(self._watched(), self._copies[len(self._tensors) :], strict=True):
+            parameter.copy_(kept)
 
     def changed(self, without: Callable[[nn.Module], Collection[str]]) -> list[tuple[int, nn.Module, str]]:
         """Return number of the module, module and name of each buffer that is not what it was.
@@ -143,12 +152,12 @@ class BufferCopies:
             for name, tensor in module._buffers.items():
                 if not _is_copied(tensor) or name in left_out:
                     continue
-                copy = before.get((module, name))
-                if copy is None or not is_same(tensor, copy):
+                kept = before.get((module, name))
+                if kept is None or not is_same(tensor, kept):
                     found.append((number, module, name))
         copies = self._copies[len(self._tensors) :]
-        for number, ((module, name, parameter), copy) in enumerate(zip(self._watched(), copies, strict=True)):
-            if not is_same(parameter, copy):
+        for number, ((module, name, parameter), kept) in enumerate(zip(self._watched(), copies, strict=True)):
+            if not is_same(parameter, kept):
                 found.append((len(self.modules) + number, module, name))
         return found
 
@@ -164,8 +173,8 @@ class BufferCopies:
             for name, tensor in module._buffers.items():
                 if not _is_copied(tensor):
                     continue
-                copy = before.get((module, name))
-                if copy is None or not _is_alike(tensor, copy):
+                kept = before.get((module, name))
+                if kept is None or not _is_alike(tensor, kept):
                     return module, name
                 held = self._held[module][name]
                 if tensor is not held:

@@ -10,7 +10,7 @@ import torch
 
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import asked_by
-from orchestray.trainers.core.buffers import BufferCopies
+from orchestray.trainers.core.buffers import untouched
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream, Share
@@ -57,12 +57,9 @@ def check_loss(replica: Replica, share: Share) -> None:
     """
     settings = replica.settings
     if settings.num_replicas * settings.accumulate > 1 and "gather" not in asked_by(replica.task):
-        copies = BufferCopies(replica.model)
-        copies.take()
-        with replica.evaluating():
+        with replica.evaluating(), untouched(replica.model):
             problem = why_no_mean(replica.network, share, settings)
             replica.exchange.rest()
-        copies.put_back()
         if problem is not None:
             raise TrainingError(problem)
 

@@ -19,7 +19,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.tensor_file import as_bytes
 from orchestray.trainers.core.batch_norm import agreed_statistics, average_buffers
 from orchestray.trainers.core.buffer_kinds import kind_of, places_of, set_values
-from orchestray.trainers.core.buffers import BufferCopies
+from orchestray.trainers.core.buffers import BufferCopies, with_extra_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,8 +91,8 @@ class StepBuffers:
         self._copies.take()
         if self._rolls_back:
             if self._copies.modules is not self._modules:
-                self._modules, plain = self._copies.modules, nn.Module.get_extra_state
-                self._with_extra_state = [m for m in self._modules if type(m).get_extra_state is not plain]
+                self._modules = self._copies.modules
+                self._with_extra_state = with_extra_state(self._modules)
             self._extra_states = [copy.deepcopy(module.get_extra_state()) for module in self._with_extra_state]
 
     def roll_back(self) -> None:

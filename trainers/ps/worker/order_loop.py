@@ -18,7 +18,7 @@ from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.task import training_batch_of
 from orchestray.trainers.compression.registry import make_compressor
-from orchestray.trainers.core.buffers import BufferCopies
+from orchestray.trainers.core.buffers import untouched
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.task_calls import add
@@ -139,11 +139,8 @@ class OrderLoop(ABC):
         """Run forward and backward of a share; return its part of the batch's mean loss."""
         draw.step, draw.replica = order.step, order.share
         if share.halves and (share.num_micro_batches > 1 or share.num_samples < share.batch_samples):
-            copies = BufferCopies(self.network.model)
-            copies.take()
-            with evaluating(self.network.model), torch.no_grad():
+            with evaluating(self.network.model), untouched(self.network.model), torch.no_grad():
                 problem = why_no_mean(self.network, share, self.settings)
-            copies.put_back()
             if problem is not None:
                 raise TrainingError(problem)
         with self._faults.during(order.step, self.network.model):
