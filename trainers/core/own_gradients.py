@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from orchestray.platform.data.nested import map_tensors
-from orchestray.trainers.core.buffers import untouched
+from orchestray.trainers.core.buffers import BufferCopies, untouched
 from orchestray.trainers.core.task_calls import loss_of
 
 if TYPE_CHECKING:
@@ -35,7 +35,12 @@ class WithoutGradients:
     That shows at the first call, which is then made again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
+        """
+        Args:
+            model: model that is called, if its buffers may change.
+        """
+        self._model = model
         self._takes_own: bool | None = None
         """True if what is called takes gradients; None: that is not known yet."""
 
@@ -47,7 +52,11 @@ class WithoutGradients:
             given: its argument, in which the first call may change copies of the tensors only.
         """
         if not self._takes_own:
-            tried = given if self._takes_own is False else map_tensors(torch.clone, given)
+            is_first = self._takes_own is None
+            tried = map_tensors(torch.clone, given) if is_first else given
+            copies = BufferCopies(self._model) if is_first and self._model is not None else None
+            if copies is not None:
+                copies.take()
             try:
                 with torch.no_grad():
                     result = function(tried)
@@ -55,6 +64,8 @@ class WithoutGradients:
                 if not wants_gradients(error):
                     raise
                 self._takes_own = True
+                if copies is not None:
+                    copies.put_back()
             else:
                 self._takes_own = False
                 return result

@@ -59,7 +59,7 @@ class WholeNetwork:
         self._rank = rank
         self._tensor_group = tensor_group
         self._partial = partial
-        self._without_gradients = WithoutGradients()
+        self._without_gradients = WithoutGradients(forward.model)
         self._meets_in_passes = has_synchronized(self.model)
         # What a pass does to other buffers, it has to do on every replica: count calls, say.
         self._needs_every_pass = self._meets_in_passes or has_own_buffers(self.model)

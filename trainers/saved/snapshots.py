@@ -105,7 +105,7 @@ def measure_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
     momenta = [module.momentum for module in modules]
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     model.eval()  # no dropout
-    without_gradients = WithoutGradients()
+    without_gradients = WithoutGradients(model)
     for module in modules:
         module.reset_running_stats()
         module.momentum = None  # a cumulative mean

@@ -109,7 +109,7 @@ class StageRunner:
         self._forward = forward
         self._draw = draw
         self._rank = rank
-        self._without_gradients = WithoutGradients()
+        self._without_gradients = WithoutGradients(forward.model)
         self._live: dict[int, _Pass] = {}
         self._peak_live = 0
 

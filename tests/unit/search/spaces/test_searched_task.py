@@ -14,6 +14,7 @@ from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource
 from orchestray.search.spaces.searched_task import TYPE, SearchedTask, searched_task_section
 from orchestray.trainers import tasks
+from support.pairs_task import PAIRS
 
 CHAIN = {
     "layer0.kind": "conv",
@@ -190,6 +191,13 @@ def test_a_space_that_cannot_be_made_says_what_was_wanted(space: Any, says: str)
 def test_a_task_whose_outputs_are_no_rows_of_numbers_is_refused() -> None:
     task = SearchedTask({"type": "python_source", "num_files": 3, "context": 4, "width": 8, "depth": 1}, "chain", CHAIN)
     with pytest.raises(TaskError, match="this task's inputs are torch"):
+        task.build_model()
+
+
+def test_a_task_of_several_inputs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "pairs.py").write_text(PAIRS)
+    task = SearchedTask({"type": f"{tmp_path}/pairs.py:Pairs", "how": "tuple"}, "chain", CHAIN)
+    with pytest.raises(TaskError, match=r"take one tensor, and this task's inputs are a tuple of a tensor"):
         task.build_model()
 
 

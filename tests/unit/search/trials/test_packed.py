@@ -17,6 +17,7 @@ from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.saved.run import load_run
+from support.pairs_task import PAIRS
 from support.training import furthest
 
 LR, DECAY, MOMENTUM = (f"train.optimizer.{name}" for name in ("lr", "weight_decay", "momentum"))
@@ -174,6 +175,13 @@ def test_members_that_diverge_are_copies_of_others_soon() -> None:
 def test_what_cannot_be_packed_is_refused_with_the_reason(config: TrainConfig, key: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         packed(config, {key: Uniform(1.0, 2.0)}, [{}, {}], interval_steps=5)
+
+
+def test_a_task_of_several_inputs_is_not_packed(tmp_path: Path) -> None:
+    (tmp_path / "pairs.py").write_text(PAIRS)
+    config = config_of({"type": f"{tmp_path}/pairs.py:Pairs"})
+    with pytest.raises(ConfigError, match=r"inputs are a mapping of mask: .*, not one tensor; use packed: false"):
+        packed(config, {LR: Uniform(0.1, 0.2)}, [{}, {}], interval_steps=5).advance(5)
 
 
 def test_a_packed_population_is_one_trial_of_the_method() -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from orchestray.platform.errors import CheckpointError
+from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.search.trials.task_cache import TaskCache
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.params import TaskConfig
+from support.pairs_task import PAIRS
 
 STEPS = 12
 
@@ -172,3 +173,14 @@ def test_a_searched_network_is_measured_and_its_data_read_once_for_all_genomes()
         assert measured[-1]["parameters"] == sum(p.numel() for p in trial._replica.model.parameters())
     assert all(one["flops"] > 0 and one["latency_ms"] > 0 for one in measured)
     assert len(task_cache._sources) == 2
+
+
+def test_a_task_of_several_inputs_is_a_trial_whose_network_cannot_be_measured(tmp_path: Path) -> None:
+    (tmp_path / "pairs.py").write_text(PAIRS)
+    train = {"batch_size": 4, "steps": 2, "optimizer": {"type": "sgd", "lr": 0.1}}
+    config = load_train_config({"name": "trial", "task": {"type": f"{tmp_path}/pairs.py:Pairs"}, "train": train})
+    trial = TrainingTrial(config, is_measured=True)
+    assert trial.advance(2).metrics["loss"] is not None
+    assert trial.metric_names(()) == []
+    with pytest.raises(TrainingError, match="this task's are a mapping of"):
+        trial.measures()

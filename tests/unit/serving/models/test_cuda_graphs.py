@@ -42,6 +42,20 @@ def test_each_size_is_recorded_once_and_others_are_called_as_they_are() -> None:
     assert recorder.sizes == [4, 1]
 
 
+def test_several_inputs_are_recorded_by_their_number_of_samples() -> None:
+    sizes: list[int] = []
+
+    def record(model: Call, inputs: dict[str, Tensor]) -> Call:
+        sizes.append(len(inputs["a"]))
+        return model
+
+    recorded = Recorded(lambda inputs: {"outputs": inputs["a"] - inputs["b"]}, (2,), record)
+    for size in (2, 3, 2):
+        a, b = torch.rand(2, size, 3)
+        assert torch.equal(recorded({"a": a, "b": b})["outputs"], a - b)
+    assert sizes == [2]
+
+
 def test_an_answer_stays_what_it_is_when_the_next_batch_is_run() -> None:
     recorded = Recorded(doubled, (2,), Recorder())
     first = recorded(torch.ones(2, 3))["outputs"]

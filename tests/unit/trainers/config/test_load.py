@@ -33,6 +33,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
         },
         "train": {
             "batch_size": 8,
+            "drop_last": False,
             "epochs": None,
             "steps": 3,
             "until": None,

@@ -200,3 +200,19 @@ def test_what_takes_gradients_is_called_again_with_them_on_what_it_was_given() -
     assert calls == [False, True, True]
     with pytest.raises(RuntimeError, match="something else"):
         WithoutGradients()(lambda _: (_ for _ in ()).throw(RuntimeError("something else")), given)
+
+
+def test_a_call_that_is_made_again_changes_buffers_once() -> None:
+    norm = nn.BatchNorm1d(3, momentum=None)
+    norm.register_buffer("calls", torch.zeros(()))
+
+    def forward(x: Tensor) -> Tensor:
+        norm.calls = norm.calls + 1
+        norm(x)
+        moved = x.detach().requires_grad_()
+        return torch.autograd.grad(moved.square().sum(), moved)[0]
+
+    without = WithoutGradients(norm)
+    for _ in range(2):
+        without(forward, torch.rand(4, 3))
+    assert (norm.calls.item(), norm.num_batches_tracked.item()) == (2, 2)  # type: ignore[operator]

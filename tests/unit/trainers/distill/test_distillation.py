@@ -134,6 +134,31 @@ def test_an_ensemble_teaches_with_its_mean_whichever_it_is_of() -> None:
         assert torch.allclose(teacher_outputs, torch.as_tensor(expected), rtol=0, atol=1e-12)
 
 
+class Mixed(nn.Module):
+    """A network of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10, dtype=torch.float64)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) * scale
+        return found
+
+
+@pytest.mark.parametrize("is_mapping", [False, True])
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_a_teacher_is_called_with_several_inputs(num_members: int, is_mapping: bool) -> None:
+    members, batch = [Mixed() for _ in range(num_members)], some_batch()
+    x, scale = batch["inputs"], torch.rand(6, 1, dtype=torch.float64)
+    given = {**batch, "inputs": {"scale": scale, "x": x} if is_mapping else (x, scale)}
+    model = Ensemble(members) if num_members > 1 else members[0]
+    found = DistilledTask(digits(), lambda: model).teacher_outputs(given)
+    assert torch.allclose(found, sum(member(x, scale) for member in members) / num_members)
+    with pytest.raises(ConfigError, match=r"cannot take this task's inputs, a tensor of shape \[6, 64\]"):
+        DistilledTask(digits(), lambda: model).teacher_outputs(batch)
+
+
 # -- under any scheme --------------------------------------------------------------------------------------------------
 
 

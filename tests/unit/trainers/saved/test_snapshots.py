@@ -93,6 +93,22 @@ def test_measuring_statistics_draws_nothing_and_changes_no_weight() -> None:
     assert not any(module.training for module in model.modules())
 
 
+def test_statistics_are_measured_on_several_inputs() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            found: Tensor = self.norm(a + b)
+            return found
+
+    model, batches = Sum(), [{"a": torch.rand(5, 4), "b": torch.rand(5, 4)} for _ in range(2)]
+    measure_statistics(model, batches)
+    means = [(batch["a"] + batch["b"]).mean(0) for batch in batches]
+    assert torch.allclose(model.norm.running_mean, (means[0] + means[1]) / 2)  # type: ignore[arg-type]
+
+
 def test_an_ensemble_of_snapshots_answers_with_their_mean(tmp_path: Path) -> None:
     run = trained(tmp_path)
     ensemble = snapshot_ensemble(run, last=4, average="outputs")
