@@ -10,7 +10,7 @@ import torch
 
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import asked_by
-from orchestray.trainers.core.buffers import untouched
+from orchestray.trainers.core.buffers import BufferCopies, untouched
 
 if TYPE_CHECKING:
     from orchestray.platform.data.stream import SampleStream, Share
@@ -77,8 +77,11 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> st
     whole, halves = replace(share, micro_batches=share.micro_batches[:1]), replace(share, micro_batches=share.halves)
     if not share.halves:  # this worker takes part in the passes of the others
         whole = halves
+    before = BufferCopies(network.model)
+    before.take()
     losses = [network.evaluate(part).get("loss", 0.0) for part in (whole, whole, halves)]
-    if not whole.weight or losses[0] != losses[1]:
+    changes_itself = bool(before.changed(lambda _: ()))  # observers of quantisation, say: each pass is of another model
+    if not whole.weight or losses[0] != losses[1] or changes_itself:
         return None
     at_once, in_halves = losses[0] / whole.weight, losses[2] / whole.weight
     if math.isclose(at_once, in_halves, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):

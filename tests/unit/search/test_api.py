@@ -44,6 +44,7 @@ class Loop:
         stop: threading.Event,
         on_change: Any,
         notify: Any,
+        said: Any,
     ) -> SearchOutcome:
         method, errors, count = method_of(config), [], 0
         while (proposal := method.ask()) is not None and not stop.is_set():
