@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orchestray.platform.comm import objects
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import asked_by
 from orchestray.trainers.core.buffers import BufferCopies, untouched
@@ -60,8 +61,9 @@ def check_loss(replica: Replica, share: Share) -> None:
         with replica.evaluating(), untouched(replica.model):
             problem = why_no_mean(replica.network, share, settings)
             replica.exchange.rest()
-        if problem is not None:
-            raise TrainingError(problem)
+        # Those that do not see it would wait for the others.
+        if found := [text for text in objects.gather_json(replica.world, problem) if text is not None]:
+            raise TrainingError(found[0])
 
 
 def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> str | None:
