@@ -47,6 +47,7 @@ def held(directory: Path, batch_norm: str) -> dict[str, Any]:
             "epochs": 2,
             "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9},
             "batch_norm": batch_norm,
+            "loss_is": "between_samples",  # held in a validation, not already where the first step checks the loss
         },
         "strategy": {"network": {"data": 2}},
     }
