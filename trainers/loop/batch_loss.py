@@ -59,15 +59,19 @@ def check_loss(replica: Replica, share: Share) -> None:
     settings = replica.settings
     if settings.num_replicas * settings.accumulate > 1 and "gather" not in asked_by(replica.task):
         with replica.evaluating(), untouched(replica.model):
-            problem = why_no_mean(replica.network, share, settings)
+            own = why_no_mean(replica.network, share, settings)
             replica.exchange.rest()
-        # Those that do not see it would wait for the others.
-        if found := [text for text in objects.gather_json(replica.world, problem) if text is not None]:
-            raise TrainingError(found[0])
+        # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
+        problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)
+        if (found := next(filter(None, problems), None)) and not any(changing):
+            raise TrainingError(found)
 
 
-def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> str | None:
+def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tuple[str | None, bool]:
     """Return the reason why a task's loss is not a mean over samples; None if it is, or is not said to be.
+
+    The second value is True if the model changes in evaluation (observers of quantisation, say). Each pass is then one
+    of another model, and the losses cannot be compared.
 
     Args:
         network: network in evaluation mode.
@@ -75,26 +79,27 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> st
         settings: settings of the run.
     """
     if settings.loss_is != "mean":
-        return None
+        return None, False
     whole, halves = replace(share, micro_batches=share.micro_batches[:1]), replace(share, micro_batches=share.halves)
     if not share.halves:  # this worker takes part in the passes of the others
         whole = halves
     before = BufferCopies(network.model)
     before.take()
     losses = [network.evaluate(part).get("loss", 0.0) for part in (whole, whole, halves)]
-    changes_itself = bool(before.changed(lambda _: ()))  # observers of quantisation, say: each pass is of another model
-    if not whole.weight or losses[0] != losses[1] or changes_itself:
-        return None
+    changes = bool(before.changed(lambda _: ()))
+    if not whole.weight or losses[0] != losses[1]:
+        return None, changes
     at_once, in_halves = losses[0] / whole.weight, losses[2] / whole.weight
     if math.isclose(at_once, in_halves, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):
-        return None
-    return (
+        return None, changes
+    text = (
         f"The task's loss is not a mean over samples: of {whole.num_samples} samples it is {at_once:.8g}, and the mean "
         f"of the losses of their two halves is {in_halves:.8g}. With several workers or micro-batches the result would "
         "depend on how batches are cut. If the loss is divided by another number than that of the samples (valid "
         "tokens, class weights), give the task a method weight(batch) that returns this number. If it compares samples "
         "with each other, have loss take `gather`, or set train.loss_is: between_samples to train on it as it is."
     )
+    return text, changes
 
 
 def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:

@@ -140,8 +140,8 @@ class OrderLoop(ABC):
         draw.step, draw.replica = order.step, order.share
         if share.halves and (share.num_micro_batches > 1 or share.num_samples < share.batch_samples):
             with evaluating(self.network.model), untouched(self.network.model), torch.no_grad():
-                problem = why_no_mean(self.network, share, self.settings)
-            if problem is not None:
+                problem, changes = why_no_mean(self.network, share, self.settings)
+            if problem is not None and not changes:
                 raise TrainingError(problem)
         with self._faults.during(order.step, self.network.model):
             loss_sum = self.network.backward(share, self._exchange, step=order.step)

@@ -34,6 +34,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
         "train": {
             "batch_size": 8,
             "drop_last": False,
+            "init_from": None,
             "epochs": None,
             "steps": 3,
             "until": None,
