@@ -58,11 +58,11 @@ def check_loss(replica: Replica, share: Share) -> None:
     """
     settings = replica.settings
     if settings.num_replicas * settings.accumulate > 1 and "gather" not in asked_by(replica.task):
-        with replica.evaluating(), untouched(replica.model):
+        with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
             own = why_no_mean(replica.network, share, settings)
             replica.exchange.rest()
-        # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
-        problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)
+            # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
+            problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)
         if (found := next(filter(None, problems), None)) and not any(changing):
             raise TrainingError(found)
 

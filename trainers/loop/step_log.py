@@ -135,9 +135,10 @@ class StepLog:
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Exclude the bytes sent inside the context, which are not part of the training."""
-        before = self._sent_bytes
+        before, of_groups = self._sent_bytes, self._groups.bytes_sent
         yield
         self._reported_bytes += self._sent_bytes - before
+        self._bytes_before += self._groups.bytes_sent - of_groups
 
     # -- lines ---------------------------------------------------------------------------------------------------------
 

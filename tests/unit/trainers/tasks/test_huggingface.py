@@ -141,7 +141,7 @@ def saved(task: HuggingFace, folder: Path) -> torch.nn.Module:
     with building(1):
         model = task.build_model()
     tensors = dict(model.state_dict())
-    save_model(folder, tensors, {"task": {}}, task.export_files(tensors))
+    save_model(folder, tensors, {"task": {}}, beside=task.export_files(tensors))
     return model.eval()
 
 
@@ -178,7 +178,7 @@ def test_an_adapter_trains_alone_and_is_saved_as_peft_reads_it(place: Path, tmp_
     assert all(torch.equal(found[f"base_model.model.{name}"], before[name]) for name in kept)
     files = task.export_files(found)
     assert "adapter_model.safetensors" in files
-    save_model(tmp_path / "adapter", found, {"task": {}}, files)
+    save_model(tmp_path / "adapter", found, {"task": {}}, beside=files)
     trained: Any = task.build_model()
     trained.load_state_dict(found)
     inputs = {"input_ids": torch.tensor([[2, 7, 9, 3]])}
@@ -209,7 +209,7 @@ def test_frozen_parameters_stay_and_a_pattern_without_a_parameter_is_refused(pla
     [
         ({"model": "bert-base-uncased"}, "nothing is fetched"),
         ({"model": {"hidden_size": 8}}, "needs model_type"),
-        ({"text": "words"}, "has no column 'words'; it has text, label"),
+        ({"text": "words"}, "no column 'words' in .*; it has text, label"),
         ({"tokenizer": None}, "texts need a tokenizer"),
         ({"packing": True}, "task.kind: causal_lm"),
     ],

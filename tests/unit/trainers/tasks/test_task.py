@@ -108,8 +108,12 @@ def test_a_task_in_a_module_is_imported() -> None:
 
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_every_built_in_name_has_a_task_whose_arguments_are_those_of_the_config(name: str) -> None:
-    needed = {"parquet": {"path": "somewhere", "label": "y"}, "images": {"path": "somewhere"}}.get(name, {})
-    config = TASKS.params(name)(type=name, **needed)
+    needed: dict[str, dict[str, Any]] = {
+        "parquet": {"path": "somewhere", "label": "y"},
+        "images": {"path": "somewhere"},
+        "huggingface": {"path": "somewhere", "model": {"model_type": "bert"}},
+    }
+    config = TASKS.params(name)(type=name, **needed.get(name, {}))
     task = build(TaskSource.from_config(config))  # every argument of the config is one of the constructor
     validate(task)
     assert type(task) is resolve(name)
