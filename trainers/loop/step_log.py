@@ -135,6 +135,7 @@ class StepLog:
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Exclude the bytes sent inside the context, which are not part of the training."""
+        assert self._groups is not None
         before, of_groups = self._sent_bytes, self._groups.bytes_sent
         yield
         self._reported_bytes += self._sent_bytes - before
