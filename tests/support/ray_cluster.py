@@ -122,7 +122,10 @@ class RayCluster:
     @staticmethod
     def _node_id(family: list[psutil.Process]) -> str:
         """Return the id of the node of these processes; empty if its raylet has ended, as a drained node's does."""
-        words = [word for process in family if process.name() == "raylet" for word in process.cmdline()]
+        words: list[str] = []
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end in this moment
+                words += process.cmdline() if process.name() == "raylet" else []
         return next((word.partition("=")[2] for word in words if word.startswith("--node_id=")), "")
 
     def kill_last_node(self) -> None:
