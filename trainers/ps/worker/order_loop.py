@@ -138,7 +138,9 @@ class OrderLoop(ABC):
     def _backward(self, order: Compute, share: Share, draw: RngKey) -> float:
         """Run forward and backward of a share; return its part of the batch's mean loss."""
         draw.step, draw.replica = order.step, order.share
-        if share.halves and (share.num_micro_batches > 1 or share.num_samples < share.batch_samples):
+        is_cut = share.num_micro_batches > 1 or share.num_samples < share.batch_samples
+        # In shared memory others change the weights between two passes, which then cannot be compared.
+        if share.halves and is_cut and self.settings.exchange.get("transport") != "shared_memory":
             with evaluating(self.network.model), untouched(self.network.model), torch.no_grad():
                 problem, changes = why_no_mean(self.network, share, self.settings)
             if problem is not None and not changes:
