@@ -145,7 +145,8 @@ class EndlessTaker:
                     held += table.num_rows
                 if held >= self._data.window_rows or (table is None and held):
                     window = Window(index, first, held, (), self._seed, 0, self._shuffle)
-                    yield LoadedWindow(window, Rows(pa.concat_tables(pieces)), first + window.permutation)
+                    order = window.permutation
+                    yield LoadedWindow(window, Rows(pa.concat_tables(pieces)), order, first + order)
                     first, index, held, pieces = first + held, index + 1, 0, []
             if first == before:
                 raise _without_rows(number)

@@ -86,12 +86,17 @@ class EpochPlan:
         self._chunk_starts = np.concatenate([[0], np.cumsum(chunk_rows, dtype=np.int64)])
         self._firsts = [window.first for window in self.windows]
 
-    def sample_ids(self, window: Window) -> Indices:
-        """Return the samples of a window in the order of use, as row indices of the dataset."""
+    def sample_ids(self, window: Window, order: Indices) -> Indices:
+        """Return the samples of a window in the order of use, as row indices of the dataset.
+
+        Args:
+            window: the window.
+            order: its rows in the order of use.
+        """
         starts = self._chunk_starts
         spans = [np.arange(starts[chunk], starts[chunk + 1]) for chunk in window.chunks]
         stored = spans[0] if len(spans) == 1 else np.concatenate(spans)
-        return stored[window.permutation]
+        return stored[order]
 
     def windows_between(self, start: int, stop: int) -> range:
         """Return the indices of the windows that hold the positions from `start` up to, not including, `stop`."""
@@ -106,7 +111,7 @@ def window_order(window_rows: Sequence[int], *, seed: int, epoch: int, shuffle: 
     A table in memory is a single window: `window_order([num_rows], seed=0, epoch=3)`.
     """
     plan = EpochPlan(window_rows, window_rows=1, seed=seed, epoch=epoch, shuffle=shuffle)
-    return np.concatenate([plan.sample_ids(window) for window in plan.windows])
+    return np.concatenate([plan.sample_ids(window, window.permutation) for window in plan.windows])
 
 
 def share_pieces(

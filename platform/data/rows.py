@@ -57,6 +57,10 @@ class Rows:
         others = {self._names[index]: pa.chunked_array([column]) for index, column in gathered.items()}
         return WideTable(self._schema, self._names, [block.take(indices) for block in self._blocks], others)
 
+    def column(self, name: str) -> pa.Array | pa.ChunkedArray:
+        """Return the values of a column that is not one of very many, in the order of the rows."""
+        return self._gathers[self._names.index(name)](np.arange(self.num_rows))
+
 
 def _wide_kinds(schema: pa.Schema, names: list[str]) -> set[pa.DataType]:
     """Return the types of numbers that very many columns have."""

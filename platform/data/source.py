@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from orchestray.platform.data.by_length import ByLength, LengthSource
 from orchestray.platform.data.endless import Endless, endless_source
 from orchestray.platform.data.mix import Mix, MixedSource
 from orchestray.platform.data.retries import READS, read_patiently
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.task import Task
 
-Data: TypeAlias = "pa.Table | ds.Dataset | Streamed | Mix | Endless"
+Data: TypeAlias = "pa.Table | ds.Dataset | Streamed | Mix | Endless | ByLength"
 """Data that a task's `dataset(split)` may return."""
 
 WINDOW_ROWS = 65536
@@ -203,6 +204,9 @@ def open_source(
         return endless_source(data, split=split, num_rows=num_endless)
     if isinstance(data, Mix):
         return _mixed(data, window_rows, split)
+    if isinstance(data, ByLength):
+        _check_plain(data.data, "ByLength takes a table or a dataset")
+        return LengthSource(open_source(data.data, window_rows=window_rows, split=split), data.column, data.run_rows)
     may_be_empty = split == VALIDATION
     if data is None and may_be_empty:
         return TableSource(pa.table({}))
@@ -237,10 +241,14 @@ def open_source(
 def _mixed(mix: Mix, window_rows: int, split: str | None) -> MixedSource:
     parts = []
     for number, part in enumerate(mix.parts, start=1):
-        if isinstance(part, Mix | Endless):
-            raise TaskError(f"the parts of a Mix must be tables or datasets; part {number} is a {type(part).__name__}")
+        _check_plain(part, f"the parts of a Mix must be tables or datasets (part {number})")
         parts.append(open_source(part, window_rows=window_rows, split=f"{split or 'mixed'} (part {number})"))
     return MixedSource(parts, mix.weights, mix.num_rows)
+
+
+def _check_plain(data: Any, wanted: str) -> None:
+    if isinstance(data, Mix | Endless | ByLength):
+        raise TaskError(f"{wanted}, got a {type(data).__name__}")
 
 
 def _held(table: pa.Table, which: str, may_be_empty: bool) -> TableSource:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import pyarrow as pa
 
+from orchestray.platform.data.by_length import Arranging
 from orchestray.platform.data.order import EpochPlan, Indices, Window
 from orchestray.platform.data.retries import STOP
 from orchestray.platform.data.rows import Rows
@@ -27,13 +28,15 @@ class LoadedWindow:
 
     window: Window
     rows: Rows
+    order: Indices
+    """Rows in the order of use."""
     ids: Indices
     """Row of the dataset at each of its positions."""
 
     def take(self, start: int, stop: int) -> tuple[pa.Table, Indices]:
         """Return the rows of this window at the epoch's positions `start` to `stop`, and their dataset indices."""
         begin, end = max(start - self.window.first, 0), min(stop - self.window.first, self.window.num_rows)
-        return self.rows.take(self.window.permutation[begin:end]), self.ids[begin:end]
+        return self.rows.take(self.order[begin:end]), self.ids[begin:end]
 
 
 class WindowReader:
@@ -95,7 +98,10 @@ class WindowReader:
 def load_window(source: Source, plan: EpochPlan, index: int) -> LoadedWindow:
     """Read a window of an epoch."""
     window = plan.windows[index]
-    return LoadedWindow(window, source.read(window.chunks), plan.sample_ids(window))
+    rows, order = source.read(window.chunks), window.permutation
+    if window.shuffle and isinstance(source, Arranging):
+        order = source.arrange(rows, order)
+    return LoadedWindow(window, rows, order, plan.sample_ids(window, order))
 
 
 def take_across(

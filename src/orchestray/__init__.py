@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.moved import install as _find_moved_modules
 
 if TYPE_CHECKING:
+    from orchestray.platform.data.by_length import ByLength
     from orchestray.platform.data.endless import Endless
     from orchestray.platform.data.images import decode_images, image_folder
     from orchestray.platform.data.mix import Mix
@@ -29,6 +30,7 @@ _find_moved_modules()
 
 __version__ = "0.1.0"
 __all__ = [
+    "ByLength",
     "Endless",
     "Mix",
     "Run",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ByLength": "orchestray.platform.data.by_length",
     "Endless": "orchestray.platform.data.endless",
     "Mix": "orchestray.platform.data.mix",
     "Run": "orchestray.trainers.saved.run",

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,17 @@ def numbered(start: int, stop: int) -> pa.Table:
     number = np.arange(start, stop)
     vector = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(number.astype(np.float32), 3)), 3)
     return pa.table({"number": number, "vector": vector, "text": [f"row {n}" for n in number]})
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request for a share."""
+
+    epoch: int
+    step_in_epoch: int
+    pieces: tuple[tuple[int, int], ...]
+    batch_samples: int
+    num_micro_batches: int
 
 
 class Accounting:

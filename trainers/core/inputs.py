@@ -51,18 +51,24 @@ def arguments(inputs: Any) -> Arguments:
 class InputForm:
     """The form of a model's inputs: their containers, and all that is in them besides tensors.
 
+    Args:
+        inputs: inputs of the model.
+        are_known: True if inputs of this form have as many dimensions as these; False if they may have any number.
+
     Attributes:
         names: a name of each tensor: `inputs` if it is the only argument, `inputs_0` and so on, or those of a mapping.
             Names within containers have dots: `image.left`, `inputs_1.0`.
+        dims: number of dimensions of each tensor, or None if it may have any.
     """
 
-    def __init__(self, inputs: Any) -> None:
+    def __init__(self, inputs: Any, *, are_known: bool = False) -> None:
         self.names: list[str] = []
         paths, self._structure = pytree.tree_flatten_with_path(_normal(arguments(inputs)))
         self._others = [None if isinstance(leaf, Tensor) else leaf for _, leaf in paths]
         self._places = [place for place, (_, leaf) in enumerate(paths) if isinstance(leaf, Tensor)]
         is_alone = len(arguments(inputs)[0]) == 1
         self.names = [_name(paths[place][0], is_alone=is_alone) for place in self._places]
+        self.dims = [paths[place][1].dim() if are_known else None for place in self._places]
 
     def tensors(self, inputs: Any) -> tuple[Tensor, ...]:
         """Return the tensors of inputs of this form.
@@ -79,7 +85,14 @@ class InputForm:
                 "data, after which the model was cut. Give every batch the same containers, the same names, and the "
                 "same values besides tensors."
             )
-        return tuple(leaves[place] for place in places)
+        tensors = tuple(leaves[place] for place in places)
+        for name, tensor, wanted in zip(self.names, tensors, self.dims, strict=True):
+            if wanted not in (None, tensor.dim()):
+                raise TrainingError(
+                    f"{name} of this batch has {tensor.dim()} dimensions, and the first row of the data has {wanted}, "
+                    "after which the model was cut. Give all batches the same number of dimensions."
+                )
+        return tensors
 
     def filled(self, tensors: Sequence[Any]) -> Any:
         """Return inputs of this form with other tensors, or with stand-ins for them: a tuple, or a dictionary."""

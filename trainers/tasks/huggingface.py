@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from orchestray.platform.data.by_length import ByLength
 from orchestray.platform.data.retries import read_patiently
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.tasks.parquet_files import check_columns, open_files, part
@@ -53,7 +54,8 @@ class HuggingFace:
         tokenizer: folder of the tokenizer; None: that of the model, if `model` is a folder.
         max_length: most tokens of a sample; longer texts are cut.
         packing: join all texts and cut them into samples of `max_length` tokens, for a causal language model.
-        mask_probability: fraction of the tokens that a masked language model predicts, the same ones in every epoch.
+        group_by_length: train on batches of texts that are about as long as each other, so that little is padded.
+        mask_probability: fraction of the tokens that a masked language model predicts, other ones in every epoch.
         lora: arguments of `peft.LoraConfig`; None: all parameters are trained.
         freeze: patterns of names of parameters that are not trained.
         validation_path: table to validate on; None: a part of the training table.
@@ -71,6 +73,7 @@ class HuggingFace:
         tokenizer: str | None = None,
         max_length: int = 128,
         packing: bool = False,
+        group_by_length: bool = False,
         mask_probability: float = 0.15,
         lora: Mapping[str, Any] | None = None,
         freeze: Sequence[str] = (),
@@ -82,6 +85,8 @@ class HuggingFace:
             raise TaskError(f"task.kind must be one of {', '.join(_CLASSES)}, got {kind!r}")
         if packing and kind != "causal_lm":
             raise TaskError("task.packing: joins texts for a causal language model; set task.kind: causal_lm")
+        if packing and group_by_length:
+            raise TaskError("task.group_by_length: packing makes all samples equally long; set one of them to false")
         if isinstance(model, str) and not Path(model).is_dir():
             raise TaskError(
                 f"task.model: there is no folder {model}: nothing is fetched while training. Download the model first "
@@ -91,12 +96,14 @@ class HuggingFace:
         self._path, self._validation_path, self._validation_fraction = path, validation_path, validation_fraction
         self._texts = [text] if isinstance(text, str) else list(text)
         self._label, self._max_length, self._packing = label, max_length, packing
+        self._group_by_length = group_by_length
         self._mask_probability, self._lora, self._freeze = mask_probability, lora, list(freeze)
         self._tokenizer_folder = tokenizer or (model if isinstance(model, str) else None)
         self._known_classes = None if classes is None else list(classes)
         speaks = kind != "sequence_classification"
         self.weight = self._count_targets if speaks else None
         self.final_metrics = self._judge if speaks else None
+        self.to_training_batch = self._mask_at_random if kind == "masked_lm" else None
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -115,6 +122,11 @@ class HuggingFace:
                 model = auto.from_config(config)
         except (OSError, ValueError) as error:
             raise TaskError(f"task.model: no model for {self._kind} can be made of it: {error}") from error
+        model.config.use_cache = False  # a cache of keys and values is for writing texts
+        if any("drop" in name and "att" in name and value for name, value in config.to_dict().items()):
+            for module in model.modules():
+                if type(module).__name__.endswith("Attention"):
+                    module.draws_random = True  # by functions, so that it is seeded as nn.Dropout is
         if self._lora is not None:
             peft = _imported("peft")
             model = peft.get_peft_model(model, peft.LoraConfig(**self._lora))
@@ -154,7 +166,7 @@ class HuggingFace:
 
     # -- the data ------------------------------------------------------------------------------------------------------
 
-    def dataset(self, split: str) -> pa.Table | ds.Dataset:
+    def dataset(self, split: str) -> pa.Table | ds.Dataset | ByLength:
         """Return the columns of a split, or samples of `max_length` joined tokens as `input_ids`.
 
         Raises:
@@ -171,7 +183,9 @@ class HuggingFace:
             data = open_files(self._validation_path, "task.validation_path") if validation else self._data
             check_columns(columns, data.schema, place)
             rows = data.replace_schema(pa.schema([data.schema.field(name) for name in columns]))
-        return self._packed(rows) if self._packing else rows
+        if self._packing:
+            return self._packed(rows)
+        return ByLength(rows, self._texts[0]) if self._group_by_length and not validation else rows
 
     def to_batch(self, columns: pa.Table) -> Batch:
         """Return `inputs`, a mapping of the model's arguments [samples, tokens], and the `targets`."""
@@ -182,8 +196,15 @@ class HuggingFace:
         if self._kind == "causal_lm":
             following = functional.pad(ids[:, 1:].masked_fill(mask[:, 1:] == 0, _IGNORED), (0, 1), value=_IGNORED)
             return {"inputs": inputs, "targets": following}
-        hidden, targets = self._masked(ids, mask)
-        return {"inputs": {**inputs, "input_ids": hidden}, "targets": targets}
+        # A validation hides the same tokens each time.
+        draws = [
+            np.random.default_rng(zlib.crc32(row[:length].numpy().tobytes()))
+            for row, length in zip(ids, mask.sum(1).tolist(), strict=True)
+        ]
+        return self._masked(inputs, draws)
+
+    def _mask_at_random(self, columns: pa.Table, draws: Sequence[np.random.Generator]) -> Batch:
+        return self._masked(self._encoded(columns), draws)
 
     def _encoded(self, columns: pa.Table) -> dict[str, Tensor]:
         if "input_ids" in columns.column_names:
@@ -196,15 +217,15 @@ class HuggingFace:
         found = self._tokenizer(*texts, truncation=True, max_length=self._max_length, padding=True, return_tensors="pt")
         return {str(name): value for name, value in found.items()}
 
-    def _masked(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ids with some replaced by the mask token, and the replaced ones as targets (Devlin et al. 2019, 3.1).
+    def _masked(self, inputs: dict[str, Tensor], draws: Sequence[np.random.Generator]) -> Batch:
+        """Return a batch with some ids replaced by the mask token, and these as targets (Devlin et al. 2019, 3.1).
 
-        Of the chosen tokens 80 % become the mask token, 10 % another one, 10 % stay. Draws depend on the sample alone.
+        Of the chosen tokens 80 % become the mask token, 10 % another one, 10 % stay. Each sample has its own draws.
         """
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
         special = set(self._tokenizer.all_special_ids)
         hidden, targets = ids.clone(), torch.full_like(ids, _IGNORED)
-        for row, (sample, length) in enumerate(zip(ids.numpy(), mask.sum(1).tolist(), strict=True)):
-            rng = np.random.default_rng(zlib.crc32(sample[:length].tobytes()))
+        for row, (sample, length, rng) in enumerate(zip(ids.numpy(), mask.sum(1).tolist(), draws, strict=True)):
             places = [at for at in range(length) if int(sample[at]) not in special]
             count = max(1, round(self._mask_probability * len(places))) if places else 0
             for at in rng.permutation(places)[:count]:
@@ -213,7 +234,7 @@ class HuggingFace:
                 if chance < 0.9:
                     other = self._tokenizer.mask_token_id if chance < 0.8 else rng.integers(len(self._tokenizer))
                     hidden[row, at] = int(other)
-        return hidden, targets
+        return {"inputs": {**inputs, "input_ids": hidden}, "targets": targets}
 
     def _packed(self, rows: pa.Table | ds.Dataset) -> pa.Table:
         """Return all texts joined, with the end-of-text token between them, in samples of `max_length` tokens."""

@@ -110,8 +110,10 @@ class HuggingFaceTask(TaskConfig):
     """Largest number of tokens of a sample; longer texts are cut."""
     packing: Flag = False
     """Samples of `max_length` tokens cut from all texts joined, for `causal_lm`."""
+    group_by_length: Flag = False
+    """Batches of texts that are about as long as each other, so that little is padded."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Fraction of the tokens that `masked_lm` predicts."""
+    """Fraction of the tokens that `masked_lm` predicts, other ones in every epoch."""
     lora: dict[str, Any] | None = None
     """Arguments of `peft.LoraConfig`: the adapter alone is trained; null: the model is."""
     freeze: Annotated[tuple[Text, ...], BeforeValidator(_as_list)] = ()

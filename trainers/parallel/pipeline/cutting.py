@@ -12,11 +12,11 @@ from torch import fx, nn
 
 from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.core.inputs import InputForm, arguments, inputs_of
+from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, arguments, inputs_of
 from orchestray.trainers.core.rng import draws
 from orchestray.trainers.parallel.pipeline.layers import Layers
-from orchestray.trainers.parallel.pipeline.stage import kind_of
 from orchestray.trainers.parallel.pipeline.tracing import UntraceableError, record, tensor_names
+from orchestray.trainers.parallel.pipeline.values import kind_of
 
 _SEVERAL_RESULTS = {
     *("chunk", "split", "tensor_split", "unbind", "topk", "sort", "max", "min", "meshgrid", "broadcast_tensors"),
@@ -41,13 +41,14 @@ def layers_of(
         model: the result of `build_model`, in its precision, on its device, without hooks that must not be recorded.
         at_least: layers wanted. Traceable modules are opened, level by level, until there are as many or none is left.
         begins: names of modules that are to begin a layer.
-        inputs: inputs of the model, whose tensors may be of any size; default: one tensor, or as the task makes them if
-            the model takes more.
+        inputs: inputs of the model, whose tensors may be of any size, but have as many dimensions as these; default:
+            one tensor with any number of them, or as the task makes them if the model takes more.
 
     Raises:
         ConfigError: the model cannot be traced, or the task lists modules that are not the model's.
     """
-    form = InputForm(_inputs(task, model) if inputs is None else inputs)
+    inputs = _inputs(task, model) if inputs is None else inputs
+    form = ONE_TENSOR if inputs is None else InputForm(inputs, are_known=True)
     listed = getattr(task, "layers", None)
     if listed is not None:
         return _listed(model, listed(model), form)
@@ -59,10 +60,10 @@ def layers_of(
 
 
 def _inputs(task: Any, model: nn.Module) -> Any:
-    """Return inputs of the form that the task makes, if the model takes more than one value."""
+    """Return inputs as the task makes them, or None if the model takes one value only."""
     takes = inspect.signature(model.forward).parameters
     if len(takes) <= 1 or task is None:
-        return torch.empty(0)
+        return None
     try:
         return inputs_of(task.to_batch(open_source(task.dataset("train"), split="train").first_row()))
     except Exception as error:

@@ -6,19 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, fx, nn
-from torch.autograd.function import once_differentiable
 
-from orchestray.platform.errors import ConfigError
-from orchestray.trainers.parallel.pipeline.encoders import causal_hint
+from orchestray.trainers.parallel.pipeline.values import kind_of, packed, unpacked
 
 _Environment = dict[fx.Node, Any]
 _Getter = Callable[[_Environment], Any]
-INPUT = "input"
-"""Kind of a value: an input of the first stage, passed on unchanged."""
-TENSOR = "tensor"
-"""Kind of a value: a tensor; a stage's only value may also be a tuple of tensors."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class Stage(nn.Module):
         for name, (tensor, is_persistent) in parts.tensors.items():
             _place(self, name, tensor, is_persistent)
         object.__setattr__(self, "_unnamed", parts.unnamed)  # not in the state_dict: their tensors are in it already
-        self._program = _Program([(node, kind_of(node)) for node in takes], gives, _steps(nodes, gives))
+        self._program = _Program(list(takes), [kind_of(node) for node in takes], gives, _steps(nodes, gives))
 
     def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
         """Yield every module once, those included that have no name in the model."""
@@ -62,8 +55,7 @@ class Stage(nn.Module):
 
     def forward(self, *values: Any) -> tuple[Any, ...]:
         program = self._program
-        nodes = [node for node, _ in program.takes]
-        env: _Environment = dict(zip(nodes, _received(values, program.takes), strict=True))
+        env = program.received(values)
         for step in program.steps:
             try:
                 env[step.node] = step.run(self, env)
@@ -89,12 +81,7 @@ class Gives:
     def values(self, env: _Environment) -> tuple[Any, ...]:
         if self._outputs is not None:
             return (self._outputs(env),)
-        found = [env[node] for node in self.nodes]
-        if self._kinds == [TENSOR] and isinstance(found[0], tuple) and len(found[0]) > 1:
-            found = list(found[0])
-            return tuple(_checked(value, self._layer) for value in found)
-        encoded = [_ENCODE[kind](value) for kind, value in zip(self._kinds, found, strict=True)]
-        return tuple(_checked(value, self._layer) for value in encoded)
+        return packed([env[node] for node in self.nodes], self._kinds, self._layer)
 
 
 @dataclass(frozen=True)
@@ -117,9 +104,14 @@ class _Step:
 class _Program:
     """The operations of a stage. It holds no module or tensor, so copies of the stage share it."""
 
-    takes: list[tuple[fx.Node, str]]
+    takes: list[fx.Node]
+    kinds: list[str]
     gives: Gives
     steps: list[_Step]
+
+    def received(self, values: Sequence[Any]) -> _Environment:
+        """Return what the stage before has given, by its nodes."""
+        return dict(zip(self.takes, unpacked(values, self.kinds), strict=True))
 
     def __deepcopy__(self, memo: object) -> _Program:
         return self
@@ -205,93 +197,3 @@ def _place(stage: nn.Module, name: str, value: nn.Module | Tensor, is_persistent
             owner.register_parameter(leaf, value)
     elif owner._buffers.get(leaf) is not value:
         owner.register_buffer(leaf, value, is_persistent)
-
-
-# Values between stages. Not all of them are tensors: sizes, dtypes and devices are encoded.
-
-
-def kind_of(node: fx.Node) -> str:
-    """Return a value's kind as far as it is known without running; otherwise "tensor"."""
-    if node.op == "placeholder":
-        return TENSOR
-    args = node.args
-    if node.op == "call_method":
-        if node.target == "size":
-            return "int" if len(args) + len(node.kwargs) > 1 else "size"
-        return "int" if node.target in {"dim", "numel", "ndimension", "nelement"} else TENSOR
-    if node.op != "call_function":
-        return TENSOR
-    if node.target is causal_hint:
-        return "bool"
-    if node.target is getattr:
-        return {"shape": "size", "ndim": "int", "dtype": "dtype", "device": "device"}.get(str(args[1]), TENSOR)
-    name = getattr(node.target, "__name__", "")
-    if getattr(node.target, "__module__", "") != "_operator" or not args:
-        return TENSOR
-    if name == "getitem":
-        kind = kind_of(args[0]) if isinstance(args[0], fx.Node) else TENSOR
-        return TENSOR if kind != "size" else "size" if isinstance(args[1], slice) else "int"
-    kinds = {kind_of(arg) if isinstance(arg, fx.Node) else type(arg).__name__ for arg in args}
-    if not kinds <= {"int", "float", "bool"}:
-        return TENSOR
-    if name in {"eq", "ne", "lt", "le", "gt", "ge", "not_"}:
-        return "bool"
-    return "float" if "float" in kinds or name == "truediv" else "int"
-
-
-_ENCODE: Mapping[str, Callable[[Any], Any]] = {
-    TENSOR: lambda value: value,
-    "int": lambda value: torch.tensor(value, dtype=torch.int64),
-    "float": lambda value: torch.tensor(value, dtype=torch.float64),
-    "bool": torch.tensor,
-    "size": lambda value: torch.tensor(list(value), dtype=torch.int64),
-    "dtype": lambda value: torch.empty(0, dtype=value),
-    "device": lambda value: torch.empty(0, device=value),
-}
-
-
-def _received(values: Sequence[Any], takes: Sequence[tuple[fx.Node, str]]) -> list[Any]:
-    kinds = [INPUT if node.op == "placeholder" else kind for node, kind in takes]
-    if kinds == [TENSOR] and len(values) > 1:
-        return [tuple(_alias(value) for value in values)]
-    if len(values) != len(kinds):
-        raise ValueError(f"this stage takes {len(kinds)} values, got {len(values)}")
-    return [_DECODE[kind](value) for kind, value in zip(kinds, values, strict=True)]
-
-
-def _checked(value: Any, layer: str) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise ConfigError(
-            f"The layer {layer} hands on a {type(value).__name__}, and between the stages of a pipeline only tensors "
-            "and tuples of several tensors travel. Take out the tensors that later layers need, or cut elsewhere "
-            "(strategy.network.split)."
-        )
-    return value
-
-
-def _alias(value: Tensor) -> Tensor:
-    """Return a tensor with the same memory that may be changed in place: a leaf that requires gradients may not."""
-    return cast(Tensor, cast(Any, _Alias.apply)(value)) if value.requires_grad and value.is_leaf else value
-
-
-class _Alias(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, value: Tensor) -> Tensor:
-        return value.data
-
-    @staticmethod
-    @once_differentiable
-    def backward(_ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-_DECODE: Mapping[str, Callable[[Tensor], Any]] = {
-    INPUT: lambda value: value,
-    TENSOR: _alias,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "size": lambda value: torch.Size(value.tolist()),
-    "dtype": lambda value: value.dtype,
-    "device": lambda value: value.device,
-}

@@ -44,6 +44,19 @@ class Value(fx.Proxy):
         return float(int(self))
 
 
+class Given(Value):
+    """A stand-in for an input of the model, of which the number of dimensions may be known."""
+
+    def __init__(self, node: fx.Node, tracer: Any, dims: int | None) -> None:
+        super().__init__(node, tracer)
+        self.known_dims = dims
+
+    def __getattr__(self, name: str) -> Any:
+        if self.known_dims is not None and name in {"ndim", "dim", "ndimension"}:
+            return self.known_dims if name == "ndim" else lambda: self.known_dims
+        return super().__getattr__(name)
+
+
 class Known(Value):
     """A stand-in for a parameter or a buffer: its shape is known, its values are not."""
 

@@ -22,11 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, call
 from orchestray.trainers.parallel.pipeline.encoders import call_layers
 from orchestray.trainers.parallel.pipeline.modes import DifferentError, merge
-from orchestray.trainers.parallel.pipeline.stand_ins import CONCRETE_METHODS, CONCRETE_PROPERTIES, Known, Value
+from orchestray.trainers.parallel.pipeline.stand_ins import CONCRETE_METHODS, CONCRETE_PROPERTIES, Given, Known, Value
+from orchestray.trainers.parallel.pipeline.whole_functions import Built, prepare_functions
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _OURS = f"{Path(__file__).parent}{os.sep}"
@@ -76,6 +78,7 @@ def record(model: nn.Module, opened: AbstractSet[str], form: InputForm = ONE_TEN
     Raises:
         UntraceableError: the control flow depends on the data, or differs between training and evaluation.
     """
+    prepare_functions(model)
     recorded, evaluation = [_record(model, opened, form, training=training) for training in (True, False)]
     try:
         merge(recorded.graph, evaluation.graph)
@@ -123,10 +126,15 @@ class _Tracer(fx.proxy.TracerBase):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, Tensor):
             return self.known(a).node
+        if isinstance(a, dict) and type(a) is not dict and type(a) in pytree.SUPPORTED_NODES:  # such as a ModelOutput
+            leaves, structure = pytree.tree_flatten(a)
+            return self.call(Built(structure), *leaves).node
         try:
             return super().create_arg(a)
         except NotImplementedError as error:
-            raise self.error(f"a {type(a).__name__} takes part in its computation") from error
+            kind = type(a).__name__
+            hint = " (set the model's config.use_cache to False)" if kind.endswith("Cache") else ""
+            raise self.error(f"a {kind} takes part in its computation{hint}") from error
 
     def known(self, tensor: Tensor) -> Known:
         """Return a stand-in for a tensor of the model, or for a constant."""
@@ -178,7 +186,7 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, fx.Proxy) for leaf in leaves):
             return self._record(func, args, kwargs)
         if name == "__get__":
@@ -202,7 +210,9 @@ class _Mode(TorchFunctionMode):
 
 def _record(model: nn.Module, opened: AbstractSet[str], form: InputForm, *, training: bool) -> Recording:
     tracer = _Tracer(model)
-    inputs = form.filled([tracer.create_proxy("placeholder", name, (), {}) for name in form.names])
+    placeholders = [tracer.graph.create_node("placeholder", name) for name in form.names]
+    given = [Given(node, tracer, dims) for node, dims in zip(placeholders, form.dims, strict=True)]
+    inputs = form.filled(given)
     with _recorded_by(tracer, model, opened, training), _Mode(tracer), torch.enable_grad():
         try:
             outputs = call(model, inputs)

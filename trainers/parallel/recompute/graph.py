@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
-from orchestray.trainers.parallel.pipeline.stage import Stage, _received, _Step
+from orchestray.trainers.parallel.pipeline.stage import Stage, _Step
 from orchestray.trainers.parallel.recompute.chain import calls_of, copied, group, holds_parameters, units_of
 from orchestray.trainers.parallel.recompute.checkpointed import Segment
 
@@ -81,8 +81,7 @@ class StageChain:
         stage = self._stage
         if self._form is not None:
             values = self._form.tensors(named or values)
-        received = _received(values, stage._program.takes)
-        env: _Environment = dict(zip([node for node, _ in stage._program.takes], received, strict=True))
+        env = stage._program.received(values)
         for call, (takes, gives, dead) in zip(self._calls, self._plan, strict=True):
             made = call(*[env[node] for node in takes])
             env.update(zip(gives, made, strict=True))

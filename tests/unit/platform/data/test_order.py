@@ -20,7 +20,7 @@ CHUNKS = st.lists(st.integers(1, 50), min_size=1, max_size=12)
 @given(chunks=CHUNKS, window_rows=st.integers(1, 200), seed=st.integers(0, 2**70), epoch=st.integers(0, 1000))
 def test_an_epoch_holds_each_sample_exactly_once(chunks: list[int], window_rows: int, seed: int, epoch: int) -> None:
     plan = EpochPlan(chunks, window_rows=window_rows, seed=seed, epoch=epoch)
-    ids = np.concatenate([plan.sample_ids(window) for window in plan.windows])
+    ids = np.concatenate([plan.sample_ids(window, window.permutation) for window in plan.windows])
     assert sorted(ids.tolist()) == list(range(sum(chunks)))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,11 @@ from orchestray.platform.data.source import Source, open_source
 from orchestray.platform.data.stream import SampleStream, Share
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import DataError
-from support.accounting import Accounting, WriteParquet, numbered
+from support.accounting import Accounting, Wanted, WriteParquet, numbered
 
 
 def to_batch(columns: pa.Table) -> dict[str, Tensor]:
     return {"inputs": to_tensor(columns["vector"]), "number": to_tensor(columns["number"])}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    epoch: int
-    step_in_epoch: int
-    pieces: tuple[tuple[int, int], ...]
-    batch_samples: int
-    num_micro_batches: int
 
 
 def orders(

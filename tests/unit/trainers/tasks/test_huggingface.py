@@ -74,6 +74,10 @@ CONFIGS = {"sequence_classification": BERT, "masked_lm": BERT, "causal_lm": GPT2
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data 2, accumulate 2": {"network": {"data": 2}, "accumulate": 2},
     "ZeRO-3": {"network": {"data": 2}, "exchange": {"shard": "parameters"}},
+    "pipeline": {"network": {"pipeline": 2, "microbatches": 2, "split": "equal"}},
+    "recompute blocks": {"network": {"data": 2}, "recompute": "blocks"},
+    "recompute sqrt": {"network": {"data": 2}, "recompute": "sqrt"},
+    "tensor": {"network": {"tensor": 2}},
 }
 STEPS = 4
 

@@ -221,14 +221,66 @@ def test_tuples_of_tensors_pass_between_the_layers_of_a_sequence() -> None:
         assert_chain_is_model(layers, bounds, vectors())
 
 
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Any) -> Any:
+        x = {"x": x, "more": [None, (x, 2)], "flag": True} if isinstance(x, Tensor) else x
+        return {**x, "more": [None, (self.linear(x["x"]) * x["more"][1][0], x["more"][1][1])]}
+
+
+class Last(nn.Module):
+    def forward(self, x: Any) -> Tensor:
+        (found, factor), flag = x["more"][1], x["flag"]
+        return found * factor if flag else found
+
+
+def test_containers_of_tensors_and_plain_values_pass_between_stages() -> None:
+    layers = layers_of(NO_TASK, nn.Sequential(Several(), Several(), Last()).double())
+    for bounds in bounds_of(3):
+        assert_chain_is_model(layers, bounds, vectors())
+
+
+class Branches(nn.Module):
+    """Two values pass from its first layer on: a tuple of tensors, and None where there is nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.pair, self.nothing, self.last = nn.Linear(6, 6), Pair(), Nothing(), Joined()
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.first(x)
+        pair, nothing = self.pair(x), self.nothing(x)
+        return self.last(x, pair, nothing)
+
+
+class Nothing(nn.Module):
+    def forward(self, _x: Tensor) -> None:
+        return None
+
+
+class Joined(nn.Module):
+    def forward(self, x: Tensor, pair: Any, nothing: None) -> Tensor:
+        return x + pair[0] * pair[1] if nothing is None else x
+
+
+def test_a_tuple_and_nothing_pass_beside_other_values() -> None:
+    layers = layers_of(NO_TASK, Branches().double(), at_least=4)
+    assert layers.names == ["first", "pair", "nothing", "last"]
+    for bounds in bounds_of(4):
+        assert_chain_is_model(layers, bounds, vectors())
+
+
 class Named(nn.Module):
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"x": x}
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(x=x)
 
 
-def test_what_is_no_tensor_between_stages_is_refused_with_the_layers_name() -> None:
+def test_an_object_between_stages_is_refused_with_the_layers_name() -> None:
     layers = layers_of(NO_TASK, nn.Sequential(nn.Linear(6, 6), Named(), nn.Identity()).double())
-    with pytest.raises(ConfigError, match="The layer 1 hands on a dict"):
+    with pytest.raises(ConfigError, match="The layer 1 hands on a SimpleNamespace"):
         layers.stage(0, 2)(vectors())
 
 
