@@ -64,7 +64,13 @@ def buffers_in_place(values: Mapping[tuple[nn.Module, str], Tensor]) -> Iterator
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Leave no trace of passes inside the context: buffers are replaced by copies, and extra state is put back."""
+    """Restore buffers, extra state and parameters without gradients after passes inside the context.
+
+    What else a pass writes to, such as a number that a module counts, stays.
+    """
+    frozen = [
+        (parameter, parameter.detach().clone()) for parameter in model.parameters() if not parameter.requires_grad
+    ]
     extra = [(module, copy.deepcopy(module.get_extra_state())) for module in with_extra_state(model.modules())]
     held = [(owner, dict(owner._buffers.items())) for owner in model.modules()]
     copies = {
@@ -81,6 +87,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
             _set(owner, buffers)
         for module, state in extra:
             module.set_extra_state(state)
+        for parameter, value in frozen:
+            if not is_same(parameter.detach(), value):
+                parameter.detach().copy_(value)
 
 
 def with_extra_state(modules: Iterable[nn.Module]) -> list[nn.Module]:

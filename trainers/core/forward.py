@@ -14,6 +14,7 @@ from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.trainers.core.batch_norm import not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
+from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure
 from orchestray.trainers.core.weights import in_precision
 
@@ -36,6 +37,7 @@ class Forward:
         self._double = precision == "float64"
         self._autocast = precision == "bfloat16"
         self._as_it_is = contextlib.nullcontext()
+        self.without_gradients = WithoutGradients(model)
 
     def outputs(self, batch: Batch) -> tuple[Any, Batch]:
         """Return the model's outputs, and the batch on the model's device and in the run's precision."""
@@ -119,6 +121,9 @@ def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None
     """
     with user_code(step, rank), not_counted(forward.model):
         outputs, batch = forward.outputs(sample)
+        for leaf in tensors_in(outputs):
+            if leaf.requires_grad:
+                leaf.register_hook(torch.zeros_like)  # the loss of a sample with weight 0 may be NaN
         with forward.precision():
             loss = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
         if loss.requires_grad:
@@ -133,7 +138,6 @@ def pass_without_loss(forward: Forward, batch: Batch) -> None:
         torch.autograd.backward(leaves, [torch.zeros_like(leaf) for leaf in leaves])
 
 
-@torch.no_grad()
 def passing(forward: Forward, stream: SampleStream, *, step: int, rank: int) -> None:
     """Run a forward pass of one sample, which counts nowhere but in what the pass itself does to the model's buffers.
 
@@ -144,7 +148,7 @@ def passing(forward: Forward, stream: SampleStream, *, step: int, rank: int) -> 
         rank: this worker's rank, for messages.
     """
     with user_code(step, rank):
-        forward.outputs(stream.one_sample())
+        forward.without_gradients(forward.outputs, stream.one_sample())
 
 
 class user_code:  # noqa: N801 - used as a function; a generator-based context manager costs several times as much

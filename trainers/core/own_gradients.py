@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from orchestray.platform.data.nested import map_tensors
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.buffers import BufferCopies, untouched
 from orchestray.trainers.core.task_calls import loss_of
 
@@ -90,17 +91,20 @@ class _Noting(TorchFunctionMode):
 def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     """Return which of `forward` and `loss` take gradients in training: the model's forward pass, and the task's loss.
 
-    Both are called once. Modes, buffers and torch's generator are restored. What fails takes none: training reports it.
+    Both are called once. What `untouched` restores and torch's generator are as before. What fails takes none: training
+    reports it.
 
     Args:
-        forward: calls the model, which is not split yet.
+        forward: calls the model, which is not split yet, in the modes of training.
         batch: a micro-batch.
+
+    Raises:
+        TrainingError: the forward pass writes to a parameter that is trained.
     """
     found: set[str] = set()
-    modes = [(module, module.training) for module in forward.model.modules()]
+    versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), untouched(forward.model):
-            forward.model.train()
             with _Noting() as noting:
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
@@ -109,10 +113,19 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
             found |= {"loss"} if noting.has_noted else set()
     except Exception:  # noqa: BLE001 - the user's code
         return frozenset(found)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    for name, parameter, version in versions:
+        if parameter.requires_grad and parameter._version != version:
+            raise writes_parameter(name)
     return frozenset(found)
+
+
+def writes_parameter(name: str) -> TrainingError:
+    """Return the error of a forward pass that writes to a parameter that is trained."""
+    return TrainingError(
+        f"The forward pass of the model changes its parameter {name!r} itself, as nn.Embedding(max_norm=...) does. A "
+        "worker changes its copy by its own samples, so the copies would differ. Change it in a parametrization "
+        "(torch.nn.utils.parametrize), make it a buffer, or train with one worker."
+    )
 
 
 def mark(model: nn.Module) -> None:

@@ -156,7 +156,7 @@ class Loop:
             step.loss = network.backward(share, exchange, step=number)
         exchange.weigh(share.fraction(share.weight))
         step.num_samples = share.num_samples
-        apart = replica.buffers.apart() if self._agrees_at_once else 0.0
+        apart = replica.buffers.apart(is_updated=False) if self._agrees_at_once else 0.0
         step.sums = exchange.finish([step.loss, *self._votes(), apart] if self._agrees_at_once else [])
         if self._settings.batch_norm == "local" and not exchange.diverges:
             sync_statistics(network.model, replica.groups.data, share.num_samples, share.batch_samples)

@@ -6,7 +6,6 @@ that a forward pass changes (the weights of a momentum encoder, a codebook) are 
 
 from __future__ import annotations
 
-import copy
 import zlib
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,9 @@ from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.tensor_file import as_bytes
 from orchestray.trainers.core.batch_norm import agreed_statistics, average_buffers
 from orchestray.trainers.core.buffer_kinds import kind_of, places_of, set_values
-from orchestray.trainers.core.buffers import BufferCopies, with_extra_state
+from orchestray.trainers.core.buffers import BufferCopies
+from orchestray.trainers.core.own_gradients import writes_parameter
+from orchestray.trainers.loop.extra_states import ExtraStates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +36,14 @@ _Place = tuple[nn.Module, str, Tensor]
 
 
 class _Parameter(NamedTuple):
-    """A parameter before the first step."""
+    """A parameter before a step."""
 
     owner: nn.Module
     name: str
     parameter: nn.Parameter
+    version: int
     sample: Tensor | None
+    """A part of its elements, before the first step, if it is not trained."""
 
 
 class StepBuffers:
@@ -69,13 +72,10 @@ class StepBuffers:
         self._agrees = replicas.size > 1 and not settings.diverges
         self._keeps_memory = settings.diverges
         self._copies = BufferCopies(model)
-        self._modules: list[nn.Module] | None = None
-        """Modules among which those with extra state were looked for."""
-        self._with_extra_state: list[nn.Module] = []
-        self._extra_states: list[Any] = []
+        self._extra = ExtraStates()
         self._has_warned = False
         self._parameters: list[_Parameter] | None = None
-        """Parameters before the first step; None: there was none yet."""
+        """Parameters before the step: all before the first one, later those that are not trained; None: not yet."""
         self._looks_at_parameters = settings.exchange.get("shard") != "parameters" and not settings.is_streaming
         self._found: list[tuple[nn.Module, str]] = []
         """Parameters without gradients of which the last step has shown that it changes them."""
@@ -86,21 +86,20 @@ class StepBuffers:
             return
         if self._parameters is None:
             self._parameters = self._look_at_parameters() if self._agrees and self._looks_at_parameters else []
+        elif self._parameters:
+            self._parameters = [each._replace(version=each.parameter._version) for each in self._parameters]
         self._copies.parameters += self._found
         self._found = []
         self._copies.take()
+        self._extra.look_in(self._copies.modules)
         if self._rolls_back:
-            if self._copies.modules is not self._modules:
-                self._modules = self._copies.modules
-                self._with_extra_state = with_extra_state(self._modules)
-            self._extra_states = [copy.deepcopy(module.get_extra_state()) for module in self._with_extra_state]
+            self._extra.keep()
 
     def roll_back(self) -> None:
         """Put back what the model had when the step began."""
         if self._rolls_back:
             self._copies.put_back()
-            for module, state in zip(self._with_extra_state, self._extra_states, strict=True):
-                module.set_extra_state(state)
+            self._extra.put_back()
 
     def keep_memory(self) -> None:
         """Move what the step has assigned to a buffer into the memory that the buffer had, which the scheme averages.
@@ -117,22 +116,23 @@ class StepBuffers:
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 
-    def apart(self, *, trains: bool = True) -> float:
+    def apart(self, *, trains: bool = True, is_updated: bool = True) -> float:
         """Return a number whose sum over all workers is 0 if the step has left each replica with the same buffers.
 
         The sum of different buffers is 0 in one of 2**32 cases.
 
         Args:
             trains: False after a validation.
+            is_updated: False before the optimizer's update.
 
         Raises:
-            TrainingError: the step has replaced a parameter.
+            TrainingError: the step has replaced a parameter, or written to one that is trained.
         """
         if not self._agrees:
             return 0.0
         if self._parameters and trains:
-            self._compare_parameters()
-        checksum = 0
+            self._compare_parameters(is_updated)
+        checksum = self._extra.checksum(0)
         for number, module, name in self._changed():
             tensor = _tensor(module, name)
             checksum = zlib.crc32(f"{number} {name} {tensor.dtype} {list(tensor.shape)}".encode(), checksum)
@@ -161,7 +161,10 @@ class StepBuffers:
         rows = objects.gather_json(self._replicas, own)
         names = dict.fromkeys(chain.from_iterable(rows))
         apart = [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
-        self._tell(apart)
+        extra_differ = self._extra.differ(self._replicas)
+        self._tell([*apart, *(["extra state"] if extra_differ else [])])
+        if extra_differ:
+            self._extra.take_from_first(self._replicas)
         alike = [name for name in apart if all(name in row and row[name][:2] == rows[0][name][:2] for row in rows)]
         averaged = [] if self._policy == "broadcast" else alike
         average_buffers([present[name][2] for name in averaged], self._replicas, num_samples, batch_samples)
@@ -203,9 +206,9 @@ class StepBuffers:
         self._has_warned = True
         self._warn(
             f"the buffers {shown} depend on the samples of a worker's share. After each step the replicas take their "
-            "mean, weighted by samples; of whole numbers the largest; of different shapes the first replica's. That is "
-            "the result of one process for means over samples, not for sums, extremes or queues. Say "
-            "train.buffers: average if it is right, broadcast for those of the first replica, or error."
+            "mean, weighted by samples; of whole numbers the largest; of different shapes and of extra state the first "
+            "replica's. That is the result of one process for means over samples, not for sums, extremes or queues. "
+            "Say train.buffers: average if it is right, broadcast for those of the first replica, or error."
         )
 
     def _changed(self) -> list[tuple[int, nn.Module, str]]:
@@ -235,17 +238,19 @@ class StepBuffers:
     def _look_at_parameters(self) -> list[_Parameter]:
         """Return all parameters, with a part of the elements of those without gradients."""
         return [
-            _Parameter(module, name, parameter, None if parameter.requires_grad else _sample(parameter))
+            _Parameter(
+                module, name, parameter, parameter._version, None if parameter.requires_grad else _sample(parameter)
+            )
             for module in self._model.modules()
             if not isinstance(module, torch.jit.ScriptModule)  # it gives other objects each time
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
 
-    def _compare_parameters(self) -> None:
-        """After the first step, find the parameters without gradients that it has changed."""
+    def _compare_parameters(self, is_updated: bool) -> None:
+        """Find the parameters without gradients that the step has changed."""
         parameters, self._parameters = self._parameters or [], []
-        for module, name, parameter, sample in parameters:
+        for module, name, parameter, version, sample in parameters:
             present = module._parameters.get(name)
             if present is not parameter:
                 raise TrainingError(
@@ -253,8 +258,14 @@ class StepBuffers:
                     "step. The optimizer and the other replicas know only the first one. Change it in place, or make "
                     "it a buffer (register_buffer)."
                 )
-            if sample is not None and not torch.equal(_sample(present), sample):
+            has_new_version = parameter._version != version
+            if parameter.requires_grad:
+                if has_new_version and not is_updated:
+                    raise writes_parameter(f"{type(module).__name__}.{name}")
+            elif has_new_version or not (sample is None or torch.equal(_sample(present), sample)):
                 self._found.append((module, name))
+            else:
+                self._parameters.append(_Parameter(module, name, parameter, version, None))
 
 
 def _tensor(module: nn.Module, name: str) -> Tensor:

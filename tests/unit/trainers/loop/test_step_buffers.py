@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.loop.replica import Replica
-from support.layouts import layout_settings
+from support.layouts import layout_settings, train_laid_out
 from support.stateful import KINDS, WIDTH, Calls, RunningMean, task_of, trained, trained_with_a_loss, whole_state
 from support.training import Rows, furthest, same_bits, train
 
@@ -243,3 +243,161 @@ def test_a_scheme_that_does_not_agree_in_each_step_refuses_the_setting() -> None
     for exchange in ({"type": "averaging", "every": 2}, {"type": "parameter_server"}):
         with pytest.raises(ConfigError, match=r"train\.buffers: .*use allreduce, or take it out"):
             settings(2, exchange, buffers="broadcast")
+
+
+class Seen(nn.Module):
+    """The largest number seen, as extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0.0
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"largest": self.largest}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.largest = state["largest"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = max(self.largest, float(x.max())) if self.training else self.largest
+        return x
+
+
+def test_extra_state_of_samples_is_the_first_replicas_with_a_warning_or_ends_the_run() -> None:
+    task = rows_of(lambda: nn.Sequential(Seen(), nn.Linear(WIDTH, 1)))
+    replicas = trained(task, settings(2, steps=3))
+    first, second = (replica.model[0].largest for replica in replicas)  # type: ignore[index]
+    assert first == second > 0
+    [text] = warnings_of(replicas[0])
+    assert "'extra state'" in text
+    with pytest.raises(TrainingError, match="The buffers 'extra state' depend on the samples"):
+        trained(task, settings(2, buffers="error"))
+
+
+def rows_of(build: Any, num_samples: int = 40) -> Rows:
+    inputs = np.random.default_rng(0).normal(size=(num_samples, WIDTH)) + 1
+    return Rows(inputs, inputs.sum(1), build)
+
+
+class Renormalised(nn.Linear):
+    """A layer that writes to its weights, as `nn.Embedding(max_norm=...)` does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.div_(self.weight.norm(dim=1, keepdim=True))
+        return super().forward(x)
+
+
+LAYOUTS: dict[str, tuple[Any, Any]] = {
+    "data": ({"data": 2, "microbatches": 1}, {}),
+    "zero3": ({"data": 2, "microbatches": 1}, {"shard": "parameters"}),
+    "pipeline": ({"pipeline": 2, "microbatches": 2, "split": "equal"}, {}),
+    "tensor": ({"tensor": 2, "microbatches": 1}, {}),
+}
+
+
+def laid_out(layout: str, **train: Any) -> ReplicaSettings:
+    return layout_settings(*LAYOUTS[layout], **{"batch_size": 8, "steps": 5, **train})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_forward_pass_that_writes_to_a_trained_parameter_needs_one_worker(layout: str) -> None:
+    task = rows_of(lambda: nn.Sequential(Renormalised(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1)))
+    with pytest.raises(TrainingError, match=r"changes its parameter '.*weight' itself"):
+        trained(task, laid_out(layout))
+    trained(task, settings(steps=2))
+
+
+class Codebook(nn.Module):
+    """A parameter without gradients that the passes from a certain one on change."""
+
+    def __init__(self, first: int, *, by_samples: bool) -> None:
+        super().__init__()
+        self.first, self.by_samples, self.passes = first, by_samples, 0
+        self.code = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        code = self.code.clone()
+        if self.training and self.passes >= self.first:
+            with torch.no_grad():
+                self.code.mul_(0.9).add_(0.1 * x.mean(0) if self.by_samples else 0.03)
+        return x * code
+
+
+def test_a_parameter_without_gradients_that_moves_later_is_the_same_on_all_replicas() -> None:
+    replicas = trained(rows_of(lambda: nn.Sequential(Codebook(3, by_samples=True), nn.Linear(WIDTH, 1))), settings(2))
+    assert same_bits(whole_state(replicas[0]), whole_state(replicas[1]))
+    assert len(warnings_of(replicas[0])) == 1
+
+
+@pytest.mark.parametrize("layout", ["data", "pipeline", "tensor"])
+def test_passes_before_the_first_step_do_not_move_a_parameter_without_gradients(layout: str) -> None:
+    class Plain(Codebook):
+        def forward(self, x: Tensor) -> Tensor:
+            code = self.code.clone()
+            if self.training:
+                with torch.no_grad():
+                    self.code.mul_(0.9).add_(0.03)
+            return x * code
+
+    def build() -> nn.Module:
+        return nn.Sequential(Plain(0, by_samples=False), nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    micro_batches = 2 if layout == "pipeline" else 1
+    (single,) = trained(rows_of(build), settings(accumulate=micro_batches, steps=5, optimizer=SGD))
+    found = train_laid_out(lambda: rows_of(build), laid_out(layout, optimizer=SGD)).weights
+    assert furthest(found, dict(single.model.state_dict())) <= 1e-12
+
+
+SGD = {"type": "sgd", "lr": 0.01}
+
+
+class Masked(Rows):
+    """A loss that is NaN for a sample of weight 0 alone."""
+
+    def weight(self, batch: Any) -> float:
+        return float((batch["inputs"][:, 0] > MASKED).sum())
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        weights = (batch["inputs"][:, 0] > MASKED).double()
+        return (weights * (outputs.reshape(-1) - batch["targets"]).square()).sum() / weights.sum()
+
+
+MASKED = -5
+
+
+@pytest.mark.parametrize("exchange", [{}, {"shard": "parameters"}])
+def test_the_pass_of_a_replica_without_samples_may_have_a_loss_that_is_not_a_number(exchange: Any) -> None:
+    inputs = np.random.default_rng(0).normal(size=(17, WIDTH))
+    inputs[0, 0] = MASKED - 1  # the sample of passes that count nowhere
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+    def task() -> Rows:
+        return Masked(inputs, inputs.sum(1), build)
+
+    (single,) = trained(task(), settings(steps=6, drop_last=False, optimizer=SGD, batch_size=15))
+    found = train_laid_out(task, settings(3, exchange, steps=6, optimizer=SGD, batch_size=15)).weights
+    assert furthest(found, dict(single.model.state_dict())) <= 1e-12
+
+
+class Forces(nn.Module):
+    """A model that takes gradients in its forward pass, and has a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(WIDTH, 1)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        energy = self.inside(x).square().sum() * self.scale
+        return torch.autograd.grad(energy, x, create_graph=self.training)[0].sum(1)
+
+
+def test_a_replica_without_samples_makes_its_pass_where_the_model_takes_gradients() -> None:
+    (single,) = trained(rows_of(Forces, num_samples=9), settings(steps=4))
+    found = trained(rows_of(Forces, num_samples=9), settings(3, steps=4))[0]
+    assert furthest(whole_state(found), whole_state(single)) <= 1e-12
