@@ -57,9 +57,12 @@ def has_synchronized(model: nn.Module) -> bool:
     return any(_is_synchronized(module) for module in model.modules())
 
 
-def has_own_buffers(model: nn.Module) -> bool:
-    """Return True if the model has buffers besides the running statistics of batch normalisation."""
-    return any(
+def needs_every_pass(model: nn.Module) -> bool:
+    """Return True if a replica without samples must make a pass as well.
+
+    So it is if batch normalisation spans all replicas, or if the model has buffers besides its running statistics.
+    """
+    return has_synchronized(model) or any(
         tensor is not None and not (isinstance(module, _BatchNorm) and name in _STATISTICS)
         for module in model.modules()
         for name, tensor in module._buffers.items()

@@ -46,7 +46,7 @@ def unseeded_modules(model: nn.Module, inputs: Any) -> list[str]:
     names = {module: name for name, module in model.named_modules()}
     known = {module for module in names if draws(module)}
     found: set[nn.Module] = set()
-    with generators_put_back(), untouched(model):
+    with generators_put_back():
         while new := _differing(model, inputs, known, found) - found:
             found |= new
     return [name for module, name in names.items() if module in found]
@@ -59,7 +59,7 @@ def repeated_draws(model: nn.Module, inputs: Any) -> list[str]:
     `unseeded_modules`.
     """
     known = {module for module in model.modules() if draws(module)}
-    with generators_put_back(), untouched(model):
+    with generators_put_back():
         calls = Counter(call.module for call in _Watch(model, known, set(), _RUN_SEEDS[0]).run(inputs))
     return [name for name, module in model.named_modules() if module in known and calls[module] > 1]
 
@@ -153,6 +153,7 @@ class _Watch:
     def run(self, inputs: Any) -> list[_Call]:
         """Return the calls of a forward pass, in the order of their ends."""
         with contextlib.ExitStack() as stack:
+            stack.enter_context(untouched(self._model))  # each pass begins with the same buffers
             for module in self._keys:
                 stack.callback(module.register_forward_pre_hook(self._begin, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(self._end).remove)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from orchestray.trainers.core.batch_norm import has_own_buffers, has_synchronized
+from orchestray.trainers.core.batch_norm import has_synchronized, needs_every_pass
 from orchestray.trainers.core.forward import empty_pass, pass_without_loss, passing, user_code
 from orchestray.trainers.core.network import Usage
 from orchestray.trainers.core.own_gradients import WithoutGradients
@@ -62,7 +62,7 @@ class WholeNetwork:
         self._without_gradients = WithoutGradients(forward.model)
         self._meets_in_passes = has_synchronized(self.model)
         # What a pass does to other buffers, it has to do on every replica: count calls, say.
-        self._needs_every_pass = self._meets_in_passes or has_own_buffers(self.model)
+        self._needs_every_pass = needs_every_pass(self.model)
         self._sent_before = 0 if tensor_group is None else tensor_group.own_bytes_sent
 
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:

@@ -75,7 +75,7 @@ def snapshot_ensemble(run: Run, last: int, average: Average = "probabilities") -
 
 
 def mean_tensors(snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of named tensors, summed in float64; tensors of other dtypes come from the last snapshot.
+    """Return the mean of named tensors, summed in double precision; those of whole numbers come from the last snapshot.
 
     Raises:
         CheckpointError: they have different names or shapes.
@@ -85,10 +85,10 @@ def mean_tensors(snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
         raise CheckpointError("The checkpoints hold different models: no mean of their weights can be taken.")
     mean = {}
     for name, last in snapshots[-1].items():
-        if not last.is_floating_point():
+        if not (last.is_floating_point() or last.is_complex()):
             mean[name] = last.clone()
             continue
-        total = torch.zeros(last.shape, dtype=torch.float64)
+        total = torch.zeros(last.shape, dtype=torch.complex128 if last.is_complex() else torch.float64)
         for snapshot in snapshots:
             total += snapshot[name]
         mean[name] = (total / len(snapshots)).to(last.dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from orchestray.platform.comm import objects
+from orchestray.trainers.core.batch_norm import needs_every_pass
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
@@ -113,7 +114,7 @@ class PipelineAssembler:
             "pieces": pieces,
             "partial": partial,
             "form": layers.form,
-            "one_sample": stream.one_sample,
+            "one_sample": stream.one_sample if needs_every_pass(layers.model) else None,
         }
         if settings.is_streaming:
             from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork

@@ -44,6 +44,8 @@ class FullyConnected:
             output.register_hook(partial(self._capture, arguments[0].detach()))  # type: ignore[no-untyped-call]
 
     def _capture(self, inputs: Tensor, error: Tensor) -> None:
+        # The gradient of a gradient reaches the parameters by more ways than this one.
+        self.is_refused = self.is_refused or torch.is_grad_enabled()
         self.inputs.append(inputs.reshape(-1, self.in_features).to(self.dtype))
         self.errors.append(error.reshape(-1, self.out_features).to(self.dtype))
 

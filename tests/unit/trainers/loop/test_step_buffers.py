@@ -63,6 +63,31 @@ def test_a_replica_without_samples_makes_its_pass(kind: str, exchange: Any) -> N
         assert furthest(dict(replica.model.named_buffers()), expected) <= 1e-12
 
 
+@pytest.mark.parametrize("kind", ["calls", "spectral_norm", "running_mean"])
+def test_a_replica_of_a_pipeline_makes_its_pass_in_every_stage(kind: str) -> None:
+    task = task_of(kind, num_samples=9)
+    network = {"data": 2, "pipeline": 2, "microbatches": 1, "split": "equal"}
+    (single,) = trained(task, settings(steps=4))
+    replicas = trained(task, layout_settings(network, batch_size=8, steps=4, optimizer={"type": "adam", "lr": 0.01}))
+    expected = dict(single.model.named_buffers())
+    for replica in replicas:
+        held = dict(replica.model.named_buffers())
+        assert furthest(held, {name: expected[name] for name in held}) <= 1e-12 if held else True
+    assert len({text for replica in replicas for text in warnings_of(replica)}) == (kind == "running_mean")
+
+
+def test_batch_normalisation_in_one_stage_needs_every_replica_in_all() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 1))
+
+    network = {"data": 3, "pipeline": 2, "microbatches": 1, "split": "equal"}
+    (single,) = trained(rows_of(build, 20), settings(steps=4, optimizer=SGD, batch_size=9))
+    chosen = layout_settings(network, batch_size=9, steps=4, optimizer=SGD)
+    found = train_laid_out(lambda: rows_of(build, 20), chosen).weights
+    assert found.keys() == single.model.state_dict().keys()
+    assert furthest(found, dict(single.model.state_dict())) <= 1e-12
+
+
 def test_a_pass_without_samples_counts_nowhere_else() -> None:
     task = task_of("running_mean", num_samples=9)
     (single,) = trained(task, settings(steps=6))

@@ -26,6 +26,13 @@ from support.layouts import train_laid_out
 from support.training import digits
 
 
+def test_complex_weights_have_their_mean_too() -> None:
+    first, second = ({"w": torch.tensor([1 + 2j * n]), "n": torch.tensor(n)} for n in (1, 3))
+    mean = mean_tensors([first, second])
+    assert mean["w"].tolist() == [1 + 4j]
+    assert mean["n"].item() == 3
+
+
 def trained(folder: Path, *, strategy: dict[str, Any] | None = None, **task: Any) -> Run:
     """Train a run of 8 steps that keeps the checkpoints of steps 2, 4, 6 and 8."""
     task = {"hidden": [16], **task}
