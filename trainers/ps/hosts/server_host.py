@@ -18,6 +18,7 @@ from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.model_state import load_state
 from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.core.own_saving import loads_itself
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.loop.checkpoint_source import newest
@@ -111,6 +112,12 @@ class ServerHost(AcceptingHost):
                 raise CheckpointError(
                     f"The buffers {', '.join(saved.buffers)} of the checkpoint have other sizes than those of a "
                     "fresh model, and parameter servers keep buffers of fixed sizes. Go on with "
+                    "strategy.exchange.type: allreduce."
+                )
+            if loads_itself(model):
+                raise CheckpointError(
+                    "A module of the model does more than copy when its state is loaded (load_state_dict hooks). The "
+                    "workers of parameter servers load none, they pull the parameters. Go on with "
                     "strategy.exchange.type: allreduce."
                 )
             load_state(model, saved)

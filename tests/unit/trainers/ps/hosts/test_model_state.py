@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.errors import CheckpointError, ConfigError, TrainingError
 from orchestray.platform.run.checkpoint import list_checkpoints, load_tensors
 from orchestray.platform.run.checkpoint_files import RESUME_FILE
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -53,6 +53,14 @@ def test_a_buffer_that_grows_is_refused(tmp_path: Path, kind: str, exchange: Any
 def test_a_model_that_saves_itself_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
     with pytest.raises(ConfigError, match=r"in a way of its own.*use strategy\.exchange\.type: allreduce"):
         train_central(lambda: task_of(kind), settings(), tmp_path)
+
+
+def test_a_run_of_a_model_that_loads_itself_is_not_resumed_by_servers(tmp_path: Path) -> None:
+    chosen = replace(settings(), checkpoint_storage=str(tmp_path / "checkpoints"), checkpoint_every_steps=3)
+    train_central(lambda: task_of("flagged"), chosen, tmp_path)
+    first = list_checkpoints(tmp_path / "checkpoints")[0]
+    with pytest.raises(CheckpointError, match=r"does more than copy when its state is loaded .*: allreduce"):
+        train_central(lambda: task_of("flagged"), settings(), tmp_path, checkpoint=first)
 
 
 def test_a_frozen_backbone_stays_in_evaluation_mode(tmp_path: Path) -> None:
