@@ -205,7 +205,7 @@ def open_source(
     if isinstance(data, Mix):
         return _mixed(data, window_rows, split)
     if isinstance(data, ByLength):
-        _check_plain(data.data, "ByLength takes a table or a dataset")
+        _check_plain(data.data, "ByLength takes a table or a dataset; its data")
         return LengthSource(open_source(data.data, window_rows=window_rows, split=split), data.column, data.run_rows)
     may_be_empty = split == VALIDATION
     if data is None and may_be_empty:
@@ -241,14 +241,14 @@ def open_source(
 def _mixed(mix: Mix, window_rows: int, split: str | None) -> MixedSource:
     parts = []
     for number, part in enumerate(mix.parts, start=1):
-        _check_plain(part, f"the parts of a Mix must be tables or datasets (part {number})")
+        _check_plain(part, f"the parts of a Mix must be tables or datasets; part {number}")
         parts.append(open_source(part, window_rows=window_rows, split=f"{split or 'mixed'} (part {number})"))
     return MixedSource(parts, mix.weights, mix.num_rows)
 
 
 def _check_plain(data: Any, wanted: str) -> None:
     if isinstance(data, Mix | Endless | ByLength):
-        raise TaskError(f"{wanted}, got a {type(data).__name__}")
+        raise TaskError(f"{wanted} is a {type(data).__name__}")
 
 
 def _held(table: pa.Table, which: str, may_be_empty: bool) -> TableSource:

@@ -68,9 +68,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
     What else a pass writes to, such as a number that a module counts, stays.
     """
-    frozen = [
-        (parameter, parameter.detach().clone()) for parameter in model.parameters() if not parameter.requires_grad
-    ]
+    # A pass changes no shard of a parameter (DTensor).
+    own = [p for p in model.parameters() if not (p.requires_grad or hasattr(p, "to_local"))]
+    frozen = [(parameter, parameter.detach().clone()) for parameter in own]
     extra = [(module, copy.deepcopy(module.get_extra_state())) for module in with_extra_state(model.modules())]
     held = [(owner, dict(owner._buffers.items())) for owner in model.modules()]
     copies = {

@@ -99,8 +99,8 @@ def test_a_stream_of_windows_is_sorted_within_each(write_parquet: WriteParquet) 
         (ByLength(table_of("text"), "word"), DataError, "the data has no column 'word' to sort by; it has sample,"),
         (ByLength(table_of("text"), "row"), DataError, "column 'row' is of type int64, and samples are sorted by the"),
         (ByLength(table_of("text"), "sample", 0), TaskError, r"ByLength\(run_rows=0\) sorts nothing"),
-        (ByLength(Mix([table_of("text")], [1]), "sample"), TaskError, "takes a table or a dataset, got a Mix"),  # type: ignore[arg-type]
-        (Mix([ByLength(table_of("text"), "sample")], [1]), TaskError, r"datasets \(part 1\), got a ByLength"),  # type: ignore[list-item]
+        (ByLength(Mix([table_of("text")], [1]), "sample"), TaskError, "takes a table or a dataset; its data is a Mix"),  # type: ignore[arg-type]
+        (Mix([ByLength(table_of("text"), "sample")], [1]), TaskError, "datasets; part 1 is a ByLength"),  # type: ignore[list-item]
     ],
 )
 def test_what_cannot_be_sorted_is_refused(data: Any, error: type[Exception], said: str) -> None:
