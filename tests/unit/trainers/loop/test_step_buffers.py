@@ -32,19 +32,19 @@ def warnings_of(replica: Replica) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [*SAME_ON_ALL, *OF_A_SHARE])
-@pytest.mark.parametrize("data", [2, 3])
-def test_buffers_are_those_of_one_process_and_the_same_bits_on_every_replica(kind: str, data: int) -> None:
+def test_buffers_are_those_of_one_process_and_the_same_bits_on_every_replica(kind: str) -> None:
     task = task_of(kind, num_samples=37)  # the last batch has 5 samples, of which shares are unequal
     (single,) = trained(task, settings())
-    replicas = trained(task, settings(data))
+    replicas = trained(task, settings(3))
     for replica in replicas:
         assert furthest(whole_state(replica), whole_state(single)) <= 1e-12
         assert same_bits(whole_state(replica), whole_state(replicas[0]))
     assert len(warnings_of(replicas[0])) == (kind in OF_A_SHARE)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "quantised"])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "lost"), [*((kind, 0) for kind in KINDS if kind != "quantised"), ("running_mean", 1), ("extra", 1)]
+)
 def test_a_run_that_loses_a_worker_has_the_bits_of_one_that_does_not(kind: str, lost: int) -> None:
     task, chosen = task_of(kind), settings(2)
     expected = whole_state(trained(task, chosen)[0])
