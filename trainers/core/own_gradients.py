@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from orchestray.platform.data.nested import map_tensors
 from orchestray.trainers.core.buffers import BufferCopies, untouched
+from orchestray.trainers.core.parameter_uses import noting_uses
 from orchestray.trainers.core.task_calls import loss_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     """Return which of `forward` and `loss` take gradients in training: the model's forward pass, and the task's loss.
 
     Both are called once. Modes, buffers and torch's generator are restored. What fails takes none: training reports it.
+    Modules whose parameters the pass uses from outside are marked, see `parameter_uses`.
 
     Args:
         forward: calls the model, which is not split yet.
@@ -101,7 +103,7 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), untouched(forward.model):
             forward.model.train()
-            with _Noting() as noting:
+            with _Noting() as noting, noting_uses(forward.model):
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
             with _Noting() as noting, forward.precision():
