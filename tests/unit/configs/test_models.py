@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from itertools import product
 from typing import Any
@@ -19,6 +20,7 @@ from orchestray.trainers.sync.zero import fully_sharded
 from orchestray.trainers.sync.zero.fsdp_units import unit_modules
 from support.layers import ROOT
 from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.pages import blocks
 from support.plain import train_plainly
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
@@ -136,3 +138,11 @@ def test_no_bit_of_what_adapters_are_put_on_changes(layout: str) -> None:
     before = model.state_dict()
     assert {name for name, value in found.items() if not torch.equal(value, before[name])} == trains
     assert len(found) > 2 * len(trains)
+
+
+def test_the_page_names_each_model_and_shows_one_as_it_is() -> None:
+    page = ROOT / "docs" / "models.md"
+    rows = re.findall(r"^\| \[(\w+)\]\(\.\./configs/models/(\w+)\.py\) \|", page.read_text(), flags=re.MULTILINE)
+    assert sorted(rows) == [(name, name) for name in MODELS]
+    (shown,) = [block for block in blocks(page) if block.purpose == "file"]
+    assert shown.text == (FOLDER / shown.detail).read_text()
