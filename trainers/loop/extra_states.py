@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExtraStates:
-    """What `get_extra_state` of a model's modules returns."""
+    """The states that `get_extra_state` of a model's modules returns."""
 
     def __init__(self) -> None:
         self._searched: list[nn.Module] | None = None
