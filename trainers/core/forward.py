@@ -122,8 +122,8 @@ def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None
     with user_code(step, rank), not_counted(forward.model):
         outputs, batch = forward.outputs(sample)
         for leaf in tensors_in(outputs):
-            if leaf.requires_grad:
-                leaf.register_hook(torch.zeros_like)  # the loss of a sample with weight 0 may be NaN
+            if leaf.requires_grad:  # the loss of a sample with weight 0 may be NaN
+                leaf.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
         with forward.precision():
             loss = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
         if loss.requires_grad:

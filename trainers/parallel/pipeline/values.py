@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
@@ -19,7 +18,7 @@ INPUT = "input"
 TENSOR = "tensor"
 """Kind of a value: a tensor, as far as is known without running; it may also be a container of tensors, or nothing."""
 _HEADER = b"\0values of a pipeline\0"
-_CONTAINERS = {tuple: "tuple", list: "list"}
+_CONTAINERS: Mapping[Any, str] = {tuple: "tuple", list: "list"}
 _KINDS = {name: kind for kind, name in _CONTAINERS.items()}
 
 
@@ -144,7 +143,7 @@ def _form_in(tensors: Sequence[Tensor]) -> Any:
     last = tensors[-1] if tensors else None
     if last is None or last.dtype is not torch.uint8 or last.dim() != 1 or last.numel() <= len(_HEADER):
         return None
-    text = cast(np.ndarray, last.cpu().numpy()).tobytes()
+    text = last.cpu().numpy().tobytes()
     return json.loads(text[len(_HEADER) :]) if text.startswith(_HEADER) else None
 
 
