@@ -140,13 +140,16 @@ class HuggingFace:
         more = {} if self._kind != "sequence_classification" else self._label_arguments()
         try:
             if isinstance(self._model, str):
-                return transformers.AutoConfig.from_pretrained(self._model, local_files_only=True, **more)
-            given = dict(self._model)
-            return transformers.AutoConfig.for_model(given.pop("model_type"), **{**given, **more})
+                config = transformers.AutoConfig.from_pretrained(self._model, local_files_only=True, **more)
+            else:
+                given = dict(self._model)
+                config = transformers.AutoConfig.for_model(given.pop("model_type"), **{**given, **more})
         except KeyError:
             raise TaskError("task.model: a configuration needs model_type, like bert or gpt2") from None
         except (OSError, ValueError) as error:
             raise TaskError(f"task.model: {error}") from error
+        config.dtype = torch.float32  # whatever the folder's: `train.precision` says in what it is trained
+        return config
 
     def _label_arguments(self) -> dict[str, Any]:
         classes = self.classes
@@ -331,7 +334,7 @@ class HuggingFace:
 
     def rebuild_arguments(self) -> dict[str, Any]:
         """Return additional arguments with which the model is built without its folder and the data."""
-        config = {name: value for name, value in self._config.to_diff_dict().items() if name != "transformers_version"}
+        config = {k: v for k, v in self._config.to_diff_dict().items() if k not in ("transformers_version", "dtype")}
         model = {**config, "model_type": self._config.model_type}
         found = {"model": model, "tokenizer": self._tokenizer_folder}
         return {**found, "classes": self.classes or []} if self._kind == "sequence_classification" else found

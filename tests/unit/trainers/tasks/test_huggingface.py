@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,19 @@ def test_a_trained_folder_is_read_by_from_pretrained_and_starts_another_run(plac
     assert torch.equal(read(**inputs).logits, model(**inputs).logits)
     again = task_of(place, "sequence_classification", model=str(tmp_path / "model"), tokenizer=None)
     assert torch.equal(again.build_model().eval()(**inputs).logits, model(**inputs).logits)
+
+
+def test_a_model_is_float32_when_built_and_rebuilt_whatever_its_config_says(place: Path, tmp_path: Path) -> None:
+    model: Any = saved(task_of(place, "sequence_classification"), tmp_path / "model")
+    model.config.dtype = torch.bfloat16
+    model.bfloat16().save_pretrained(tmp_path / "half")
+    for given in (str(tmp_path / "half"), {**BERT, "dtype": "bfloat16"}):
+        task = task_of(place, "sequence_classification", model=given)
+        built: Any = task.build_model()
+        again = task_of(place, "sequence_classification", **json.loads(json.dumps(task.rebuild_arguments())))
+        assert {p.dtype for each in (built, again.build_model()) for p in each.parameters()} == {torch.float32}
+        config = json.loads(task.export_files(built.state_dict())["config.json"])
+        assert config["dtype"] == "float32"
 
 
 def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
