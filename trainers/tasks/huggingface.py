@@ -217,7 +217,8 @@ class HuggingFace:
             mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
             return {"input_ids": ids, "attention_mask": mask}
         texts = [columns[name].to_pylist() for name in self._texts]
-        found = self._tokenizer(*texts, truncation=True, max_length=self._max_length, padding=True, return_tensors="pt")
+        cut = {"truncation": True, "max_length": self._max_length}
+        found = self._tokenizer(*texts, **cut, padding=True, padding_side="right", return_tensors="pt")
         return {str(name): value for name, value in found.items()}
 
     def _masked(self, inputs: dict[str, Tensor], draws: Sequence[np.random.Generator]) -> Batch:

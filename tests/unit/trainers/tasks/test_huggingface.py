@@ -204,6 +204,21 @@ def test_an_adapter_trains_alone_and_is_saved_as_peft_reads_it(place: Path, tmp_
     assert torch.equal(read(**inputs).logits, trained.eval()(**inputs).logits)
 
 
+@pytest.mark.parametrize("kind", ["causal_lm", "masked_lm"])
+def test_texts_are_padded_on_the_right_whatever_the_tokenizer_does_by_itself(
+    place: Path, tmp_path: Path, kind: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer")
+    tokenizer.padding_side = "left"
+    tokenizer.save_pretrained(tmp_path / "left")
+    batches = [
+        task.to_batch(task.dataset("train").slice(0, 6))
+        for task in (task_of(place, kind), task_of(place, kind, tokenizer=str(tmp_path / "left")))
+    ]
+    assert torch.equal(batches[0]["targets"], batches[1]["targets"])
+    assert torch.equal(batches[0]["inputs"]["attention_mask"], batches[1]["inputs"]["attention_mask"])
+
+
 def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
     task = task_of(place, "causal_lm", packing=True, max_length=8)
     rows = open_source(task.dataset("train"), split="train").num_rows
