@@ -35,6 +35,8 @@ _CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
 }
+_TASK_TYPES = {"sequence_classification": "SEQ_CLS", "causal_lm": "CAUSAL_LM"}
+"""Names that peft has for some of them."""
 _IGNORED = -100
 """Target of a position that does not count."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -129,7 +131,11 @@ class HuggingFace:
                     module.draws_random = True  # by functions, so that it is seeded as nn.Dropout is
         if self._lora is not None:
             peft = _imported("peft")
-            model = peft.get_peft_model(model, peft.LoraConfig(**self._lora))
+            try:  # by the type of the task peft knows the head, which is trained and saved too
+                lora = peft.LoraConfig(**{"task_type": _TASK_TYPES.get(self._kind), **self._lora})
+                model = peft.get_peft_model(model, lora)
+            except (TypeError, ValueError) as error:
+                raise TaskError(f"task.lora: {error}") from error
         self._freeze_parameters(model)
         trained: nn.Module = model.train()
         return trained

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
@@ -186,7 +187,7 @@ def test_an_adapter_trains_alone_and_is_saved_as_peft_reads_it(place: Path, tmp_
     from peft import AutoPeftModelForSequenceClassification
 
     base = saved(task_of(place, "sequence_classification"), tmp_path / "base")
-    lora = {"r": 4, "target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+    lora = {"r": 4, "target_modules": ["query", "value"]}
     task = task_of(place, "sequence_classification", model=str(tmp_path / "base"), lora=lora)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     settings = layout_settings({"data": 2, "microbatches": None}, steps=2, batch_size=8, precision="float32")
@@ -195,22 +196,28 @@ def test_an_adapter_trains_alone_and_is_saved_as_peft_reads_it(place: Path, tmp_
     assert len(kept) > 20
     assert all(torch.equal(found[f"base_model.model.{name}"], before[name]) for name in kept)
     files = task.export_files(found)
-    assert "adapter_model.safetensors" in files
+    assert any("classifier" in name for name in load(files["adapter_model.safetensors"]))
     save_model(tmp_path / "adapter", found, {"task": {}}, beside=files)
     trained: Any = task.build_model()
     trained.load_state_dict(found)
+    assert "classifier" in {name.split(".")[2] for name, p in trained.named_parameters() if p.requires_grad}
     inputs = {"input_ids": torch.tensor([[2, 7, 9, 3]])}
     read = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter").eval()
     assert torch.equal(read(**inputs).logits, trained.eval()(**inputs).logits)
+
+
+@pytest.mark.parametrize("lora", [{"rank": 4}, {"target_modules": ["nosuch"]}], ids=str)
+def test_an_adapter_that_peft_refuses_is_said(place: Path, lora: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match=rf"task\.lora: .*{next(iter(lora))}"):
+        task_of(place, "sequence_classification", lora=lora).build_model()
 
 
 @pytest.mark.parametrize("kind", ["causal_lm", "masked_lm"])
 def test_texts_are_padded_on_the_right_whatever_the_tokenizer_does_by_itself(
     place: Path, tmp_path: Path, kind: str
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer")
-    tokenizer.padding_side = "left"
-    tokenizer.save_pretrained(tmp_path / "left")
+    AutoTokenizer.from_pretrained(place / "tokenizer", padding_side="left").save_pretrained(tmp_path / "left")
+    assert AutoTokenizer.from_pretrained(tmp_path / "left").padding_side == "left"
     batches = [
         task.to_batch(task.dataset("train").slice(0, 6))
         for task in (task_of(place, kind), task_of(place, kind, tokenizer=str(tmp_path / "left")))
