@@ -360,7 +360,8 @@ class HuggingFace:
                 config.save_pretrained(place)
             if self._tokenizer_folder is not None:
                 self._tokenizer.save_pretrained(place)
-            return {file.name: file.read_bytes() for file in sorted(Path(place).iterdir()) if file.name != "README.md"}
+            files = [file for file in sorted(Path(place).rglob("*")) if file.is_file() and file.name != "README.md"]
+            return {str(file.relative_to(place)): file.read_bytes() for file in files}
 
     @property
     def _architecture(self) -> str:

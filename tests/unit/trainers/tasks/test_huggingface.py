@@ -175,6 +175,15 @@ def test_a_model_is_float32_when_built_and_rebuilt_whatever_its_config_says(plac
         assert config["dtype"] == "float32"
 
 
+def test_a_tokenizer_with_several_chat_templates_is_saved_with_all_of_them(place: Path, tmp_path: Path) -> None:
+    templates = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer", chat_template=templates)
+    tokenizer.save_pretrained(tmp_path / "chat")
+    assert (tmp_path / "chat" / "additional_chat_templates").is_dir()
+    saved(task_of(place, "causal_lm", tokenizer=str(tmp_path / "chat")), tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == templates
+
+
 def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
     model = saved(task_of(place, "causal_lm"), tmp_path / "model")
     ids = torch.tensor([[5, 6, 7]])
