@@ -154,6 +154,8 @@ class HuggingFace:
             raise TaskError("task.model: a configuration needs model_type, like bert or gpt2") from None
         except (OSError, ValueError) as error:
             raise TaskError(f"task.model: {error}") from error
+        if more and self._tokenizer_folder is not None and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = self._tokenizer.pad_token_id  # GPT-2 classifies by the last token before the padding
         config.dtype = torch.float32  # whatever the folder's: `train.precision` says in what it is trained
         return config
 

@@ -184,6 +184,17 @@ def test_a_tokenizer_with_several_chat_templates_is_saved_with_all_of_them(place
     assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == templates
 
 
+def test_gpt2_classifies_batches_of_texts_of_different_lengths(place: Path) -> None:
+    task = task_of(place, "sequence_classification", model=GPT2)
+    model = task.build_model().eval()
+    rows = task.dataset("train")
+    together = model(**task.to_batch(rows.slice(0, 4))["inputs"]).logits
+    alone = [model(**task.to_batch(rows.slice(row, 1))["inputs"]).logits for row in range(4)]
+    assert torch.allclose(together, torch.cat(alone), atol=1e-6)
+    rebuilt = task_of(place, "sequence_classification", **task.rebuild_arguments()).build_model()
+    assert rebuilt.config.pad_token_id == VOCABULARY["[PAD]"]
+
+
 def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
     model = saved(task_of(place, "causal_lm"), tmp_path / "model")
     ids = torch.tensor([[5, 6, 7]])
