@@ -5,7 +5,6 @@ Nothing is fetched: a model is a folder on this machine, or a configuration with
 
 from __future__ import annotations
 
-import math
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -97,6 +96,8 @@ class HuggingFace:
         self._model, self._kind = model, kind
         self._path, self._validation_path, self._validation_fraction = path, validation_path, validation_fraction
         self._texts = [text] if isinstance(text, str) else list(text)
+        if packing and len(self._texts) > 1:
+            raise TaskError("task.packing: joins the texts of one column; name one column in task.text")
         self._label, self._max_length, self._packing = label, max_length, packing
         self._group_by_length = group_by_length
         self._mask_probability, self._lora, self._freeze = mask_probability, lora, list(freeze)
@@ -333,7 +334,8 @@ class HuggingFace:
 
     def _judge(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         tokens = max(1.0, float(totals["tokens"]))
-        return {"perplexity": math.exp(float(totals["loss"]) / tokens), "accuracy": float(totals["hits"]) / tokens}
+        perplexity = (totals["loss"].double() / tokens).exp()  # inf if it is larger than any number
+        return {"perplexity": float(perplexity), "accuracy": float(totals["hits"]) / tokens}
 
     @staticmethod
     def _count_targets(batch: Batch) -> float:

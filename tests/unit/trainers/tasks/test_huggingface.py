@@ -257,6 +257,11 @@ def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
     assert torch.equal(batch["targets"][:, :-1], batch["inputs"]["input_ids"][:, 1:])
 
 
+def test_the_perplexity_of_a_model_that_knows_nothing_is_infinite(place: Path) -> None:
+    totals = {"loss": torch.tensor(4000.0), "hits": torch.tensor(1), "tokens": torch.tensor(4)}
+    assert task_of(place, "causal_lm")._judge(totals) == {"perplexity": float("inf"), "accuracy": 0.25}
+
+
 def test_frozen_parameters_stay_and_a_pattern_without_a_parameter_is_refused(place: Path) -> None:
     model = task_of(place, "sequence_classification", freeze=["bert.*"]).build_model()
     assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} == {"classifier"}
@@ -272,11 +277,12 @@ def test_frozen_parameters_stay_and_a_pattern_without_a_parameter_is_refused(pla
         ({"text": "words"}, "no column 'words' in .*; it has text, label"),
         ({"tokenizer": None}, "texts need a tokenizer"),
         ({"packing": True}, "task.kind: causal_lm"),
+        ({"packing": True, "kind": "causal_lm", "text": ["text", "label"]}, "joins the texts of one column"),
     ],
 )
 def test_what_is_missing_is_said(place: Path, arguments: dict[str, Any], text: str) -> None:
     def use() -> None:
-        task = task_of(place, "sequence_classification", **arguments)
+        task = task_of(place, **{"kind": "sequence_classification", **arguments})
         task.build_model()
         task.to_batch(task.dataset("train").slice(0, 2))
 
