@@ -341,6 +341,12 @@ class HuggingFace:
     def _count_targets(batch: Batch) -> float:
         return float((batch["targets"] != _IGNORED).sum())
 
+    def example_inputs(self) -> dict[str, Tensor]:
+        """Return the inputs of a sample of `max_length` tokens."""
+        ids = torch.zeros(self._max_length, dtype=torch.int64)
+        names = [] if "input_ids" in self._texts else self._tokenizer.model_input_names
+        return {**dict.fromkeys(names, ids), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     def rebuild_arguments(self) -> dict[str, Any]:

@@ -262,6 +262,17 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_infinite(place: Path) -
     assert task_of(place, "causal_lm")._judge(totals) == {"perplexity": float("inf"), "accuracy": 0.25}
 
 
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_example_has_the_form_of_the_longest_sample(place: Path, kind: str) -> None:
+    task = task_of(place, kind)
+    example, made = task.example_inputs(), task.to_batch(pa.table({"text": ["cat " * 20], "label": ["yes"]}))["inputs"]
+    assert {name: (value.shape, value.dtype) for name, value in example.items()} == {
+        name: (value.shape[1:], value.dtype) for name, value in made.items()
+    }
+    ids = task_of(place, kind, text="input_ids", tokenizer=None).example_inputs()
+    assert {name: list(value.shape) for name, value in ids.items()} == {"input_ids": [16], "attention_mask": [16]}
+
+
 def test_frozen_parameters_stay_and_a_pattern_without_a_parameter_is_refused(place: Path) -> None:
     model = task_of(place, "sequence_classification", freeze=["bert.*"]).build_model()
     assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} == {"classifier"}
