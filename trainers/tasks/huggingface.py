@@ -23,8 +23,9 @@ from torch.nn import functional
 
 from orchestray.platform.data.by_length import ByLength
 from orchestray.platform.data.retries import read_patiently
+from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
-from orchestray.trainers.tasks.parquet_files import check_columns, open_files, part
+from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, open_files, part, values_of
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -220,12 +221,12 @@ class HuggingFace:
 
     def _encoded(self, columns: pa.Table) -> dict[str, Tensor]:
         if "input_ids" in columns.column_names:
-            rows = [row[: self._max_length] for row in columns["input_ids"].to_pylist()]
+            rows = [row[: self._max_length] for row in values_of(columns, "input_ids")]
             length = max(map(len, rows))
             ids = torch.tensor([row + [self._pad_id] * (length - len(row)) for row in rows])
             mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
             return {"input_ids": ids, "attention_mask": mask}
-        texts = [columns[name].to_pylist() for name in self._texts]
+        texts = [values_of(columns, name) for name in self._texts]
         cut = {"truncation": True, "max_length": self._max_length}
         found = self._tokenizer(*texts, **cut, padding=True, padding_side="right", return_tensors="pt")
         return {str(name): value for name, value in found.items()}
@@ -256,8 +257,8 @@ class HuggingFace:
             ids = table["input_ids"].combine_chunks().flatten().to_numpy()
         else:
             end = [self._tokenizer.eos_token_id] if self._tokenizer.eos_token_id is not None else []
-            texts = table[self._texts[0]].to_pylist()
-            ids = np.array([token for row in self._tokenizer(texts)["input_ids"] for token in (*row, *end)], np.int64)
+            texts = self._tokenizer(values_of(table, self._texts[0]))["input_ids"]
+            ids = np.array([token for row in texts for token in (*row, *end)], np.int64)
         count = len(ids) // self._max_length
         if not count:
             raise TaskError(f"task.max_length: {self._path} has {len(ids)} tokens, fewer than one sample of them")
@@ -266,12 +267,8 @@ class HuggingFace:
 
     def _labels(self, column: pa.ChunkedArray) -> Tensor:
         if self.classes is None:
-            return torch.tensor(column.to_pylist(), dtype=torch.float32)
-        found = pc.index_in(column, pa.array(self.classes, column.type))
-        if found.null_count:
-            unknown = pc.unique(column.filter(found.is_null())).to_pylist()[:3]
-            raise TaskError(f"column '{self._label}' has classes that the training table lacks: {unknown}")
-        return torch.tensor(found.to_pylist(), dtype=torch.int64)
+            return to_tensor(column, self._label).to(torch.float32)
+        return class_indices(column, self.classes, self._label)
 
     @cached_property
     def _data(self) -> ds.FileSystemDataset:
@@ -286,7 +283,7 @@ class HuggingFace:
         if pa.types.is_floating(self._data.schema.field(self._label).type):
             return None
         column = read_patiently(lambda: self._data.to_table(columns=[self._label]), self._path)[self._label]
-        return sorted(pc.unique(column).to_pylist())
+        return sorted(pc.unique(column).drop_null().to_pylist())
 
     @cached_property
     def _tokenizer(self) -> Any:

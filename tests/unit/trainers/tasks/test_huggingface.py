@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from orchestray.platform.data.source import open_source
-from orchestray.platform.errors import TaskError
+from orchestray.platform.errors import DataError, TaskError
 from orchestray.platform.run.model_files import save_model
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.saved.initial_weights import InitialisedTask
@@ -193,6 +193,27 @@ def test_gpt2_classifies_batches_of_texts_of_different_lengths(place: Path) -> N
     assert torch.allclose(together, torch.cat(alone), atol=1e-6)
     rebuilt = task_of(place, "sequence_classification", **task.rebuild_arguments()).build_model()
     assert rebuilt.config.pad_token_id == VOCABULARY["[PAD]"]
+
+
+def test_labels_may_be_encoded_as_a_dictionary(place: Path, tmp_path: Path) -> None:
+    labels = pa.array(["yes", "no"] * 6)
+    pq.write_table(pa.table({"text": ["a cat"] * 12, "label": labels.dictionary_encode()}), tmp_path / "t.parquet")
+    task = HuggingFace(BERT, str(tmp_path / "t.parquet"), tokenizer=str(place / "tokenizer"))
+    rows = task.dataset("train")
+    assert task.classes == ["no", "yes"]
+    assert task.to_batch(rows)["targets"].tolist() == [int(label == "yes") for label in rows["label"].to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"), [("label", ["yes", None]), ("label", [0.5, None]), ("text", ["a cat", None])]
+)
+def test_nulls_are_refused_by_name(place: Path, tmp_path: Path, column: str, values: list[Any]) -> None:
+    whole = {"text": ["a cat", "a dog"], "label": ["yes", "no"]}
+    pq.write_table(pa.table({**whole, column: values}), tmp_path / "t.parquet")
+    task = HuggingFace(BERT, str(tmp_path / "t.parquet"), tokenizer=str(place / "tokenizer"))
+    task.build_model()
+    with pytest.raises(DataError, match=rf"column '{column}' has 1 null\(s\)"):
+        task.to_batch(pq.read_table(tmp_path / "t.parquet"))
 
 
 def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
