@@ -1,16 +1,18 @@
 """The import of users' code under names of its own, so that two files with a `models.py` beside each do not mix.
 
 All modules of one code are below a package that no file has: `orchestray_task_net_0123456789ab.models`. An import
-statement in one of them finds those beside it first, in functions as well. Nobody else's imports are touched.
+statement in one of them, or its `importlib.import_module`, finds those beside it first, in functions as well. Nobody
+else's imports are touched.
 """
 
 from __future__ import annotations
 
 import builtins
 import hashlib
+import importlib
 import linecache
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -30,6 +32,7 @@ class OwnCode:
         self._tops = {name.partition(".")[0] for name in code.files}
         # The interpreter looks for the function behind `import` here, for the code of these modules only.
         self.builtins = {**vars(builtins), "__import__": self._import}
+        self._importlib = _Importlib(self._import_module)
 
     def _import(
         self,
@@ -41,11 +44,15 @@ class OwnCode:
     ) -> ModuleType:
         top = name.partition(".")[0]
         if level or top not in self._tops:
-            return builtins.__import__(name, globals, locals, fromlist or (), level)
+            found = builtins.__import__(name, globals, locals, fromlist or (), level)
+            return self._importlib if found is importlib else found
         if fromlist:
             return builtins.__import__(f"{self.root}.{name}", globals, locals, fromlist, 0)
         import_module(f"{self.root}.{name}")
         return sys.modules[f"{self.root}.{top}"]
+
+    def _import_module(self, name: str, package: str | None = None) -> ModuleType:
+        return import_module(f"{self.root}.{name}" if name.partition(".")[0] in self._tops else name, package)
 
     def spec_of(self, name: str) -> ModuleSpec:
         """Return how to import a module below `root`.
@@ -70,6 +77,18 @@ class OwnCode:
             "be a .py file there that an import statement names",
             name=own,
         )
+
+
+class _Importlib(ModuleType):
+    """The module `importlib` as the modules of one code see it."""
+
+    def __init__(self, import_module: Callable[..., ModuleType]) -> None:
+        super().__init__("importlib")
+        self.__dict__.update(vars(importlib))
+        self.import_module = import_module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib, name)  # a module of the package that was imported since
 
 
 class _TextLoader(SourceFileLoader):

@@ -55,6 +55,24 @@ def test_a_module_that_has_changed_since_is_another_one(tmp_path: Path) -> None:
     assert sizes == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "import importlib\nh = importlib.import_module('helper')",
+        "from importlib import import_module, util\nh = import_module('helper')",
+        "import importlib.util\nassert importlib.util.find_spec\nh = importlib.import_module('helper')",
+        "import importlib.resources as r\nassert r.files\nh = __import__('helper')",
+    ],
+)
+def test_modules_imported_by_a_function_do_not_mix_either(tmp_path: Path, call: str) -> None:
+    made = [
+        load_class(sent(tmp_path / str(value), task=f"{call}\nclass Mine:\n    value = h.V", helper=f"V = {value}"))
+        for value in (1, 2)
+    ]
+    assert [each.value for each in made] == [1, 2]  # type: ignore[attr-defined]
+    assert "helper" not in sys.modules
+
+
 def test_imports_within_functions_find_the_same_modules(tmp_path: Path) -> None:
     text = """
 import shared
