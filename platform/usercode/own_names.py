@@ -22,6 +22,9 @@ from typing import Any
 
 from orchestray.platform.usercode.beside import Code, Texts, find_code
 
+_CLOUDPICKLES = ("ray.cloudpickle", "joblib.externals.cloudpickle", "cloudpickle")
+"""Modules that can send functions to processes which do not know these names."""
+
 
 class OwnCode:
     """The modules of one user's file in this process."""
@@ -144,7 +147,10 @@ def import_file(file: str, text: str, beside: Mapping[str, str]) -> ModuleType:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _append_to_path(path.parent)
-    return import_module(f"{root}.{_finder.codes[root].code.main}")
+    found = import_module(f"{root}.{_finder.codes[root].code.main}")
+    for cloudpickle in filter(None, map(sys.modules.get, _CLOUDPICKLES)):
+        cloudpickle.register_pickle_by_value(sys.modules[root])
+    return found
 
 
 def without_own_names(text: str) -> str:
