@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestray.platform.data.endless import EndlessSource
 from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import training_batch_of
 
 if TYPE_CHECKING:
@@ -35,8 +37,16 @@ def task_stream(
         num_parts: number of parts.
         seed: seed of the order; default: the run's.
         least_batch: smallest size of a batch.
+
+    Raises:
+        ConfigError: the average of the weights needs an epoch, and the data have no end.
     """
     training = split == "train"
+    if isinstance(source, EndlessSource) and settings.average is not None and settings.average["type"] == "swa":
+        raise ConfigError(
+            "config: train.average: swa measures batch normalisation by a pass over the training data, and these are "
+            "Endless; use ema"
+        )
     return SampleStream(
         source,
         task.to_batch,

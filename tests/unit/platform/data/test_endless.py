@@ -16,7 +16,7 @@ from orchestray.platform.data import retries
 from orchestray.platform.data.endless import Endless
 from orchestray.platform.data.retries import READS
 from orchestray.platform.data.shares import ShareReader
-from orchestray.platform.data.source import Source, open_source
+from orchestray.platform.data.source import Source, first_row, open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, DataError
 from support.accounting import numbered
@@ -157,3 +157,12 @@ def test_without_steps_and_for_validation_it_is_refused() -> None:
         open_source(Endless(Feed()), split="train")
     with pytest.raises(ConfigError, match="a validation needs an end"):
         open_source(Endless(Feed()), split="validation", num_endless=10)
+
+
+def test_a_first_row_needs_no_number_of_steps() -> None:
+    class Task:
+        def dataset(self, split: str) -> Endless:
+            return Endless(Feed())
+
+    task: Any = Task()
+    assert first_row(task)["number"].to_pylist() == [0]
