@@ -153,7 +153,7 @@ class TrainingTrial:
         return self._stream("validation", 0).num_samples > 0
 
     def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
-        """Return the names of the task's own metrics, found with the current model; None if that fails."""
+        """Return the names of the task's own metrics, found with the current model; None if that does not tell."""
         return metric_names(self._task, self._replica.model, self._stream("validation", 0), self._cast, wanted)
 
     def _cast(self, batch: Batch) -> Batch:

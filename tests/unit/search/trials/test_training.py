@@ -210,3 +210,24 @@ def test_a_loss_with_weights_of_its_own_is_that_of_a_run(tmp_path: Path) -> None
         assert trial.advance(STEPS).step == STEPS
         found.append(trial.state().tensors["model/0.weight"])
     assert torch.allclose(*found, atol=1e-6)
+
+
+TOTALS = """
+from support.tiny_task import TinyTask
+
+
+class Totals(TinyTask):
+    def metrics(self, outputs, batch):
+        return {"hits": (outputs.argmax(dim=1) == batch["targets"]).sum(), "points": len(outputs)}
+
+    def final_metrics(self, totals):
+        return {"share": float(totals["hits"]) / totals["points"]}
+"""
+
+
+def test_totals_are_not_taken_for_metrics(tmp_path: Path) -> None:
+    (tmp_path / "totals.py").write_text(TOTALS)
+    section = TaskConfig(type=f"{tmp_path}/totals.py:Totals")
+    trial = TrainingTrial(config().model_copy(update={"task": section}))
+    assert trial.metric_names(["share"]) is None
+    assert {"share", "loss", "train_loss"} == set(trial.advance(1).metrics)
