@@ -15,7 +15,9 @@ from orchestray.platform.data.order import Indices, Window
 from orchestray.platform.data.retries import STOP, read_patiently
 from orchestray.platform.data.rows import Rows
 from orchestray.platform.data.windows import LoadedWindow, take_across
-from orchestray.platform.errors import ConfigError, DataError
+from orchestray.platform.errors import ConfigError, DataError, TaskError
+
+_WANTED = "wanted a function that returns a list or an iterator of pyarrow tables or record batches"
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,33 @@ def _end_of(window: LoadedWindow) -> int:
 
 
 def _tables(data: Endless, number: int) -> Iterator[pa.Table]:
-    """Return the tables of a pass."""
-    for rows in data.read(number):
+    """Return the tables of a pass.
+
+    Raises:
+        TaskError: `read` returns something else, or the tables differ in their columns.
+    """
+    if not callable(data.read):
+        raise TaskError(f"Endless(read): {_WANTED}, got a {_kind(data.read)}")
+    found, first = data.read(number), None
+    if isinstance(found, pa.Table | pa.RecordBatch) or not isinstance(found, Iterable):
+        raise TaskError(f"Endless: {_WANTED}; its read({number}) returned a {_kind(found)}")
+    for rows in found:
+        if not isinstance(rows, pa.Table | pa.RecordBatch):
+            raise TaskError(f"Endless: {_WANTED}; its read({number}) gave a {_kind(rows)} among them")
+        first = first or rows.schema
+        if rows.schema != first:
+            raise TaskError(
+                f"Endless: the columns of read({number}) change from {_shown(first)} to {_shown(rows.schema)}"
+            )
         yield pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+
+
+def _kind(value: object) -> str:
+    return type(value).__qualname__
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)
 
 
 def _again(data: Endless, number: int) -> Iterator[pa.Table]:

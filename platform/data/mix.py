@@ -62,7 +62,7 @@ class MixedSource:
 
         Raises:
             TaskError: the weights do not fit the parts.
-            DataError: the parts differ in their columns.
+            DataError: the parts differ in their columns, or have two of one name.
         """
         self._parts = list(parts)
         self.counts = counts_of(weights, len(parts))
@@ -70,9 +70,13 @@ class MixedSource:
             raise TaskError(f"Mix(num_rows={num_rows}) has an epoch without samples: it must be 1 or more, or None")
         self._num_rows = sum(part.num_rows for part in parts) if num_rows is None else num_rows
         first = parts[0].first_row().schema
+        if len(set(first.names)) < len(first):
+            raise DataError(f"the parts of a Mix must have columns with different names, got {_shown(first)}")
+        self._schema = pa.schema([(field.name, field.type) for field in first])
+        """Names and types of the columns, in the order of the first part; any may have nulls."""
         for number, part in enumerate(parts[1:], start=2):
             other = part.first_row().schema
-            if {field.name: field.type for field in first} != {field.name: field.type for field in other}:
+            if sorted(first.names) != sorted(other.names) or any(first.field(f.name).type != f.type for f in other):
                 raise DataError(
                     f"the parts of a Mix must have the same columns: part 1 has {_shown(first)}, part {number} has "
                     f"{_shown(other)}. Select and cast them in the task's dataset()."
@@ -101,7 +105,7 @@ class MixedSource:
         self, *, seed: int, shuffle: bool = True, read_ahead: bool = True, ends: threading.Event | None = None
     ) -> MixedTaker:
         """Return a reader of mixed rows."""
-        return MixedTaker(self._parts, self.counts, self._num_rows, seed, shuffle, read_ahead, ends)
+        return MixedTaker(self._parts, self._schema, self.counts, self._num_rows, seed, shuffle, read_ahead, ends)
 
 
 class MixedTaker:
@@ -110,6 +114,7 @@ class MixedTaker:
     def __init__(
         self,
         parts: Sequence[Source],
+        schema: pa.Schema,
         counts: Sequence[int],
         num_rows: int,
         seed: int,
@@ -120,6 +125,7 @@ class MixedTaker:
         """
         Args:
             parts: sources of the parts.
+            schema: schema of the rows.
             counts: draws of each part in a cycle.
             num_rows: samples of an epoch.
             seed: seed of the run.
@@ -128,7 +134,7 @@ class MixedTaker:
             ends: same as in `WindowCache`.
         """
         self._sizes = [part.num_rows for part in parts]
-        self._counts, self._num_rows, self._seed = list(counts), num_rows, seed
+        self._schema, self._counts, self._num_rows, self._seed = schema, list(counts), num_rows, seed
         self._caches = [
             WindowCache(part, seed=_seed_of(seed, index), shuffle=shuffle, read_ahead=read_ahead, ends=ends)
             for index, part in enumerate(parts)
@@ -150,8 +156,7 @@ class MixedTaker:
                     self._take_part(part, draw, draw + len(at), tables, ids)
                     places.append(at + begin + number * CYCLE - first)
         order = np.argsort(np.concatenate(places), kind="stable")
-        names = tables[0].column_names
-        whole = pa.concat_tables([plain(table).select(names) for table in tables])
+        whole = pa.concat_tables([_in_order(plain(table), self._schema) for table in tables])
         return Rows(whole).take(order), np.concatenate(ids)[order]
 
     def close(self) -> None:
@@ -213,6 +218,11 @@ def counts_of(weights: Sequence[float], num_parts: int) -> list[int]:
     while sum(counts) > CYCLE:  # of parts that were raised to 1
         counts[counts.index(max(counts))] -= 1
     return counts
+
+
+def _in_order(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a table with the columns in the order and the exact types of a schema."""
+    return table if table.schema.equals(schema) else table.select(schema.names).cast(schema)
 
 
 def _seed_of(seed: int, part: int) -> int:

@@ -168,6 +168,16 @@ def open_split(task: Task, split: str, *, num_endless: int | None = None) -> Sou
     return read_patiently(lambda: read(_dataset(task, split)), f"the {split} data")
 
 
+def first_row(task: Task) -> pa.Table:
+    """Return a table with the first row of a task's training data, which may have no end.
+
+    Raises:
+        DataError: it cannot be read, or is empty.
+        TaskError: `dataset` returns something else.
+    """
+    return open_split(task, "train", num_endless=1).first_row()
+
+
 def _dataset(task: Task, split: str) -> Any:
     try:
         return task.dataset(split)

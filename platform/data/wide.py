@@ -106,7 +106,7 @@ class WideTable:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        if len(self._names) == len(self._schema):
+        if self._names == self._schema.names:
             return self._schema
         return pa.schema([self._schema.field(name) for name in self._names], self._schema.metadata)
 
@@ -137,7 +137,9 @@ class WideTable:
         names = [name for name in self._names if name not in dropped]
         return WideTable(self._schema, names, self._blocks, self._others)
 
-    def slice(self, offset: int = 0, length: int | None = None) -> WideTable:
+    def slice(self, offset: int = 0, length: int | None = None) -> Any:
+        if min(offset, length or 0) < 0:
+            return self.table.slice(offset, length)  # raises the error that pyarrow would
         start = min(offset, self.num_rows)
         stop = self.num_rows if length is None else min(start + length, self.num_rows)
         blocks = [block.slice(start, stop) for block in self._blocks]

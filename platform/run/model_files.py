@@ -39,7 +39,7 @@ def save_model(
             `ensemble`: {"members": count, "average": "outputs" or "probabilities"} and, if the members' tasks differ,
             the `arguments` of each. Its tensors are named "members.<i>.<name>".
         extra_state: tensors of `extra_state.safetensors`; None or empty: there is no such file.
-        beside: further files, by name.
+        beside: further files, by name or path in the folder.
 
     Raises:
         StorageError: the disk is full, or not writable.

@@ -122,7 +122,9 @@ class LocalStore:
 
         @contextlib.contextmanager
         def open_file(file: str) -> Iterator[Callable[[Any], object]]:
-            descriptor = os.open(temporary / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            path = temporary / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 yield lambda data: _write_all(descriptor, data)
                 os.fsync(descriptor)
@@ -134,7 +136,8 @@ class LocalStore:
                 self.root.mkdir(parents=True, exist_ok=True)
                 temporary.mkdir()
                 yield open_file
-                sync_directory(temporary)
+                for folder, _, _ in os.walk(temporary):
+                    sync_directory(Path(folder))
                 self._put_in_place(temporary, final)
         except BaseException:
             remove_tree(temporary)

@@ -1,16 +1,18 @@
 """The import of users' code under names of its own, so that two files with a `models.py` beside each do not mix.
 
 All modules of one code are below a package that no file has: `orchestray_task_net_0123456789ab.models`. An import
-statement in one of them finds those beside it first, in functions as well. Nobody else's imports are touched.
+statement in one of them, or its `importlib.import_module`, finds those beside it first, in functions as well. Nobody
+else's imports are touched.
 """
 
 from __future__ import annotations
 
 import builtins
 import hashlib
+import importlib
 import linecache
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -19,6 +21,9 @@ from types import ModuleType
 from typing import Any
 
 from orchestray.platform.usercode.beside import Code, Texts, find_code
+
+_CLOUDPICKLES = ("ray.cloudpickle", "joblib.externals.cloudpickle", "cloudpickle")
+"""Modules that can send functions to processes which do not know these names."""
 
 
 class OwnCode:
@@ -30,6 +35,7 @@ class OwnCode:
         self._tops = {name.partition(".")[0] for name in code.files}
         # The interpreter looks for the function behind `import` here, for the code of these modules only.
         self.builtins = {**vars(builtins), "__import__": self._import}
+        self._importlib = _Importlib(self._import_module)
 
     def _import(
         self,
@@ -41,11 +47,15 @@ class OwnCode:
     ) -> ModuleType:
         top = name.partition(".")[0]
         if level or top not in self._tops:
-            return builtins.__import__(name, globals, locals, fromlist or (), level)
+            found = builtins.__import__(name, globals, locals, fromlist or (), level)
+            return self._importlib if found is importlib else found
         if fromlist:
             return builtins.__import__(f"{self.root}.{name}", globals, locals, fromlist, 0)
         import_module(f"{self.root}.{name}")
         return sys.modules[f"{self.root}.{top}"]
+
+    def _import_module(self, name: str, package: str | None = None) -> ModuleType:
+        return import_module(f"{self.root}.{name}" if name.partition(".")[0] in self._tops else name, package)
 
     def spec_of(self, name: str) -> ModuleSpec:
         """Return how to import a module below `root`.
@@ -70,6 +80,18 @@ class OwnCode:
             "be a .py file there that an import statement names",
             name=own,
         )
+
+
+class _Importlib(ModuleType):
+    """The module `importlib` as the modules of one code see it."""
+
+    def __init__(self, import_module: Callable[..., ModuleType]) -> None:
+        super().__init__("importlib")
+        self.__dict__.update(vars(importlib))
+        self.import_module = import_module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib, name)  # a module of the package that was imported since
 
 
 class _TextLoader(SourceFileLoader):
@@ -125,7 +147,10 @@ def import_file(file: str, text: str, beside: Mapping[str, str]) -> ModuleType:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _append_to_path(path.parent)
-    return import_module(f"{root}.{_finder.codes[root].code.main}")
+    found = import_module(f"{root}.{_finder.codes[root].code.main}")
+    for cloudpickle in filter(None, map(sys.modules.get, _CLOUDPICKLES)):
+        cloudpickle.register_pickle_by_value(sys.modules[root])
+    return found
 
 
 def without_own_names(text: str) -> str:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestray.platform.process.output import Lines, read_output
+from orchestray.platform.process.output import Lines, read_output, size_of
 from orchestray.trainers.driver.runlog.output_log import MOST_BYTES, Shower
 
 if TYPE_CHECKING:
@@ -34,10 +34,9 @@ class TrialOutput:
         if self._directory is None:
             return
         path = self._directory / f"trial-{trial}.log"
-        is_full = path.exists() and path.stat().st_size > MOST_BYTES
+        is_full = size_of(str(path)) > MOST_BYTES
         if path == self._path and not is_full:
             return
-        self.end()
         with contextlib.suppress(OSError):  # a full disk, or one that other machines do not share: it trains on
             self._directory.mkdir(parents=True, exist_ok=True)
             file = os.open("/dev/null" if is_full else path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -45,11 +44,6 @@ class TrialOutput:
             os.dup2(file, _STDERR)
             os.close(file)
             self._path = path
-
-    def end(self) -> None:
-        """Remove the log of the last trial if there is nothing in it."""
-        if self._path is not None:
-            _remove_if_empty(self._path)
 
 
 class TrialLogs:
@@ -63,7 +57,7 @@ class TrialLogs:
         """
         self._directory = directory
         self._shower = Shower(show)
-        self._offsets = {file.name: file.stat().st_size for file in self._files()}
+        self._offsets = {file.name: size_of(file.path) for file in self._files()}
         """Size up to which each file was read; what an earlier attempt has left is not shown again."""
         self._lines: dict[str, Lines] = {}
         self._looked_s = 0.0
@@ -81,15 +75,15 @@ class TrialLogs:
             self._shower.lines(_name_of(name), lines.end())
         self._shower.say_hidden()
         for file in self._files():
-            _remove_if_empty(Path(file))
+            if size_of(file.path) == 0:
+                Path(file).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it has logs, or is not there
             self._directory.rmdir()
 
     def _read(self) -> None:
         for file in self._files():
             offset = self._offsets.get(file.name, 0)
-            if file.stat().st_size > offset:
-                more = read_output(file.path, offset)
+            if more := read_output(file.path, offset):
                 self._offsets[file.name] = offset + len(more)
                 lines = self._lines.setdefault(file.name, Lines()).feed(more)
                 self._shower.lines(_name_of(file.name), lines)
@@ -104,9 +98,3 @@ class TrialLogs:
 
 def _name_of(file: str) -> str:
     return file.removesuffix(".log").replace("-", " ")
-
-
-def _remove_if_empty(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.stat().st_size == 0:
-            path.unlink()

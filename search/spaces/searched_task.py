@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from orchestray.platform.config.paths import is_file_type
-from orchestray.platform.data.source import open_split
+from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource
 from orchestray.search.spaces.registry import SpaceSource, built
@@ -146,7 +146,7 @@ def shapes_of(task: Task) -> tuple[tuple[int, ...], int]:
         TaskError: the inputs are not a floating-point tensor, or the outputs not [samples, outputs].
     """
     try:
-        inputs = inputs_of(task.to_batch(open_split(task, "train").first_row()))
+        inputs = inputs_of(task.to_batch(first_row(task)))
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
             outputs = call(task.build_model().eval(), inputs)
     except OrchestrayError:

@@ -8,6 +8,7 @@ import torch
 
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.core.modes import evaluating
+from orchestray.trainers.core.task_calls import has_totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 def metric_names(
     task: Task, model: nn.Module, stream: SampleStream, cast: Callable[[Batch], Batch], wanted: Collection[str]
 ) -> list[str] | None:
-    """Return the names of a task's own metrics, found by running its validation; None if that fails.
+    """Return the names of a task's own metrics, found by running its validation; None if that does not tell them.
 
     A task may report some metrics only for certain batches, for example those containing a class. Batches are therefore
-    processed until all wanted names were reported, usually by the first one, or the data ends.
+    processed until all wanted names were reported, usually by the first one, or the data ends. With `final_metrics`
+    there are totals at first, of other names.
 
     Args:
         task: task that reports the metrics.
@@ -33,6 +35,8 @@ def metric_names(
         cast: moves a batch to the model's device and precision.
         wanted: names to look for.
     """
+    if has_totals(task):
+        return None
     names: dict[str, None] = {}
     try:
         with torch.random.fork_rng(devices=[]), evaluating(model), torch.no_grad(), stream.epoch(0) as shares:

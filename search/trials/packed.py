@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, TrainingError
-from orchestray.platform.task import training_batch_of
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.population import packing
 from orchestray.search.methods.population.exploit import ExploitRule, choose_source
@@ -32,6 +30,7 @@ from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.loop.position import Position
+from orchestray.trainers.loop.task_stream import task_stream
 from orchestray.trainers.optim.schedules import lr_at
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from orchestray.platform.data.stream import Share
+    from orchestray.platform.data.stream import SampleStream, Share
 
 _EXPLOIT, _EXPLORE = 2, 3
 _LEAST_VALIDATED = 256
@@ -142,17 +141,9 @@ class PackedPopulation:
         self._stop = threading.Event()
 
     def _stream(self, split: str) -> SampleStream:
-        training = split == "train"
-        return SampleStream(
-            self._task_cache.source(self._settings, self._task, split),
-            self._task.to_batch,
-            to_training_batch=training_batch_of(self._task) if training else None,
-            batch_size=self._settings.batch_size if training else max(self._settings.batch_size, _LEAST_VALIDATED),
-            accumulate=self._settings.accumulate if training else 1,
-            seed=self._settings.seed,
-            shuffle=training,
-            drop_last=training and self._settings.drop_last,
-        )
+        source = self._task_cache.source(self._settings, self._task, split)
+        least_batch = 1 if split == "train" else _LEAST_VALIDATED
+        return task_stream(self._task, source, split, self._settings, least_batch=least_batch)
 
     @property
     def _total_steps(self) -> int:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from orchestray.platform.comm.collective import SoloCollective
-from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.recorder import Recorder
-from orchestray.platform.task import training_batch_of
 from orchestray.search.spaces.architectures.inherit import inherited
 from orchestray.search.trials.metric_names import metric_names
 from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, RESUME, Progress, TrialState, part
@@ -29,6 +27,7 @@ from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.loop.task_stream import task_stream
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
 from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.saved.trained_model import write_model
@@ -36,6 +35,7 @@ from orchestray.trainers.saved.trained_model import write_model
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.task import Batch
     from orchestray.trainers.config.schema import TrainConfig
     from orchestray.trainers.core.outcome import Outcome
@@ -84,17 +84,8 @@ class TrainingTrial:
 
     def _stream(self, split: str, rank: int) -> SampleStream:
         if split not in self._streams:
-            training = split == "train"
-            self._streams[split] = SampleStream(
-                self._task_cache.source(self._settings, self._task, split),
-                self._task.to_batch,
-                to_training_batch=training_batch_of(self._task) if training else None,
-                batch_size=self._settings.batch_size,
-                accumulate=self._settings.accumulate if training else 1,
-                seed=self._settings.seed,
-                shuffle=training,
-                drop_last=training and self._settings.drop_last,
-            )
+            source = self._task_cache.source(self._settings, self._task, split)
+            self._streams[split] = task_stream(self._task, source, split, self._settings)
         return self._streams[split]
 
     @property
@@ -162,7 +153,7 @@ class TrainingTrial:
         return self._stream("validation", 0).num_samples > 0
 
     def metric_names(self, wanted: Collection[str]) -> Collection[str] | None:
-        """Return the names of the task's own metrics, found with the current model; None if that fails."""
+        """Return the names of the task's own metrics, found with the current model; None if that does not tell."""
         return metric_names(self._task, self._replica.model, self._stream("validation", 0), self._cast, wanted)
 
     def _cast(self, batch: Batch) -> Batch:

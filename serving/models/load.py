@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from orchestray.platform.data.nested import map_tensors, tensors_in
-from orchestray.platform.data.source import open_split
+from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.models.device import chosen_device
@@ -154,7 +154,7 @@ def example_of(task: Task) -> Any:
     if own is not None:
         return _as_tensors(own())
     try:
-        inputs = inputs_of(task.to_batch(open_split(task, "train").first_row()))
+        inputs = inputs_of(task.to_batch(first_row(task)))
     except Exception as error:
         raise TaskError(
             "the task has no example_inputs(), and its data cannot be read here "

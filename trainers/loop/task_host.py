@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from orchestray.platform.data.retries import READS
 from orchestray.platform.data.source import Source, open_split
-from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.run.checkpoint import CheckpointWriter
-from orchestray.platform.task import training_batch_of
 from orchestray.trainers import tasks
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.distill.distillation import with_distillation
+from orchestray.trainers.loop.task_stream import task_stream
 from orchestray.trainers.saved.initial_weights import with_initial_weights
 
 if TYPE_CHECKING:
+    from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.task import Task, TaskSource
     from orchestray.trainers.config.settings import ReplicaSettings
 
@@ -61,20 +61,9 @@ class TaskHost:
             task: task; default: the run's.
             seed: seed of the order; default: the run's.
         """
-        settings, training, task = self._settings, split == "train", task or self._task
-        return SampleStream(
-            self._source(split, task),
-            task.to_batch,
-            to_training_batch=training_batch_of(task) if training else None,
-            batch_size=settings.batch_size,
-            rank=part,
-            num_replicas=num_parts,
-            accumulate=settings.accumulate if training else 1,
-            seed=settings.seed if seed is None else seed,
-            shuffle=training,
-            weigh=getattr(task, "weight", None),
-            drop_last=training and settings.drop_last,
-        )
+        task = task or self._task
+        source = self._source(split, task)
+        return task_stream(task, source, split, self._settings, part=part, num_parts=num_parts, seed=seed)
 
     def _prepare_checkpoints(self) -> CheckpointWriter | None:
         """Return the writer of the run's checkpoints; None: it has none."""

@@ -51,7 +51,8 @@ def average_snapshots(run: Run, last: int) -> nn.Module:
     model = _built(mean, members, run)
     if _measured(model):
         train = run.config.train
-        stream = SampleStream(open_split(task, "train"), task.to_batch, batch_size=train.batch_size, shuffle=False)
+        source = open_split(task, "train", num_endless=(train.steps or 0) * train.batch_size or None)
+        stream = SampleStream(source, task.to_batch, batch_size=train.batch_size, shuffle=False)
         with stream.epoch(0) as shares:
             measure_statistics(model, (inputs_of(part.batch) for share in shares for part in share.micro_batches))
     return model.eval()

@@ -5,7 +5,6 @@ Nothing is fetched: a model is a folder on this machine, or a configuration with
 
 from __future__ import annotations
 
-import math
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,9 @@ from torch.nn import functional
 
 from orchestray.platform.data.by_length import ByLength
 from orchestray.platform.data.retries import read_patiently
+from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
-from orchestray.trainers.tasks.parquet_files import check_columns, open_files, part
+from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, open_files, part, values_of
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -35,6 +35,8 @@ _CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
 }
+_TASK_TYPES = {"sequence_classification": "SEQ_CLS", "causal_lm": "CAUSAL_LM"}
+"""Names that peft has for some of them."""
 _IGNORED = -100
 """Target of a position that does not count."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -95,6 +97,8 @@ class HuggingFace:
         self._model, self._kind = model, kind
         self._path, self._validation_path, self._validation_fraction = path, validation_path, validation_fraction
         self._texts = [text] if isinstance(text, str) else list(text)
+        if packing and len(self._texts) > 1:
+            raise TaskError("task.packing: joins the texts of one column; name one column in task.text")
         self._label, self._max_length, self._packing = label, max_length, packing
         self._group_by_length = group_by_length
         self._mask_probability, self._lora, self._freeze = mask_probability, lora, list(freeze)
@@ -129,7 +133,11 @@ class HuggingFace:
                     module.draws_random = True  # by functions, so that it is seeded as nn.Dropout is
         if self._lora is not None:
             peft = _imported("peft")
-            model = peft.get_peft_model(model, peft.LoraConfig(**self._lora))
+            try:  # by the type of the task peft knows the head, which is trained and saved too
+                lora = peft.LoraConfig(**{"task_type": _TASK_TYPES.get(self._kind), **self._lora})
+                model = peft.get_peft_model(model, lora)
+            except (TypeError, ValueError) as error:
+                raise TaskError(f"task.lora: {error}") from error
         self._freeze_parameters(model)
         trained: nn.Module = model.train()
         return trained
@@ -140,13 +148,18 @@ class HuggingFace:
         more = {} if self._kind != "sequence_classification" else self._label_arguments()
         try:
             if isinstance(self._model, str):
-                return transformers.AutoConfig.from_pretrained(self._model, local_files_only=True, **more)
-            given = dict(self._model)
-            return transformers.AutoConfig.for_model(given.pop("model_type"), **{**given, **more})
+                config = transformers.AutoConfig.from_pretrained(self._model, local_files_only=True, **more)
+            else:
+                given = dict(self._model)
+                config = transformers.AutoConfig.for_model(given.pop("model_type"), **{**given, **more})
         except KeyError:
             raise TaskError("task.model: a configuration needs model_type, like bert or gpt2") from None
         except (OSError, ValueError) as error:
             raise TaskError(f"task.model: {error}") from error
+        if more and self._tokenizer_folder is not None and getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = self._tokenizer.pad_token_id  # GPT-2 classifies by the last token before the padding
+        config.dtype = torch.float32  # whatever the folder's: `train.precision` says in what it is trained
+        return config
 
     def _label_arguments(self) -> dict[str, Any]:
         classes = self.classes
@@ -208,13 +221,14 @@ class HuggingFace:
 
     def _encoded(self, columns: pa.Table) -> dict[str, Tensor]:
         if "input_ids" in columns.column_names:
-            rows = [row[: self._max_length] for row in columns["input_ids"].to_pylist()]
+            rows = [row[: self._max_length] for row in values_of(columns, "input_ids")]
             length = max(map(len, rows))
             ids = torch.tensor([row + [self._pad_id] * (length - len(row)) for row in rows])
             mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
             return {"input_ids": ids, "attention_mask": mask}
-        texts = [columns[name].to_pylist() for name in self._texts]
-        found = self._tokenizer(*texts, truncation=True, max_length=self._max_length, padding=True, return_tensors="pt")
+        texts = [values_of(columns, name) for name in self._texts]
+        cut = {"truncation": True, "max_length": self._max_length}
+        found = self._tokenizer(*texts, **cut, padding=True, padding_side="right", return_tensors="pt")
         return {str(name): value for name, value in found.items()}
 
     def _masked(self, inputs: dict[str, Tensor], draws: Sequence[np.random.Generator]) -> Batch:
@@ -243,8 +257,8 @@ class HuggingFace:
             ids = table["input_ids"].combine_chunks().flatten().to_numpy()
         else:
             end = [self._tokenizer.eos_token_id] if self._tokenizer.eos_token_id is not None else []
-            texts = table[self._texts[0]].to_pylist()
-            ids = np.array([token for row in self._tokenizer(texts)["input_ids"] for token in (*row, *end)], np.int64)
+            texts = self._tokenizer(values_of(table, self._texts[0]))["input_ids"]
+            ids = np.array([token for row in texts for token in (*row, *end)], np.int64)
         count = len(ids) // self._max_length
         if not count:
             raise TaskError(f"task.max_length: {self._path} has {len(ids)} tokens, fewer than one sample of them")
@@ -253,12 +267,8 @@ class HuggingFace:
 
     def _labels(self, column: pa.ChunkedArray) -> Tensor:
         if self.classes is None:
-            return torch.tensor(column.to_pylist(), dtype=torch.float32)
-        found = pc.index_in(column, pa.array(self.classes, column.type))
-        if found.null_count:
-            unknown = pc.unique(column.filter(found.is_null())).to_pylist()[:3]
-            raise TaskError(f"column '{self._label}' has classes that the training table lacks: {unknown}")
-        return torch.tensor(found.to_pylist(), dtype=torch.int64)
+            return to_tensor(column, self._label).to(torch.float32)
+        return class_indices(column, self.classes, self._label)
 
     @cached_property
     def _data(self) -> ds.FileSystemDataset:
@@ -273,7 +283,7 @@ class HuggingFace:
         if pa.types.is_floating(self._data.schema.field(self._label).type):
             return None
         column = read_patiently(lambda: self._data.to_table(columns=[self._label]), self._path)[self._label]
-        return sorted(pc.unique(column).to_pylist())
+        return sorted(pc.unique(column).drop_null().to_pylist())
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -321,17 +331,24 @@ class HuggingFace:
 
     def _judge(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
         tokens = max(1.0, float(totals["tokens"]))
-        return {"perplexity": math.exp(float(totals["loss"]) / tokens), "accuracy": float(totals["hits"]) / tokens}
+        perplexity = (totals["loss"].double() / tokens).exp()  # inf if it is larger than any number
+        return {"perplexity": float(perplexity), "accuracy": float(totals["hits"]) / tokens}
 
     @staticmethod
     def _count_targets(batch: Batch) -> float:
         return float((batch["targets"] != _IGNORED).sum())
 
+    def example_inputs(self) -> dict[str, Tensor]:
+        """Return the inputs of a sample of `max_length` tokens."""
+        ids = torch.zeros(self._max_length, dtype=torch.int64)
+        names = [] if "input_ids" in self._texts else self._tokenizer.model_input_names
+        return {**dict.fromkeys(names, ids), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     def rebuild_arguments(self) -> dict[str, Any]:
         """Return additional arguments with which the model is built without its folder and the data."""
-        config = {name: value for name, value in self._config.to_diff_dict().items() if name != "transformers_version"}
+        config = {k: v for k, v in self._config.to_diff_dict().items() if k not in ("transformers_version", "dtype")}
         model = {**config, "model_type": self._config.model_type}
         found = {"model": model, "tokenizer": self._tokenizer_folder}
         return {**found, "classes": self.classes or []} if self._kind == "sequence_classification" else found
@@ -350,7 +367,8 @@ class HuggingFace:
                 config.save_pretrained(place)
             if self._tokenizer_folder is not None:
                 self._tokenizer.save_pretrained(place)
-            return {file.name: file.read_bytes() for file in sorted(Path(place).iterdir()) if file.name != "README.md"}
+            files = [file for file in sorted(Path(place).rglob("*")) if file.is_file() and file.name != "README.md"]
+            return {str(file.relative_to(place)): file.read_bytes() for file in files}
 
     @property
     def _architecture(self) -> str:

@@ -19,7 +19,7 @@ from orchestray.platform.data.source import Streamed
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import DataError, TaskError
 from orchestray.trainers.tasks.classification import accuracy, cross_entropy
-from orchestray.trainers.tasks.parquet_files import check_columns, holds_parquet, open_files, part
+from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, holds_parquet, open_files, part
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -164,15 +164,7 @@ class Images:
     def _targets(self, columns: pa.Table) -> Tensor:
         if not self._is_table:  # indices of the folders
             return to_tensor(columns["label"], "label")
-        label = columns[self._label]
-        values = pa.array(self.classes)
-        indices = pc.index_in(label.cast(values.type), value_set=values)
-        if indices.null_count:
-            unknown = label.filter(indices.is_null())[0].as_py()
-            raise DataError(
-                f"the label '{self._label}' has the value {unknown!r}, which the table {self._path} has not"
-            )
-        return to_tensor(indices, self._label).to(torch.int64)
+        return class_indices(columns[self._label], self.classes, self._label)
 
     def _middle(self, image: Image.Image) -> Image.Image:
         from PIL import ImageOps

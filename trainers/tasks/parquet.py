@@ -17,7 +17,7 @@ from orchestray.platform.data.tensors import stack_columns, to_tensor
 from orchestray.platform.errors import DataError, TaskError
 from orchestray.trainers.tasks.classification import accuracy, cross_entropy
 from orchestray.trainers.tasks.layers import multilayer_perceptron
-from orchestray.trainers.tasks.parquet_files import check_columns, open_files, part
+from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, open_files, part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +97,7 @@ class ParquetTable:
         label = columns[self._label]
         if not self._classifies:
             return {"inputs": inputs, "targets": to_tensor(label, self._label).to(torch.float32)}
-        return {"inputs": inputs, "targets": self._class_indices(label)}
+        return {"inputs": inputs, "targets": class_indices(label, self.classes, self._label)}
 
     def loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """Return the cross-entropy, or the mean squared error for regression."""
@@ -197,28 +197,6 @@ class ParquetTable:
             return values
 
         return read_patiently(read, self._path)
-
-    @cached_property
-    def _class_values(self) -> pa.Array:
-        return pa.array(self.classes)
-
-    def _class_indices(self, label: pa.ChunkedArray) -> Tensor:
-        if pa.types.is_dictionary(label.type):
-            label = label.cast(label.type.value_type)
-        indices = pc.index_in(label.cast(self._class_values.type), value_set=self._class_values)
-        if label.null_count:
-            raise DataError(f"column '{self._label}' has {label.null_count} null(s): fill or drop them")
-        if indices.null_count:
-            unknown = label.filter(indices.is_null())[0].as_py()
-            raise DataError(
-                f"the label '{self._label}' has the value {unknown!r}, which is no class: "
-                + ("the training rows do not have it" if self._num_classes is None else f"classes are {self._span}")
-            )
-        return to_tensor(indices, self._label).to(torch.int64)
-
-    @property
-    def _span(self) -> str:
-        return f"{self.classes[0]!r} to {self.classes[-1]!r}"
 
 
 def _check_label(field: pa.Field, classifies: bool) -> None:

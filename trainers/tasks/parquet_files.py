@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
+import torch
 
 from orchestray.platform.data.order import split_rows, window_order
 from orchestray.platform.data.retries import read_patiently
 from orchestray.platform.data.source import WINDOW_ROWS
-from orchestray.platform.errors import TaskError
+from orchestray.platform.data.tensors import refuse_nulls, to_tensor
+from orchestray.platform.errors import DataError, TaskError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MOST_SHOWN = 5
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -60,6 +68,40 @@ def check_columns(names: Sequence[str], schema: pa.Schema, place: str) -> None:
             close = get_close_matches(name, schema.names, n=1)
             nearest = f" (did you mean '{close[0]}'?)" if close else ""
             raise TaskError(f"there is no column '{name}' in {place}{nearest}; it has {', '.join(schema.names)}")
+
+
+def class_indices(column: pa.ChunkedArray, classes: Sequence[Any], name: str) -> Tensor:
+    """Return the index of each label among the classes, [rows] int64.
+
+    Args:
+        column: the labels; they may be encoded as a dictionary.
+        classes: values of the classes.
+        name: name of the column, for errors.
+
+    Raises:
+        DataError: a label is null, or no class.
+    """
+    if column.null_count:
+        raise DataError(f"column '{name}' has {column.null_count} null(s): fill or drop them")
+    values = pa.array(classes)
+    indices = pc.index_in(column.cast(values.type), value_set=values)
+    if indices.null_count:
+        unknown = column.filter(indices.is_null())[0].as_py()
+        some = ", ".join(map(repr, classes))
+        shown = some if len(classes) <= _MOST_SHOWN else f"{classes[0]!r} to {classes[-1]!r}"
+        raise DataError(f"the label '{name}' has the value {unknown!r}, which is no class: classes are {shown}")
+    return to_tensor(indices, name).to(torch.int64)
+
+
+def values_of(columns: pa.Table, name: str) -> list[Any]:
+    """Return the values of a column.
+
+    Raises:
+        DataError: one is null.
+    """
+    refuse_nulls(columns[name], columns[name], name)
+    values: list[Any] = columns[name].to_pylist()
+    return values
 
 
 def holds_parquet(place: str) -> bool:

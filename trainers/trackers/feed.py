@@ -94,7 +94,7 @@ class Feed:
                 self._last = self._saved = int(step), bool(is_validation)
             known = self._tried(self._begin, config, name, resumed)
             if known is not None:
-                self._last = max(self._last, (int(known), True))
+                self._last = max(self._last, (int(known), False))  # it may lack the validation
             is_over = False
             while not is_over:
                 is_over = self._ending.wait(_LOOK_S)

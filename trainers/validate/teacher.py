@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from orchestray.platform.data.source import open_split
+from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
@@ -33,7 +33,7 @@ def teacher_problems(config: TrainConfig) -> list[str]:
         return [f"config: distill.teacher: {str(error).strip()}"]
     try:
         task = tasks.build(TaskSource.from_config(config.task))
-        batch: Any = task.to_batch(open_split(task, "train").first_row())
+        batch: Any = task.to_batch(first_row(task))
         with building(config.train.seed):
             student = task.build_model().eval()
     except Exception:  # noqa: BLE001 - the user's code; its failure is explained when the run starts

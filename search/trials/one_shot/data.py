@@ -64,20 +64,21 @@ def two_parts(task: Task, architecture_part: float) -> tuple[Source, Source]:
         DataError: there is only one sample, or one chunk of a large dataset.
     """
 
-    def read() -> pa.Table | ds.Dataset:
-        data = task.dataset("train")
+    def read() -> tuple[pa.Table | ds.Dataset, int]:
+        data, window_rows = task.dataset("train"), WINDOW_ROWS
         if isinstance(data, Streamed):
-            data = data.dataset
+            data, window_rows = data.dataset, data.window_rows
         if not isinstance(data, pa.Table | ds.Dataset):
             raise TaskError(
                 "search.architecture: a part of the training data is kept for the architecture, so the task's "
                 f"dataset('train') must return a table or a dataset, got a {type(data).__qualname__}"
             )
-        return data.to_table() if isinstance(data, ds.Dataset) and data.count_rows() <= WINDOW_ROWS else data
+        is_small = isinstance(data, ds.Dataset) and data.count_rows() <= window_rows
+        return data.to_table() if is_small else data, window_rows
 
-    data = read_patiently(read, "the train data")
+    data, window_rows = read_patiently(read, "the train data")
     if isinstance(data, ds.Dataset):
-        return _parts_of_chunks(open_source(data, split="train"), architecture_part)
+        return _parts_of_chunks(open_source(data, split="train", window_rows=window_rows), architecture_part)
     if data.num_rows < 2:
         raise DataError("the train data has a single row; a part for the architecture needs another")
     judged, trained = split_rows(data.num_rows, architecture_part)

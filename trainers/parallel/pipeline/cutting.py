@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from orchestray.platform.data.source import open_source
+from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, arguments, inputs_of
 from orchestray.trainers.core.rng import draws
@@ -65,7 +65,7 @@ def _inputs(task: Any, model: nn.Module) -> Any:
     if len(takes) <= 1 or task is None:
         return None
     try:
-        return inputs_of(task.to_batch(open_source(task.dataset("train"), split="train").first_row()))
+        return inputs_of(task.to_batch(first_row(task)))
     except Exception as error:
         raise ConfigError(
             f"The model ({type(model).__name__}) takes {', '.join(takes)}; which of them it is called with was to be "

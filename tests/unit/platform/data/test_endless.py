@@ -16,9 +16,9 @@ from orchestray.platform.data import retries
 from orchestray.platform.data.endless import Endless
 from orchestray.platform.data.retries import READS
 from orchestray.platform.data.shares import ShareReader
-from orchestray.platform.data.source import Source, open_source
+from orchestray.platform.data.source import Source, first_row, open_source
 from orchestray.platform.data.stream import SampleStream
-from orchestray.platform.errors import ConfigError, DataError
+from orchestray.platform.errors import ConfigError, DataError, TaskError
 from support.accounting import numbered
 from support.patience import PATIENCE_S
 
@@ -157,3 +157,31 @@ def test_without_steps_and_for_validation_it_is_refused() -> None:
         open_source(Endless(Feed()), split="train")
     with pytest.raises(ConfigError, match="a validation needs an end"):
         open_source(Endless(Feed()), split="validation", num_endless=10)
+
+
+def test_a_first_row_needs_no_number_of_steps() -> None:
+    class Task:
+        def dataset(self, split: str) -> Endless:
+            return Endless(Feed())
+
+    task: Any = Task()
+    assert first_row(task)["number"].to_pylist() == [0]
+
+
+TABLE = pa.table({"number": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (iter([TABLE]), r"Endless\(read\): wanted a function .*, got a list_iterator"),
+        (lambda _: TABLE, r"its read\(0\) returned a Table"),
+        (lambda _: None, r"its read\(0\) returned a NoneType"),
+        (lambda _: [{"number": 1}], r"its read\(0\) gave a dict among them"),
+        (lambda _: [TABLE, pa.table({"number": [0.5]})], r"change from number \(int64\) to number \(double\)"),
+    ],
+)
+def test_what_is_no_reading_of_tables_is_refused(read: Any, sentence: str) -> None:
+    source = open_source(Endless(read), split="train", num_endless=6)
+    with pytest.raises(TaskError, match=sentence), SampleStream(source, lambda _: {}, batch_size=3).epoch(0) as shares:
+        list(shares)

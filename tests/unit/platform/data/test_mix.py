@@ -138,7 +138,26 @@ def test_parts_that_do_not_fit_are_refused() -> None:
         open_source(Mix([table, pa.table({"x": [1]})], [1, 1]))
     with pytest.raises(DataError, match=r"the train \(part 2\) data is empty"):
         open_source(Mix([table, table.slice(0, 0)], [1, 1]), split="train")
-    with pytest.raises(TaskError, match="part 1 is a Mix"):
+    with pytest.raises(TaskError, match=r"\(part 1\), got a Mix"):
         open_source(Mix([Mix([table], [1]), table], [1, 1]))
     with pytest.raises(TaskError, match="an epoch without samples"):
         open_source(Mix([table], [1], 0))
+
+
+def test_columns_are_those_of_the_first_part_in_any_share() -> None:
+    exact = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.int64())])
+    first = pa.table({"a": [1] * 4, "b": [2] * 4}, schema=exact)
+    second = pa.table({"b": [2] * 4, "a": [1] * 4})
+    source = open_source(Mix([first, second], [1, 1]))
+    for rank in range(8):  # a sample of either part
+        cut = {"batch_size": 8, "rank": rank, "num_replicas": 8}
+        with SampleStream(source, lambda rows: {"names": rows.column_names}, **cut).epoch(0) as shares:
+            assert [share.micro_batches[0].batch["names"] for share in shares] == [["a", "b"]]
+    with SampleStream(source, lambda rows: {"rows": rows.to_pylist()}, batch_size=8).epoch(0) as shares:
+        assert [share.micro_batches[0].batch["rows"] for share in shares] == [[{"a": 1, "b": 2}] * 8]
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    twice = pa.Table.from_arrays([pa.array([1.0]), pa.array([2.0])], names=["x", "x"])
+    with pytest.raises(DataError, match=r"columns with different names, got x \(double\), x \(double\)"):
+        open_source(Mix([twice, twice], [1, 1]))

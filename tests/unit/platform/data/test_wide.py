@@ -99,6 +99,7 @@ def test_gathered_rows_have_memory_of_their_own() -> None:
     [
         lambda t: t.select(["x3", "name", "y"]),
         lambda t: t.select([4, 0]),
+        lambda t: t.select(t.column_names[::-1]),
         lambda t: t.drop_columns(["x3", "y"]),
         lambda t: t.drop_columns("name"),
         lambda t: t.slice(1, 1),
@@ -136,6 +137,8 @@ def test_values_and_errors_are_those_of_a_table() -> None:
         with pytest.raises(type(wanted.value)) as found:
             stand_in[wrong]
         assert str(found.value) == str(wanted.value)
+    with pytest.raises(IndexError, match="Offset must be non-negative"):
+        stand_in.select(NUMBERS).slice(-1)
 
 
 def test_a_column_that_cannot_be_stacked_is_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,24 @@ def test_a_module_that_has_changed_since_is_another_one(tmp_path: Path) -> None:
     assert sizes == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "import importlib\nh = importlib.import_module('helper')",
+        "from importlib import import_module, util\nh = import_module('helper')",
+        "import importlib.util\nassert importlib.util.find_spec\nh = importlib.import_module('helper')",
+        "import importlib.resources as r\nassert r.files\nh = __import__('helper')",
+    ],
+)
+def test_modules_imported_by_a_function_do_not_mix_either(tmp_path: Path, call: str) -> None:
+    made = [
+        load_class(sent(tmp_path / str(value), task=f"{call}\nclass Mine:\n    value = h.V", helper=f"V = {value}"))
+        for value in (1, 2)
+    ]
+    assert [each.value for each in made] == [1, 2]  # type: ignore[attr-defined]
+    assert "helper" not in sys.modules
+
+
 def test_imports_within_functions_find_the_same_modules(tmp_path: Path) -> None:
     text = """
 import shared
@@ -99,6 +118,16 @@ def test_objects_of_modules_beside_can_be_pickled_and_modules_know_their_file(tm
     made: Any = load_class(sent(tmp_path / "a", task="import net\nclass Mine(net.Net):\n    file = net.FILE", net=net))
     assert pickle.loads(pickle.dumps(made(width=5))).width == 5  # noqa: S301 - pickled a moment ago
     assert made.file == str(tmp_path / "a" / "net.py")
+
+
+def test_functions_of_modules_beside_reach_processes_that_do_not_have_them(tmp_path: Path) -> None:
+    from ray import cloudpickle
+
+    helper = "FACTOR = 3\ndef times(x):\n    return FACTOR * x"
+    task = "import helper\nclass Mine:\n    call = helper.times"
+    made: Any = load_class(sent(tmp_path / "a", task=task, helper=helper))
+    call = [sys.executable, "-c", "import pickle, sys; print(pickle.load(sys.stdin.buffer)(14))"]
+    assert subprocess.check_output(call, input=cloudpickle.dumps(made.call)) == b"42\n"
 
 
 def test_a_package_finds_its_data_and_its_source_where_the_files_are(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from orchestray.search.engine.trial_output import TrialLogs
 
@@ -23,9 +27,11 @@ os.abort()
 """
 
 
-def test_each_trial_has_its_own_log_and_one_that_prints_nothing_has_none(tmp_path: Path) -> None:
+def test_each_trial_has_its_own_log_and_one_that_prints_nothing_has_none_in_the_end(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     subprocess.run([sys.executable, "-c", PROCESS, str(logs)], check=False)
+    assert (logs / "trial-1.log").read_text() == ""  # another process may be about to write to it
+    TrialLogs(logs, lambda _who, _lines: None).close()
     assert {file.name: file.read_text() for file in logs.iterdir()} == {
         "trial-0.log": "zero\nzero again\n",
         "trial-2.log": "child\n",
@@ -44,6 +50,20 @@ def test_what_trials_print_is_shown_once_from_where_an_earlier_attempt_ended(tmp
     logs.close()
     assert shown == [("trial 1", ["one"]), ("trial 0", ["more"])]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["trial-0.log", "trial-1.log"]
+
+
+def test_a_log_that_is_removed_while_it_is_looked_at_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trial-0.log").write_text("")
+    with os.scandir(tmp_path / "logs") as entries:
+        gone = list(entries)
+    shutil.rmtree(tmp_path / "logs")
+    monkeypatch.setattr(TrialLogs, "_files", lambda _logs: gone)
+    logs = TrialLogs(tmp_path / "logs", lambda _who, _lines: None)
+    logs.look()
+    logs.close()
 
 
 def test_without_any_output_no_folder_is_left(tmp_path: Path) -> None:

@@ -184,3 +184,50 @@ def test_a_task_of_several_inputs_is_a_trial_whose_network_cannot_be_measured(tm
     assert trial.metric_names(()) == []
     with pytest.raises(TrainingError, match="this task's are a mapping of"):
         trial.measures()
+
+
+WEIGHTED = """
+from torch.nn.functional import cross_entropy
+from support.tiny_task import TinyTask
+
+
+class Weighted(TinyTask):
+    def loss(self, outputs, batch):
+        weights = 1.0 + 3.0 * batch["targets"]
+        return (cross_entropy(outputs, batch["targets"], reduction="none") * weights).sum() / weights.sum()
+
+    def weight(self, batch):
+        return float((1 + 3 * batch["targets"]).sum())
+"""
+
+
+def test_a_loss_with_weights_of_its_own_is_that_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "weighted.py").write_text(WEIGHTED)
+    section = TaskConfig(type=f"{tmp_path}/weighted.py:Weighted")
+    found = []
+    for accumulate in (1, 3):
+        trial = TrainingTrial(config(accumulate=accumulate).model_copy(update={"task": section}))
+        assert trial.advance(STEPS).step == STEPS
+        found.append(trial.state().tensors["model/0.weight"])
+    assert torch.allclose(*found, atol=1e-6)
+
+
+TOTALS = """
+from support.tiny_task import TinyTask
+
+
+class Totals(TinyTask):
+    def metrics(self, outputs, batch):
+        return {"hits": (outputs.argmax(dim=1) == batch["targets"]).sum(), "points": len(outputs)}
+
+    def final_metrics(self, totals):
+        return {"share": float(totals["hits"]) / totals["points"]}
+"""
+
+
+def test_totals_are_not_taken_for_metrics(tmp_path: Path) -> None:
+    (tmp_path / "totals.py").write_text(TOTALS)
+    section = TaskConfig(type=f"{tmp_path}/totals.py:Totals")
+    trial = TrainingTrial(config().model_copy(update={"task": section}))
+    assert trial.metric_names(["share"]) is None
+    assert {"share", "loss", "train_loss"} == set(trial.advance(1).metrics)

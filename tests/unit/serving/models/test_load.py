@@ -9,10 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from orchestray.platform.data.endless import Endless
 from orchestray.platform.data.nested import tensors_in
+from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError, TaskError
 from orchestray.serving.models.errors import InputError
 from orchestray.serving.models.load import content_of, example_of, load_served_model, served_name
@@ -83,6 +86,14 @@ def test_a_task_without_an_example_is_shown_by_the_first_row_of_its_data(tmp_pat
     run = written_run(tmp_path, "own", tensors=dict(torch.nn.Linear(3, 2).state_dict()), model_json={"task": task})
     file.unlink()  # the run keeps its text
     assert load_served_model(run).example == [0.5, 0.5, 0.5]
+
+
+def test_a_task_whose_data_have_no_end_is_shown_by_their_first_row() -> None:
+    task: Any = SimpleNamespace(
+        dataset=lambda _split: Endless(lambda _number: [pa.table({"x": [0.25, 1.0]})]),
+        to_batch=lambda columns: {"inputs": to_tensor(columns["x"])},
+    )
+    assert example_of(task) == torch.tensor(0.25, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(

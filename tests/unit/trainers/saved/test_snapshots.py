@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.data.endless import Endless
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.directory import RunDirectory
@@ -22,6 +23,7 @@ from orchestray.trainers.saved.snapshots import (
     measure_statistics,
     snapshot_ensemble,
 )
+from orchestray.trainers.tasks.digits import Digits
 from support.layouts import train_laid_out
 from support.training import digits
 
@@ -68,6 +70,18 @@ def test_the_mean_of_the_last_checkpoints_is_taken_weight_by_weight(tmp_path: Pa
         assert value.dtype == torch.float64
         expected = (states[0][name] + states[1][name] + states[2][name]) / 3
         assert float((value - expected).abs().max()) <= 1e-15
+
+
+def test_statistics_of_data_without_end_are_measured_over_the_samples_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(tmp_path, batch_norm=True)
+    table = digits().dataset("train").slice(0, 8 * 48)  # of eight steps
+    models = []
+    for data in (table, Endless(lambda _number: [table], window_rows=100)):
+        monkeypatch.setattr(Digits, "dataset", lambda _task, _split, data=data: data)
+        models.append(average_snapshots(run, last=2).state_dict())
+    assert all(torch.allclose(models[0][name], models[1][name], rtol=1e-10) for name in models[0])
 
 
 def test_the_last_checkpoint_alone_is_its_own_mean(tmp_path: Path) -> None:

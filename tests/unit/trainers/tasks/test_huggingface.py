@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForCausalLM,
@@ -19,7 +21,7 @@ from transformers import (
 )
 
 from orchestray.platform.data.source import open_source
-from orchestray.platform.errors import TaskError
+from orchestray.platform.errors import DataError, TaskError
 from orchestray.platform.run.model_files import save_model
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.saved.initial_weights import InitialisedTask
@@ -160,6 +162,60 @@ def test_a_trained_folder_is_read_by_from_pretrained_and_starts_another_run(plac
     assert torch.equal(again.build_model().eval()(**inputs).logits, model(**inputs).logits)
 
 
+def test_a_model_is_float32_when_built_and_rebuilt_whatever_its_config_says(place: Path, tmp_path: Path) -> None:
+    model: Any = saved(task_of(place, "sequence_classification"), tmp_path / "model")
+    model.config.dtype = torch.bfloat16
+    model.bfloat16().save_pretrained(tmp_path / "half")
+    for given in (str(tmp_path / "half"), {**BERT, "dtype": "bfloat16"}):
+        task = task_of(place, "sequence_classification", model=given)
+        built: Any = task.build_model()
+        again = task_of(place, "sequence_classification", **json.loads(json.dumps(task.rebuild_arguments())))
+        assert {p.dtype for each in (built, again.build_model()) for p in each.parameters()} == {torch.float32}
+        config = json.loads(task.export_files(built.state_dict())["config.json"])
+        assert config["dtype"] == "float32"
+
+
+def test_a_tokenizer_with_several_chat_templates_is_saved_with_all_of_them(place: Path, tmp_path: Path) -> None:
+    templates = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer", chat_template=templates)
+    tokenizer.save_pretrained(tmp_path / "chat")
+    assert (tmp_path / "chat" / "additional_chat_templates").is_dir()
+    saved(task_of(place, "causal_lm", tokenizer=str(tmp_path / "chat")), tmp_path / "model")
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == templates
+
+
+def test_gpt2_classifies_batches_of_texts_of_different_lengths(place: Path) -> None:
+    task = task_of(place, "sequence_classification", model=GPT2)
+    model = task.build_model().eval()
+    rows = task.dataset("train")
+    together = model(**task.to_batch(rows.slice(0, 4))["inputs"]).logits
+    alone = [model(**task.to_batch(rows.slice(row, 1))["inputs"]).logits for row in range(4)]
+    assert torch.allclose(together, torch.cat(alone), atol=1e-6)
+    rebuilt = task_of(place, "sequence_classification", **task.rebuild_arguments()).build_model()
+    assert rebuilt.config.pad_token_id == VOCABULARY["[PAD]"]
+
+
+def test_labels_may_be_encoded_as_a_dictionary(place: Path, tmp_path: Path) -> None:
+    labels = pa.array(["yes", "no"] * 6)
+    pq.write_table(pa.table({"text": ["a cat"] * 12, "label": labels.dictionary_encode()}), tmp_path / "t.parquet")
+    task = HuggingFace(BERT, str(tmp_path / "t.parquet"), tokenizer=str(place / "tokenizer"))
+    rows = task.dataset("train")
+    assert task.classes == ["no", "yes"]
+    assert task.to_batch(rows)["targets"].tolist() == [int(label == "yes") for label in rows["label"].to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("column", "values"), [("label", ["yes", None]), ("label", [0.5, None]), ("text", ["a cat", None])]
+)
+def test_nulls_are_refused_by_name(place: Path, tmp_path: Path, column: str, values: list[Any]) -> None:
+    whole = {"text": ["a cat", "a dog"], "label": ["yes", "no"]}
+    pq.write_table(pa.table({**whole, column: values}), tmp_path / "t.parquet")
+    task = HuggingFace(BERT, str(tmp_path / "t.parquet"), tokenizer=str(place / "tokenizer"))
+    task.build_model()
+    with pytest.raises(DataError, match=rf"column '{column}' has 1 null\(s\)"):
+        task.to_batch(pq.read_table(tmp_path / "t.parquet"))
+
+
 def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
     model = saved(task_of(place, "causal_lm"), tmp_path / "model")
     ids = torch.tensor([[5, 6, 7]])
@@ -172,7 +228,7 @@ def test_an_adapter_trains_alone_and_is_saved_as_peft_reads_it(place: Path, tmp_
     from peft import AutoPeftModelForSequenceClassification
 
     base = saved(task_of(place, "sequence_classification"), tmp_path / "base")
-    lora = {"r": 4, "target_modules": ["query", "value"], "task_type": "SEQ_CLS"}
+    lora = {"r": 4, "target_modules": ["query", "value"]}
     task = task_of(place, "sequence_classification", model=str(tmp_path / "base"), lora=lora)
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     settings = layout_settings({"data": 2, "microbatches": None}, steps=2, batch_size=8, precision="float32")
@@ -181,13 +237,34 @@ def test_an_adapter_trains_alone_and_is_saved_as_peft_reads_it(place: Path, tmp_
     assert len(kept) > 20
     assert all(torch.equal(found[f"base_model.model.{name}"], before[name]) for name in kept)
     files = task.export_files(found)
-    assert "adapter_model.safetensors" in files
+    assert any("classifier" in name for name in load(files["adapter_model.safetensors"]))
     save_model(tmp_path / "adapter", found, {"task": {}}, beside=files)
     trained: Any = task.build_model()
     trained.load_state_dict(found)
+    assert "classifier" in {name.split(".")[2] for name, p in trained.named_parameters() if p.requires_grad}
     inputs = {"input_ids": torch.tensor([[2, 7, 9, 3]])}
     read = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter").eval()
     assert torch.equal(read(**inputs).logits, trained.eval()(**inputs).logits)
+
+
+@pytest.mark.parametrize("lora", [{"rank": 4}, {"target_modules": ["nosuch"]}], ids=str)
+def test_an_adapter_that_peft_refuses_is_said(place: Path, lora: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match=rf"task\.lora: .*{next(iter(lora))}"):
+        task_of(place, "sequence_classification", lora=lora).build_model()
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "masked_lm"])
+def test_texts_are_padded_on_the_right_whatever_the_tokenizer_does_by_itself(
+    place: Path, tmp_path: Path, kind: str
+) -> None:
+    AutoTokenizer.from_pretrained(place / "tokenizer", padding_side="left").save_pretrained(tmp_path / "left")
+    assert AutoTokenizer.from_pretrained(tmp_path / "left").padding_side == "left"
+    batches = [
+        task.to_batch(task.dataset("train").slice(0, 6))
+        for task in (task_of(place, kind), task_of(place, kind, tokenizer=str(tmp_path / "left")))
+    ]
+    assert torch.equal(batches[0]["targets"], batches[1]["targets"])
+    assert torch.equal(batches[0]["inputs"]["attention_mask"], batches[1]["inputs"]["attention_mask"])
 
 
 def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
@@ -199,6 +276,22 @@ def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
     batch = task.to_batch(task.dataset("train").slice(0, 3))
     assert batch["inputs"]["input_ids"].shape == (3, 8)
     assert torch.equal(batch["targets"][:, :-1], batch["inputs"]["input_ids"][:, 1:])
+
+
+def test_the_perplexity_of_a_model_that_knows_nothing_is_infinite(place: Path) -> None:
+    totals = {"loss": torch.tensor(4000.0), "hits": torch.tensor(1), "tokens": torch.tensor(4)}
+    assert task_of(place, "causal_lm")._judge(totals) == {"perplexity": float("inf"), "accuracy": 0.25}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_example_has_the_form_of_the_longest_sample(place: Path, kind: str) -> None:
+    task = task_of(place, kind)
+    example, made = task.example_inputs(), task.to_batch(pa.table({"text": ["cat " * 20], "label": ["yes"]}))["inputs"]
+    assert {name: (value.shape, value.dtype) for name, value in example.items()} == {
+        name: (value.shape[1:], value.dtype) for name, value in made.items()
+    }
+    ids = task_of(place, kind, text="input_ids", tokenizer=None).example_inputs()
+    assert {name: list(value.shape) for name, value in ids.items()} == {"input_ids": [16], "attention_mask": [16]}
 
 
 def test_frozen_parameters_stay_and_a_pattern_without_a_parameter_is_refused(place: Path) -> None:
@@ -216,11 +309,12 @@ def test_frozen_parameters_stay_and_a_pattern_without_a_parameter_is_refused(pla
         ({"text": "words"}, "no column 'words' in .*; it has text, label"),
         ({"tokenizer": None}, "texts need a tokenizer"),
         ({"packing": True}, "task.kind: causal_lm"),
+        ({"packing": True, "kind": "causal_lm", "text": ["text", "label"]}, "joins the texts of one column"),
     ],
 )
 def test_what_is_missing_is_said(place: Path, arguments: dict[str, Any], text: str) -> None:
     def use() -> None:
-        task = task_of(place, "sequence_classification", **arguments)
+        task = task_of(place, **{"kind": "sequence_classification", **arguments})
         task.build_model()
         task.to_batch(task.dataset("train").slice(0, 2))
 

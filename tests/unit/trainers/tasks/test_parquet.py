@@ -247,7 +247,7 @@ def test_a_validation_table_without_the_columns_is_refused(tmp_path: Path, table
 def test_a_label_the_training_rows_do_not_have_is_named(tmp_path: Path, table: str) -> None:
     task = ParquetTable(table, label="kind")
     odd = people(3).set_column(5, "kind", pa.array(["cat", "yak", "dog"]))
-    with pytest.raises(DataError, match="the label 'kind' has the value 'yak', which is no class: the training rows"):
+    with pytest.raises(DataError, match="the label 'kind' has the value 'yak', which is no class: classes are 'cat', "):
         task.to_batch(odd)
 
 

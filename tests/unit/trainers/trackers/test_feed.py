@@ -154,3 +154,14 @@ def test_a_line_is_read_when_it_is_complete(run: Run) -> None:
             file.write(text)
         read.append(list(feed._lines()))
     assert read == [[b'{"step": 1}\n'], [], [b'{"step": 2, "loss": 0.25}\n']]
+
+
+def test_a_validation_that_was_not_given_before_a_kill_is_given_after_it(run: Run) -> None:
+    run.steps(1, 2)
+    run.log.append([{"step": 2, "split": "validation", "time_s": 0.2, "accuracy": 0.5}])
+    run.steps(3)
+    (run.path / "trackers").mkdir()
+    (run.path / "trackers" / "mine-py-Mine.json").write_text(json.dumps({"last": [2, False]}))
+    tracker = Recorder(known=2)
+    run.feed(tracker, resumed=True).finish("succeeded")
+    assert tracker.calls[1:-1] == [(2, "validation/accuracy"), (3, "train/loss")]
