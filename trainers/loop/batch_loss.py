@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from orchestray.platform.comm import objects
+from orchestray.platform.data.nested import copied
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import asked_by
 from orchestray.trainers.core.buffers import BufferCopies, untouched
@@ -85,7 +86,7 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
         whole = halves
     before = BufferCopies(network.model)
     before.take()
-    losses = [network.evaluate(part).get("loss", 0.0) for part in (whole, whole, halves)]
+    losses = [network.evaluate(_copied(part)).get("loss", 0.0) for part in (whole, whole, halves)]
     changes = bool(before.changed(lambda _: ()))
     if not whole.weight or losses[0] != losses[1]:
         return None, changes
@@ -100,6 +101,12 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
         "with each other, have loss take `gather`, or set train.loss_is: between_samples to train on it as it is."
     )
     return text, changes
+
+
+def _copied(share: Share) -> Share:
+    """Return the share with a batch of its own, as a model may change its inputs in place."""
+    parts = tuple(replace(part, batch=copied(part.batch)) for part in share.micro_batches)
+    return replace(share, micro_batches=parts)
 
 
 def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:

@@ -15,7 +15,7 @@ from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.core.rng import building
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import stream_of
+from support.training import Rows, stream_of
 
 LENGTH, CLASSES, STEPS = 6, 5, 5
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -214,6 +214,20 @@ def test_a_loss_that_is_no_mean_trains_where_the_user_says_so_or_nothing_is_cut(
 
 def test_a_loss_that_draws_random_numbers_is_not_taken_for_one_that_is_no_mean() -> None:
     assert len(trained(Noisy(), network={"data": 2}).losses) == STEPS
+
+
+class Halving(nn.Module):
+    """A module that changes its inputs in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(0.5)
+
+
+def test_the_check_of_a_loss_leaves_the_batch_as_it_is() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(40, 4))
+    task = Rows(inputs, inputs.sum(1), lambda: nn.Sequential(Halving(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+    assert is_that_of(trained(task, network={"data": 2}), trained(task))
 
 
 def test_a_batch_in_which_nothing_counts_is_refused_with_its_step() -> None:
