@@ -14,7 +14,7 @@ from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.trainers.core.batch_norm import not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
-from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure
+from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure, weighted
 from orchestray.trainers.core.weights import in_precision
 
 if TYPE_CHECKING:
@@ -91,12 +91,20 @@ class Forward:
             start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
             loss.backward(start)  # type: ignore[no-untyped-call]
 
-    def metrics(self, micro_batch: MicroBatch, *, step: int = 0) -> dict[str, Any]:
-        """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up."""
+    def metrics(self, micro_batch: MicroBatch, *, step: int = 0, loss_only: bool = False) -> dict[str, Any]:
+        """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up.
+
+        Args:
+            micro_batch: the micro-batch.
+            step: number of the step.
+            loss_only: leave out the task's metrics.
+        """
         outputs, batch = self.outputs(micro_batch.batch)
         size, weight = micro_batch.num_samples, micro_batch.weight
         with self.precision():
             loss = loss_of(self.task, outputs, batch, step=step, gather=self.gather)
+            if loss_only:
+                return {"loss": weighted(loss, weight)}
             return measure(self.task, outputs, batch, loss=loss, num_samples=size, weight=weight)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:

@@ -72,9 +72,15 @@ class WithoutGradients:
         with torch.enable_grad():
             return function(given)
 
-    def metrics(self, forward: Forward, micro_batch: MicroBatch, *, step: int) -> dict[str, Any]:
-        """Return `forward.metrics(micro_batch, step=step)`."""
-        return self(lambda batch: forward.metrics(replace(micro_batch, batch=batch), step=step), micro_batch.batch)
+    def metrics(
+        self, forward: Forward, micro_batch: MicroBatch, *, step: int, loss_only: bool = False
+    ) -> dict[str, Any]:
+        """Return the result of `forward.metrics` with the same arguments."""
+
+        def of(batch: Batch) -> dict[str, Any]:
+            return forward.metrics(replace(micro_batch, batch=batch), step=step, loss_only=loss_only)
+
+        return self(of, micro_batch.batch)
 
 
 class _Noting(TorchFunctionMode):

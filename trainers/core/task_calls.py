@@ -58,14 +58,19 @@ def measure(task: Task, outputs: Any, batch: Batch, *, loss: Tensor, num_samples
         batch: the micro-batch.
         loss: its loss.
         num_samples: number of samples, by which metrics are weighted.
-        weight: weight of the loss; a loss of weight 0 counts nothing, also if it is NaN.
+        weight: weight of the loss.
     """
-    sums: dict[str, Any] = {"loss": float(loss.detach()) * weight if weight else 0.0}
+    sums: dict[str, Any] = {"loss": weighted(loss, weight)}
     found: dict[str, Any] = dict(task.metrics(outputs, batch))
     if has_totals(task):
         return sums | {TOTAL + name: _addend(value) for name, value in found.items()}
     values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
     return sums | {name: float(value) * (weight if name == "loss" else num_samples) for name, value in values.items()}
+
+
+def weighted(loss: Tensor, weight: float) -> float:
+    """Return a loss times its weight; a loss of weight 0 counts nothing, also if it is NaN."""
+    return float(loss.detach()) * weight if weight else 0.0
 
 
 def add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:

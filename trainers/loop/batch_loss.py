@@ -86,7 +86,7 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
         whole = halves
     before = BufferCopies(network.model)
     before.take()
-    losses = [network.evaluate(_copied(part)).get("loss", 0.0) for part in (whole, whole, halves)]
+    losses = [network.evaluate(_copied(part), loss_only=True).get("loss", 0.0) for part in (whole, whole, halves)]
     changes = bool(before.changed(lambda _: ()))
     if not whole.weight or losses[0] != losses[1]:
         return None, changes

@@ -109,7 +109,8 @@ class StageRunner:
         self._forward = forward
         self._draw = draw
         self._rank = rank
-        self._without_gradients = WithoutGradients(forward.model)
+        # Metrics may take gradients where the loss takes none.
+        self._without_gradients = {loss_only: WithoutGradients(forward.model) for loss_only in (False, True)}
         self._live: dict[int, _Pass] = {}
         self._peak_live = 0
 
@@ -157,20 +158,22 @@ class StageRunner:
         self._peak_live = max(self._peak_live, len(self._live))
         return sent, value
 
-    def evaluate(self, given: Values | None, micro_batch: MicroBatch) -> tuple[Values, dict[str, Any]]:
+    def evaluate(
+        self, given: Values | None, micro_batch: MicroBatch, *, loss_only: bool = False
+    ) -> tuple[Values, dict[str, Any]]:
         """Run a forward pass without a backward pass; return the values for the
-        next stage, and on the last stage the metrics.
+        next stage, and on the last stage the loss and, unless `loss_only`, the metrics.
         """
 
         def run(batch: Batch) -> tuple[Values, dict[str, Any]]:
             self._forward.values = () if given is None else _all_there(given)
             if self.is_last:
                 part = replace(micro_batch, batch=batch)
-                return Values((), ()), self._forward.metrics(part, step=self._draw.step)
+                return Values((), ()), self._forward.metrics(part, step=self._draw.step, loss_only=loss_only)
             outputs, _ = self._forward.outputs(batch)
             return Values(tuple(outputs), (False,) * len(outputs)), {}
 
-        return self._without_gradients(run, micro_batch.batch)
+        return self._without_gradients[loss_only](run, micro_batch.batch)
 
     def expects_gradients(self, key: int) -> bool:
         """Return True if the next stage will send gradients of what it got."""

@@ -216,6 +216,43 @@ def test_a_loss_that_draws_random_numbers_is_not_taken_for_one_that_is_no_mean()
     assert len(trained(Noisy(), network={"data": 2}).losses) == STEPS
 
 
+class Mixed(Unweighted):
+    """A task whose batches to train on have other targets than those to validate on, which its metrics take alone."""
+
+    def to_training_batch(self, columns: pa.Table, draws: Any) -> dict[str, Tensor]:
+        batch = self.to_batch(columns)
+        return {**batch, "targets": functional.one_hot(batch["targets"].clamp(min=0), CLASSES).double()}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        soft = batch["targets"].is_floating_point()
+        targets = batch["targets"] if soft else functional.one_hot(batch["targets"].clamp(min=0), CLASSES).double()
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1))
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"accuracy": (outputs.argmax(-1) == batch["targets"]).double().mean()}
+
+
+@pytest.mark.parametrize("network", [{"data": 2}, {"pipeline": 2}])
+def test_the_check_of_a_loss_asks_for_no_metrics_of_a_batch_to_train_on(network: Any) -> None:
+    found = trained(Mixed(), network=network, batch_size=26)
+    assert len(found.losses) == STEPS
+    assert 0 <= found.outcome.final["validation"]["accuracy"] <= 1
+
+
+def test_metrics_that_take_gradients_are_validated_after_the_check_of_a_loss_that_takes_none() -> None:
+    task = Rows(np.ones((40, 4)), np.ones(40), lambda: nn.Linear(4, 1))
+    slopes: list[bool] = []
+
+    def metrics(outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        torch.autograd.grad(outputs.sum(), batch["inputs"].requires_grad_(), allow_unused=True)
+        slopes.append(True)
+        return {}
+
+    task.metrics = metrics  # type: ignore[method-assign]
+    trained(task, network={"data": 2})
+    assert slopes
+
+
 class Halving(nn.Module):
     """A module that changes its inputs in place."""
 
