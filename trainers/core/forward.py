@@ -91,7 +91,7 @@ class Forward:
             start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
             loss.backward(start)  # type: ignore[no-untyped-call]
 
-    def metrics(self, micro_batch: MicroBatch, *, step: int = 0, loss_only: bool = False) -> dict[str, Any]:
+    def metrics(self, micro_batch: MicroBatch, *, step: int = 1, loss_only: bool = False) -> dict[str, Any]:
         """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up.
 
         Args:

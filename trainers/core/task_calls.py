@@ -27,7 +27,7 @@ def alone(values: Any) -> Any:
     return values
 
 
-def loss_of(task: Task, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
+def loss_of(task: Task, outputs: Any, batch: Batch, *, step: int = 1, gather: Gather = alone) -> Tensor:
     """Return a task's loss, given the step and the gathering function if it asks for them."""
     given = {"step": step, "gather": gather}
     return task.loss(outputs, batch, **{name: given[name] for name in asked_by(task)})

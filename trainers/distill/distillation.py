@@ -63,7 +63,7 @@ class DistilledTask(WrappedTask):
         self._weight = weight
         self._without_gradients = WithoutGradients()
 
-    def loss(self, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
+    def loss(self, outputs: Any, batch: Batch, *, step: int = 1, gather: Gather = alone) -> Tensor:
         """Return the weighted sum of the task's loss and the distance from the teacher.
 
         Raises:

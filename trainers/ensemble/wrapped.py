@@ -29,7 +29,7 @@ class WrappedTask:
     def to_batch(self, columns: pa.Table) -> Batch:
         return self.task.to_batch(columns)
 
-    def loss(self, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
+    def loss(self, outputs: Any, batch: Batch, *, step: int = 1, gather: Gather = alone) -> Tensor:
         return loss_of(self.task, outputs, batch, step=step, gather=gather)
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:

@@ -60,6 +60,7 @@ def check_loss(replica: Replica, share: Share) -> None:
     settings = replica.settings
     if settings.num_replicas * settings.accumulate > 1 and "gather" not in asked_by(replica.task):
         with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
+            replica.draw(replica.position.step + 1, settings.share_of(replica.groups.coordinate.data))
             own = why_no_mean(replica.network, share, settings)
             replica.exchange.rest()
             # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.

@@ -106,6 +106,18 @@ class Annealed(Sequences):
         return outputs.square().mean() * step + outputs.mean()
 
 
+class Vanishing(Annealed):
+    """A task whose loss is divided by the step, and notes each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor], step: int = -1) -> Tensor:
+        self.steps.append(step)
+        return outputs.square().mean() * (1.0 / step)
+
+
 class Noisy(Sequences):
     """A task whose loss draws random numbers."""
 
@@ -284,3 +296,10 @@ def test_a_weight_that_is_negative_is_refused() -> None:
 @pytest.mark.parametrize("layout", ["data 2", "data 3, accumulate 4", "pipeline 2", "ZeRO-3"])
 def test_a_loss_gets_the_step_of_the_run(layout: str) -> None:
     assert is_that_of(trained(Annealed(), **LAYOUTS[layout]), plain(Annealed(), step=0))
+
+
+@pytest.mark.parametrize("layout", ["data 2", "pipeline 2", "tensor 2", "ZeRO-3"])
+def test_no_call_of_a_loss_gets_a_step_before_the_first(layout: str) -> None:
+    task = Vanishing()
+    trained(task, **LAYOUTS[layout])
+    assert {*task.steps} == {*range(1, STEPS + 1)}
