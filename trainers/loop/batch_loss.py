@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,10 @@ from orchestray.platform.task import asked_by
 from orchestray.trainers.core.buffers import BufferCopies, untouched
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.loop.replica import Replica
@@ -49,24 +53,31 @@ def weighed(replica: Replica, share: Share, *, step: int) -> Share:
     return replace(share, batch_weight=float(total))
 
 
-def check_loss(replica: Replica, share: Share) -> None:
-    """Hold the loss of a run's first batch against the mean of its halves', if batches are cut. Every worker calls.
+def is_to_be_checked(task: Task, settings: ReplicaSettings) -> bool:
+    """Return True if a run cuts batches, and its loss is said to be a mean over samples."""
+    is_cut = settings.num_replicas * settings.accumulate > 1
+    return is_cut and settings.loss_is == "mean" and "gather" not in asked_by(task)
+
+
+def checked(replica: Replica, shares: Iterator[Share]) -> Iterator[Share]:
+    """Hold the loss of the first samples against the mean of their parts', and return the same shares.
 
     A model in evaluation mode is asked for both. A loss that draws random numbers cannot be checked so, and is not.
+    Every worker calls.
 
     Raises:
         TrainingError: they differ, so the result would depend on how batches are cut.
     """
-    settings = replica.settings
-    if settings.num_replicas * settings.accumulate > 1 and "gather" not in asked_by(replica.task):
-        with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
-            replica.draw(replica.position.step + 1, settings.share_of(replica.groups.coordinate.data))
-            own = why_no_mean(replica.network, share, settings)
-            replica.exchange.rest()
-            # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
-            problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)
-        if (found := next(filter(None, problems), None)) and not any(changing):
-            raise TrainingError(found)
+    share = next(shares)
+    with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
+        replica.draw(replica.position.step + 1, replica.settings.share_of(replica.groups.coordinate.data))
+        own = why_no_mean(replica.network, share, replica.settings)
+        replica.exchange.rest()
+        # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
+        problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)
+    if (found := next(filter(None, problems), None)) and not any(changing):
+        raise TrainingError(found)
+    return chain([share], shares)
 
 
 def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tuple[str | None, bool]:
@@ -77,29 +88,29 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
 
     Args:
         network: network in evaluation mode.
-        share: first share of a run, with `halves`.
+        share: share of a batch; without a `cut` this worker says nothing.
         settings: settings of the run.
     """
-    if settings.loss_is != "mean":
+    if share.cut is None:
         return None, False
-    whole, halves = replace(share, micro_batches=share.micro_batches[:1]), replace(share, micro_batches=share.halves)
-    if not share.halves:  # this worker takes part in the passes of the others
-        whole = halves
+    whole = replace(share, micro_batches=(share.cut.whole or share.micro_batches[0],))
+    in_parts = replace(share, micro_batches=share.cut.parts)
     before = BufferCopies(network.model)
     before.take()
-    losses = [network.evaluate(_copied(part), loss_only=True).get("loss", 0.0) for part in (whole, whole, halves)]
+    losses = [network.evaluate(_copied(part), loss_only=True).get("loss", 0.0) for part in (whole, whole, in_parts)]
     changes = bool(before.changed(lambda _: ()))
     if not whole.weight or losses[0] != losses[1]:
         return None, changes
-    at_once, in_halves = losses[0] / whole.weight, losses[2] / whole.weight
-    if math.isclose(at_once, in_halves, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):
+    at_once, cut = losses[0] / whole.weight, losses[2] / whole.weight
+    if math.isclose(at_once, cut, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):
         return None, changes
     text = (
         f"The task's loss is not a mean over samples: of {whole.num_samples} samples it is {at_once:.8g}, and the mean "
-        f"of the losses of their two halves is {in_halves:.8g}. With several workers or micro-batches the result would "
-        "depend on how batches are cut. If the loss is divided by another number than that of the samples (valid "
-        "tokens, class weights), give the task a method weight(batch) that returns this number. If it compares samples "
-        "with each other, have loss take `gather`, or set train.loss_is: between_samples to train on it as it is."
+        f"of the losses of their {len(in_parts.micro_batches)} parts is {cut:.8g}. With several workers or "
+        "micro-batches the result would depend on how batches are cut. If the loss is divided by another number than "
+        "that of the samples (valid tokens, class weights), give the task a method weight(batch) that returns this "
+        "number. If it compares samples with each other, have loss take `gather`, or set train.loss_is: "
+        "between_samples to train on it as it is."
     )
     return text, changes
 

@@ -85,8 +85,14 @@ class OrderLoop(ABC):
             writer: writes the checkpoints that this worker is ordered to save.
         """
         todo: deque[Order] = deque()
-        task, seed = self._task, self.settings.seed
-        with ShareReader(self._source, task.to_batch, to_training_batch=training_batch_of(task), seed=seed) as reader:
+        task, settings = self._task, self.settings
+        with ShareReader(
+            self._source,
+            task.to_batch,
+            to_training_batch=training_batch_of(task),
+            seed=settings.seed,
+            cuts_first=settings.loss_is == "mean",
+        ) as reader:
             while True:
                 order = todo.popleft() if todo else self._next()
                 if isinstance(order, Compute):
@@ -140,7 +146,7 @@ class OrderLoop(ABC):
         draw.step, draw.replica = order.step, order.share
         is_cut = share.num_micro_batches > 1 or share.num_samples < share.batch_samples
         # In shared memory others change the weights between two passes, which then cannot be compared.
-        if share.halves and is_cut and self.settings.exchange.get("transport") != "shared_memory":
+        if share.cut and is_cut and self.settings.exchange.get("transport") != "shared_memory":
             with evaluating(self.network.model), untouched(self.network.model), torch.no_grad():
                 problem, changes = why_no_mean(self.network, share, self.settings)
             if problem is not None and not changes:

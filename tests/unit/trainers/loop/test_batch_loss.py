@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from torch.nn import functional
 
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.trainers.core.rng import building
+from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.training import Rows, stream_of
 
 LENGTH, CLASSES, STEPS = 6, 5, 5
+PIPEDREAM = {"pipeline": 2, "schedule": "pipedream", "microbatches": 2, "split": "equal"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data 2": {"network": {"data": 2}},
     "data 3, accumulate 4": {"network": {"data": 3}, "accumulate": 4},
@@ -174,8 +178,7 @@ def test_a_loss_over_weighted_classes_is_that_of_a_single_process(layout: str) -
 
 
 def test_a_loss_over_valid_tokens_is_cut_right_in_a_stream_of_batches() -> None:
-    stream = {"pipeline": 2, "schedule": "pipedream", "microbatches": 2, "split": "equal"}
-    one, two = ({**stream, "data": data} for data in (1, 2))
+    one, two = ({**PIPEDREAM, "data": data} for data in (1, 2))
     assert is_that_of(trained(Sequences(), network=two), trained(Sequences(), network=one))
 
 
@@ -213,10 +216,31 @@ def test_a_loss_between_samples_is_refused_where_replicas_do_not_see_a_batch_tog
         trained(Contrastive(), **config)
 
 
-@pytest.mark.parametrize("config", [{"network": {"data": 2}}, {"accumulate": 2}, {"network": {"pipeline": 2}}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"network": {"data": 2}},
+        {"accumulate": 2},
+        {"network": {"pipeline": 2}},
+        {"network": PIPEDREAM},
+        {"network": {"data": 2}, "accumulate": 4, "batch_size": 8},
+        {"network": {"data": 4}, "batch_size": 4},
+        {"network": {"pipeline": 2, "microbatches": 4}, "batch_size": 4},
+        {"network": {"data": 2}, "exchange": {"shard": "parameters"}, "accumulate": 4, "batch_size": 8},
+    ],
+)
 def test_a_loss_that_is_no_mean_over_samples_is_refused_at_the_first_step(config: Any) -> None:
     with pytest.raises(TrainingError, match=r"not a mean over samples.*weight\(batch\).*between_samples"):
         trained(Unweighted(), **config)
+
+
+def test_a_loss_that_is_no_mean_is_refused_as_soon_as_a_resumed_run_cuts_batches(tmp_path: Path) -> None:
+    alone = layout_settings({"microbatches": None}, steps=3)
+    train_laid_out(Unweighted, alone, checkpoints=lambda: CheckpointWriter(str(tmp_path), keep=2))
+    [found] = list_checkpoints(tmp_path)
+    two = layout_settings({"data": 2, "microbatches": None}, steps=STEPS)
+    with pytest.raises(TrainingError, match="not a mean over samples"):
+        train_laid_out(Unweighted, two, load=lambda: Loaded(found))
 
 
 def test_a_loss_that_is_no_mean_trains_where_the_user_says_so_or_nothing_is_cut() -> None:
