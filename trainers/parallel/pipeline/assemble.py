@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from orchestray.platform.comm import objects
+from orchestray.trainers.core.batch_norm import has_synchronized
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
@@ -113,7 +114,8 @@ class PipelineAssembler:
             "pieces": pieces,
             "partial": partial,
             "form": layers.form,
-            "one_sample": stream.one_sample,
+            # If any stage needs every replica, all of them have to pass something through.
+            "one_sample": stream.one_sample if has_synchronized(layers.model) else None,
         }
         if settings.is_streaming:
             from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.core.batch_norm import has_synchronized
 from orchestray.trainers.core.buffer_kinds import transient
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm
 from orchestray.trainers.core.network import Usage
@@ -82,7 +81,7 @@ class PipelineNetwork:
             pieces: slices of the tensors that are not whole here (split over the tensor axis).
             partial: names of parameters of which each worker of the tensor group computes a part of the gradient.
             form: form of the model's inputs.
-            one_sample: returns a batch of one sample; needed if batch normalisation spans all replicas.
+            one_sample: returns a batch of one sample; None if no stage has batch normalisation over all replicas.
 
         Raises:
             PeerLostError: another worker did not come.
@@ -115,7 +114,7 @@ class PipelineNetwork:
             for index, stage in sorted(stages.items())
         }
         self._shares_parameters = _share_parameters(list(stages.values()))
-        self._one_sample = one_sample if has_synchronized(model) else None
+        self._one_sample = one_sample
         self._tied = TiedGradients(tied, self._workers, groups, model)
         self._partial = partial
         self._tensor_group = groups.tensor

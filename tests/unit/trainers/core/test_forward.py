@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,15 @@ def test_replicas_without_a_sample_of_the_last_batch_change_nothing(layout: str)
     assert found.losses == pytest.approx(right.losses, rel=0, abs=1e-10)
     assert furthest(found.weights, right.weights) <= 1e-10
     assert found.weights["body.1.num_batches_tracked"] == 6 * accumulate
+
+
+def test_a_pipeline_with_batch_normalisation_in_its_first_stage_alone_goes_on_without_samples() -> None:
+    task = Pictures("view", rows=26)  # the last batch has two samples
+    first = [nn.Linear(LENGTH, 4), nn.BatchNorm1d(4), nn.Tanh()]
+    layers = nn.Sequential(*first, nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    task.build_model = lambda: copy.deepcopy(layers)  # type: ignore[method-assign]
+    network = {"data": 3, "pipeline": 2, "microbatches": 1, "split": "equal"}
+    assert furthest(trained(task, network=network).weights, plain(task).weights) <= 1e-10
 
 
 @pytest.mark.parametrize("how", ["packed", "max", "rows"])
