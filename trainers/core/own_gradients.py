@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from orchestray.platform.data.nested import map_tensors
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.trainers.core.buffers import BufferCopies, untouched
 from orchestray.trainers.core.task_calls import loss_of
 
@@ -83,14 +83,25 @@ class WithoutGradients:
         return self(of, micro_batch.batch)
 
 
-class _Noting(TorchFunctionMode):
-    """A mode that notes that gradients are taken."""
+class Noting(TorchFunctionMode):
+    """A mode that notes that gradients are taken.
 
-    has_noted = False
+    Attributes:
+        has_noted: True if there were any.
+        taken: those that `torch.autograd.grad` returned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_noted = False
+        self.taken: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.has_noted = self.has_noted or func in _TAKE_GRADIENTS
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func is torch.autograd.grad:
+            self.taken += tensors_in(result)
+        return result
 
 
 def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
@@ -107,10 +118,10 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), untouched(forward.model):
             forward.model.train()
-            with _Noting() as noting:
+            with Noting() as noting:
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
-            with _Noting() as noting, forward.precision():
+            with Noting() as noting, forward.precision():
                 loss_of(forward.task, outputs, placed)
             found |= {"loss"} if noting.has_noted else set()
     except Exception:  # noqa: BLE001 - the user's code

@@ -135,6 +135,11 @@ def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
         reason = "sees the whole batch at once, so train.accumulate and strategy.network.pipeline must be 1"
     elif replica.exchange.diverges:
         reason = "needs all replicas at every step, so strategy.exchange.type must be allreduce"
+    elif callable(getattr(replica.task, "weight", None)):
+        reason = (
+            "compares samples of all replicas, so no share of them has a weight of its own: take weight(batch) out of "
+            "the task, and let loss divide by the weight of what it has gathered"
+        )
     elif 0 < stream.num_samples % stream.batch_size < settings.num_replicas:
         reason = (
             f"needs a sample on each of the {settings.num_replicas} replicas, and the last batch of the {split} data "

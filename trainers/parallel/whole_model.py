@@ -75,7 +75,7 @@ class WholeNetwork:
             if not micro_batch.weight:  # its loss is 0/0, but statistics are those of all samples
                 exchange.begin_backward(last_micro_batch=number == num_passes)
                 with user_code(step, self._rank):
-                    pass_without_loss(self._forward, micro_batch.batch)
+                    pass_without_loss(self._forward, micro_batch.batch, step=step)
                 continue
             weight = share.fraction(micro_batch.weight)
             loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)

@@ -110,6 +110,7 @@ class PipelineNetwork:
                 ),
                 draw,
                 groups.rank,
+                meets_in_passes=one_sample is not None,
             )
             for index, stage in sorted(stages.items())
         }

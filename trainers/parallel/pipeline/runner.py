@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from orchestray.platform.data.nested import tensors_in
 from orchestray.trainers.core.batch_norm import not_counted
-from orchestray.trainers.core.forward import Forward, user_code
+from orchestray.trainers.core.forward import Forward, refuse_hidden, user_code
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, inputs_of
 from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import seed_pass
@@ -100,15 +100,19 @@ class StageRunner:
         forward: calls the stage.
         draw: key that random numbers depend on; set before each pass.
         rank: this worker's rank, for messages.
+        meets_in_passes: True if a stage, perhaps another one, needs every replica in every pass.
     """
 
-    def __init__(self, index: int, forward: StageForward, draw: RngKey, rank: int) -> None:
+    def __init__(
+        self, index: int, forward: StageForward, draw: RngKey, rank: int, *, meets_in_passes: bool = False
+    ) -> None:
         self.index = index
         self.is_first = forward.is_first
         self.is_last = forward.is_last
         self._forward = forward
         self._draw = draw
         self._rank = rank
+        self._meets_in_passes = meets_in_passes
         # Metrics may take gradients where the loss takes none.
         self._without_gradients = {loss_only: WithoutGradients(forward.model) for loss_only in (False, True)}
         self._live: dict[int, _Pass] = {}
@@ -254,6 +258,8 @@ class StageRunner:
         with user_code(job.step, self._rank):
             outputs, batch = self._forward.outputs(job.batch)
             if job.micro_batch is not None:
+                if self._meets_in_passes:
+                    refuse_hidden(outputs)
                 return _without_effect(outputs), 0.0
             with self._forward.precision():
                 loss = loss_of(self._forward.task, outputs, batch, step=job.step, gather=self._forward.gather)

@@ -216,6 +216,14 @@ def test_a_loss_between_samples_is_refused_where_replicas_do_not_see_a_batch_tog
         trained(Contrastive(), **config)
 
 
+def test_a_loss_between_samples_is_refused_if_it_has_a_weight_as_well() -> None:
+    task = Contrastive()
+    task.weight = lambda batch: torch.tensor(1.0)  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"gathers outputs .*take weight\(batch\) out of the task"):
+        trained(task, network={"data": 2})
+    assert len(trained(task).losses) == STEPS
+
+
 @pytest.mark.parametrize(
     "config",
     [
