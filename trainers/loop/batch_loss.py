@@ -140,11 +140,20 @@ def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
             "compares samples of all replicas, so no share of them has a weight of its own: take weight(batch) out of "
             "the task, and let loss divide by the weight of what it has gathered"
         )
-    elif 0 < stream.num_samples % stream.batch_size < settings.num_replicas:
+    elif 0 < _of_last_batch(stream) < settings.num_replicas:
+        advice = "choose another train.batch_size"
+        if stream.num_samples < settings.num_replicas:
+            advice = "add samples, or set strategy.network.data to fewer replicas"
+        elif split == "train" and stream.num_samples > stream.batch_size >= settings.num_replicas:
+            advice += ", or set train.drop_last to true"
         reason = (
             f"needs a sample on each of the {settings.num_replicas} replicas, and the last batch of the {split} data "
-            f"has {stream.num_samples % stream.batch_size}; choose another train.batch_size, or set train.drop_last to "
-            "true"
+            f"has {_of_last_batch(stream)}; {advice}"
         )
     if reason is not None:
         raise ConfigError(f"config: a loss that gathers outputs {reason}")
+
+
+def _of_last_batch(stream: SampleStream) -> int:
+    """Return the number of samples of an epoch's last batch, than which none has fewer; 0 without data."""
+    return stream.num_samples % stream.batch_size or min(stream.num_samples, stream.batch_size)

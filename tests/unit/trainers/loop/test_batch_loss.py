@@ -208,7 +208,13 @@ def test_a_loss_between_samples_on_shares_of_zero_3_is_that_of_a_single_process(
             {"network": {"data": 2}, "exchange": {"type": "averaging", "every": 2}},
             "strategy.exchange.type must be allreduce",
         ),
-        ({"network": {"data": 3}, "batch_size": 25}, "last batch of the train data has 2"),
+        ({"network": {"data": 3}, "batch_size": 25}, r"last batch of the train data has 2.*, or set train\.drop_last"),
+        ({"network": {"data": 3}, "batch_size": 2}, r"last batch of the train data has 2"),
+        ({"network": {"data": 3}, "batch_size": 2, "drop_last": True}, r"train data has 2; choose another train\.\w+$"),
+        (
+            {"network": {"data": 3}, "batch_size": 25, "drop_last": True},
+            r"last batch of the validation data has 2; choose another train\.batch_size$",
+        ),
     ],
 )
 def test_a_loss_between_samples_is_refused_where_replicas_do_not_see_a_batch_together(config: Any, reason: str) -> None:
