@@ -11,6 +11,7 @@ from torch import Tensor
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import OPTIONAL_METHODS, asked_by
+from orchestray.trainers.core.members import is_loss
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective
@@ -64,13 +65,12 @@ def measure(task: Task, outputs: Any, batch: Batch, *, loss: Tensor, num_samples
     found: dict[str, Any] = dict(task.metrics(outputs, batch))
     if has_totals(task):
         return sums | {TOTAL + name: _addend(value) for name, value in found.items()}
-    values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
-    return sums | {name: float(value) * (weight if name == "loss" else num_samples) for name, value in values.items()}
+    return sums | {name: weighted(value, weight if is_loss(name) else num_samples) for name, value in found.items()}
 
 
-def weighted(loss: Tensor, weight: float) -> float:
-    """Return a loss times its weight; a loss of weight 0 counts nothing, also if it is NaN."""
-    return float(loss.detach()) * weight if weight else 0.0
+def weighted(value: Any, weight: float) -> float:
+    """Return a number times its weight; a loss of weight 0 counts nothing, also if it is NaN."""
+    return float(value.detach() if isinstance(value, Tensor) else value) * weight if weight else 0.0
 
 
 def add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:
