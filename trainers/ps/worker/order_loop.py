@@ -168,8 +168,9 @@ class OrderLoop(ABC):
         self.num_shares += 1
         self.num_samples += order.num_samples
 
-    def _evaluate(self, order: Validate) -> dict[str, float]:
+    def _evaluate(self, order: Validate, draw: RngKey) -> dict[str, float]:
         """Return loss and metrics, summed over the order's part of the validation samples."""
+        draw.step = order.step
         sums: dict[str, float] = {}
         stream = self._stream_of("validation", order.part, order.num_parts)
         with evaluating(self.network.model), torch.no_grad(), stream.epoch(0) as shares:

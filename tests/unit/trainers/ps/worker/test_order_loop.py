@@ -47,3 +47,28 @@ def test_a_loss_that_is_no_mean_is_refused_once_a_resumed_run_has_several_worker
     [found] = list_checkpoints(tmp_path / "checkpoints")
     with pytest.raises(TrainingError, match="not a mean over samples"):
         train_central(Weighed, settings(steps=5), tmp_path, checkpoint=found)
+
+
+class Noting(Rows):
+    """A task that notes the step of each loss in a validation."""
+
+    def __init__(self) -> None:
+        inputs = np.random.default_rng(0).normal(size=(40, 4))
+        super().__init__(inputs, inputs.sum(1), lambda: nn.Linear(4, 1))
+        self.steps: list[int] = []
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor], step: int) -> Tensor:  # type: ignore[override]
+        if not outputs.requires_grad:
+            self.steps.append(step)
+        return super().loss(outputs, batch)
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+@pytest.mark.parametrize("exchange", [{}, {"consistency": "asynchronous"}], ids=str)
+def test_a_loss_in_a_validation_gets_the_last_step(tmp_path: Path, exchange: dict[str, Any]) -> None:
+    task = Noting()
+    train = {"steps": 5, "batch_size": 8, "validate_every_steps": 2, "loss_is": "between_samples"}
+    train_central(lambda: task, settings(3, exchange, **train), tmp_path)
+    assert {*task.steps} == {2, 4, 5}
