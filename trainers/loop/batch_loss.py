@@ -38,7 +38,7 @@ def weighed(replica: Replica, share: Share, *, step: int) -> Share:
     Raises:
         TrainingError: the batch has weight 0, so it has no loss.
     """
-    if not hasattr(replica.task, "weight"):
+    if not has_weight(replica.task):
         return share
     if replica.exchange.diverges:
         own = share.weight * share.batch_samples / max(1, share.num_samples)
@@ -51,6 +51,11 @@ def weighed(replica: Replica, share: Share, *, step: int) -> Share:
             "no loss. Drop such samples from the data, or raise train.batch_size."
         )
     return replace(share, batch_weight=float(total))
+
+
+def has_weight(task: Task) -> bool:
+    """Return True if a task says what its loss is divided by."""
+    return callable(getattr(task, "weight", None))
 
 
 def is_to_be_checked(task: Task, settings: ReplicaSettings) -> bool:
@@ -135,7 +140,7 @@ def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
         reason = "sees the whole batch at once, so train.accumulate and strategy.network.pipeline must be 1"
     elif replica.exchange.diverges:
         reason = "needs all replicas at every step, so strategy.exchange.type must be allreduce"
-    elif callable(getattr(replica.task, "weight", None)):
+    elif has_weight(replica.task):
         reason = (
             "compares samples of all replicas, so no share of them has a weight of its own: take weight(batch) out of "
             "the task, and let loss divide by the weight of what it has gathered"

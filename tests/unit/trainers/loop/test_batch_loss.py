@@ -18,7 +18,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoint
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import Rows, stream_of
+from support.training import Rows, stream_of, train
 
 LENGTH, CLASSES, STEPS = 6, 5, 5
 PIPEDREAM = {"pipeline": 2, "schedule": "pipedream", "microbatches": 2, "split": "equal"}
@@ -315,6 +315,17 @@ def test_the_check_of_a_loss_leaves_the_batch_as_it_is() -> None:
     inputs = rng.normal(size=(40, 4))
     task = Rows(inputs, inputs.sum(1), lambda: nn.Sequential(Halving(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
     assert is_that_of(trained(task, network={"data": 2}), trained(task))
+
+
+def test_a_task_whose_weight_is_none_costs_no_operation_a_step() -> None:
+    inputs = np.ones((40, 4))
+    made: list[list[tuple[str, int]]] = []
+    for weight in (False, True):
+        task: Any = Rows(inputs, inputs.sum(1), lambda: nn.Linear(4, 1))
+        if weight:
+            task.weight = None
+        made.append([calls for replica in train(task, 2, steps=3) for calls in replica.calls])
+    assert made[0] == made[1]
 
 
 def test_a_batch_in_which_nothing_counts_is_refused_with_its_step() -> None:
