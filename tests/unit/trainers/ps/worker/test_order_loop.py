@@ -35,10 +35,16 @@ def settings(data: int = 2, exchange: dict[str, Any] | None = None, **train: Any
     return layout_settings({"data": data, "microbatches": None}, server, **train)
 
 
-@pytest.mark.parametrize("train", [{}, {"accumulate": 4, "batch_size": 8}, {"batch_size": 2}])
-def test_a_loss_that_is_no_mean_is_refused_at_the_first_share(tmp_path: Path, train: dict[str, Any]) -> None:
+SHARED = {"consistency": "asynchronous", "transport": "shared_memory"}
+
+
+@pytest.mark.parametrize("exchange", [{}, SHARED], ids=["channels", "shared memory"])
+@pytest.mark.parametrize("train", [{}, {"accumulate": 4, "batch_size": 8}, {"batch_size": 2}], ids=str)
+def test_a_loss_that_is_no_mean_is_refused_at_the_first_share(
+    tmp_path: Path, train: dict[str, Any], exchange: dict[str, Any]
+) -> None:
     with pytest.raises(TrainingError, match="not a mean over samples"):
-        train_central(Weighed, settings(**train), tmp_path)
+        train_central(Weighed, settings(exchange=exchange, **train), tmp_path)
 
 
 def test_a_loss_that_is_no_mean_is_refused_once_a_resumed_run_has_several_workers(tmp_path: Path) -> None:
