@@ -32,6 +32,11 @@ def map_tensors(function: Callable[[Tensor], Any], nested: Any) -> Any:
     return cast(Any, pytree.tree_map(of, nested, is_leaf=_is_packed))
 
 
+def copied(nested: Any) -> Any:
+    """Return the same containers with copies of the tensors; those that need gradients need them there as well."""
+    return map_tensors(lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad), nested)
+
+
 def tensors_in(nested: Any) -> list[Tensor]:
     """Return the tensors in nested containers, in order."""
     found: list[Tensor] = []

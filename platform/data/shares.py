@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from orchestray.platform.data.retries import STOP
 from orchestray.platform.data.source import Source
-from orchestray.platform.data.stream import Converter, Share, ToTrainingBatch, cut_micro_batches, halves_of
+from orchestray.platform.data.stream import Converter, Share, ToTrainingBatch, bounds_of, cut_at, cut_micro_batches
 from orchestray.platform.data.window_cache import taker_of
 from orchestray.platform.process.pulse import PULSE
 
@@ -68,6 +68,7 @@ class ShareReader:
         seed: int = 0,
         shuffle: bool = True,
         read_ahead: bool = True,
+        cuts_first: bool = False,
     ) -> None:
         """Prepare the reader; nothing is read yet.
 
@@ -78,7 +79,9 @@ class ShareReader:
             seed: seed of the run.
             shuffle: False: the dataset's own order.
             read_ahead: load the window after the latest one in the background, if there are several.
+            cuts_first: True if the first share is to have a `Share.cut`, if it can.
         """
+        self._to_be_cut = cuts_first
         self._convert = Converter(to_batch, to_training_batch, seed)
         self._closed = threading.Event()
         self._rows = taker_of(source, seed=seed, shuffle=shuffle, read_ahead=read_ahead, ends=self._closed)
@@ -133,10 +136,14 @@ class ShareReader:
         with self._lock:
             take = partial(self._rows.take, order.epoch)
             convert = partial(self._convert, epoch=order.epoch)
-            is_first = order.epoch == order.step_in_epoch == 0
-            halves = halves_of(order.pieces[0], take, convert) if is_first and order.pieces else ()
+            bounds: Sequence[int] = ()
+            if self._to_be_cut and order.pieces:
+                # An order does not tell where its batch begins, but for the first of an epoch.
+                bounds = bounds_of(order.pieces[0], (0, 0 if order.step_in_epoch else order.batch_samples))
+                self._to_be_cut = not bounds
+            cut = cut_at(bounds, order.pieces, take, convert)
             micro_batches = cut_micro_batches(order.pieces, take, convert)
-        return Share(order.step_in_epoch, order.batch_samples, micro_batches, order.num_micro_batches, halves=halves)
+        return Share(order.step_in_epoch, order.batch_samples, micro_batches, order.num_micro_batches, cut=cut)
 
     def _check_open(self) -> None:
         if self._closed.is_set():

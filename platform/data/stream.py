@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Batch
 
 
+_MOST_ALONE = 8
+"""Largest number of samples that are cut one by one."""
+
 Take: TypeAlias = "Callable[[int, int], tuple[pa.Table, Indices]]"
 Convert: TypeAlias = "Callable[[pa.Table, Indices], Batch]"
 ToTrainingBatch: TypeAlias = "Callable[[pa.Table, Sequence[np.random.Generator]], Batch]"
@@ -50,6 +53,15 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Samples cut into parts, by which a loss can be compared with the one that they have at once."""
+
+    parts: tuple[MicroBatch, ...]
+    whole: MicroBatch | None = None
+    """The samples at once; None: they are the share's first micro-batch."""
+
+
+@dataclass(frozen=True)
 class Share:
     """One replica's part of one batch."""
 
@@ -63,8 +75,8 @@ class Share:
     """Micro-batches of the whole batch, the same on every replica."""
     batch_weight: float | None = None
     """Weight of the whole batch, over all replicas; None: its number of samples."""
-    halves: tuple[MicroBatch, ...] = ()
-    """Two halves of the first micro-batch, in the first batch of a run."""
+    cut: Cut | None = None
+    """Some samples of the batch cut into smaller parts, if that was asked for."""
 
     @cached_property
     def num_samples(self) -> int:
@@ -144,8 +156,13 @@ class SampleStream:
         """Batches of an epoch; the last one may be short."""
         return -(-self.num_samples // self.batch_size)
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Prefetch[Share]:
+    def epoch(self, epoch: int, start_step: int = 0, *, cuts_first: bool = False) -> Prefetch[Share]:
         """Iterate over this replica's share of each batch of an epoch, in order, from batch `start_step` on.
+
+        Args:
+            epoch: number of the epoch.
+            start_step: number of the first batch.
+            cuts_first: True if the first share is to have a `Share.cut`, if it can.
 
         Returns:
             An iterator and context manager: leaving it ends the background thread. Exceptions of that thread (DataError
@@ -153,7 +170,7 @@ class SampleStream:
         """
         if not 0 <= start_step <= self.steps_per_epoch:
             raise ValueError(f"start_step must be from 0 to {self.steps_per_epoch}, got {start_step}")
-        return Prefetch(self._shares(epoch, start_step), self._prefetch)
+        return Prefetch(self._shares(epoch, start_step, start_step if cuts_first else -1), self._prefetch)
 
     def one_sample(self) -> Batch:
         """Return a batch of the data's first sample; it belongs to the caller."""
@@ -164,10 +181,10 @@ class SampleStream:
     def _first(self) -> Batch:
         return self._convert(self._source.first_row(), np.zeros(1, np.int64), 0)
 
-    def _shares(self, epoch: int, start_step: int) -> Generator[Share, None, None]:
+    def _shares(self, epoch: int, start_step: int, step_to_cut: int) -> Generator[Share, None, None]:
         if isinstance(self._source, OwnOrder):
             with closing(self._source.taker(seed=self._seed, shuffle=self._shuffle)) as taker:
-                yield from self._cut(epoch, start_step, partial(taker.take, epoch), can_repeat=True)
+                yield from self._cut(epoch, start_step, step_to_cut, partial(taker.take, epoch))
             return
         plan = EpochPlan(
             self._source.chunk_rows,
@@ -177,21 +194,38 @@ class SampleStream:
             shuffle=self._shuffle,
         )
         with WindowReader(self._source, plan, self._windows_needed(plan, start_step)) as reader:
-            first = self._pieces(0)
-            can_repeat = not first or len([*plan.windows_between(*first[0])]) == 1
-            yield from self._cut(epoch, start_step, reader.take, can_repeat=can_repeat)
+            yield from self._cut(epoch, start_step, step_to_cut, reader.take, plan)
 
-    def _cut(self, epoch: int, start_step: int, take: Take, *, can_repeat: bool) -> Iterator[Share]:
-        """Yield the shares of an epoch; `can_repeat` is True if the first rows can be taken twice."""
+    def _cut(
+        self, epoch: int, start_step: int, step_to_cut: int, take: Take, plan: EpochPlan | None = None
+    ) -> Iterator[Share]:
+        """Yield the shares of an epoch.
+
+        Args:
+            epoch: number of the epoch.
+            start_step: number of the first batch.
+            step_to_cut: number of the batch whose share has a `Share.cut`; -1: none has.
+            take: returns rows.
+            plan: windows of the epoch, if rows can be taken twice only within one of them.
+        """
         convert = partial(self._convert, epoch=epoch)
         for step in range(start_step, self.steps_per_epoch):
             pieces = self._pieces(step)
             samples = self._batch_samples(step)
-            # First: the batch may overwrite the rows' memory.
-            is_first = epoch == step == 0 and pieces and can_repeat
-            halves = halves_of(pieces[0], take, convert, self._weigh) if is_first else ()
+            bounds = self._bounds(step, pieces[0], plan) if pieces and step == step_to_cut else ()
+            cut = cut_at(bounds, pieces, take, convert, self._weigh)
             micro_batches = cut_micro_batches(pieces, take, convert, self._weigh)
-            yield Share(step, samples, micro_batches, min(self._accumulate, samples), halves=halves)
+            yield Share(step, samples, micro_batches, min(self._accumulate, samples), cut=cut)
+
+    def _bounds(self, step: int, piece: tuple[int, int], plan: EpochPlan | None) -> Sequence[int]:
+        """Return the result of `bounds_of` within the first window of this replica's first piece of a batch."""
+        (start, stop), first = piece, step * self.batch_size
+        last = first + self._batch_samples(step)
+        if plan is not None:
+            window = plan.windows[plan.windows_between(start, stop)[0]]
+            last = min(last, window.first + window.num_rows)
+        # One replica is enough to look at the samples of others.
+        return bounds_of((start, min(stop, last)), (first, last) if start == first else (start, start))
 
     def _batch_samples(self, step: int) -> int:
         return min(self.batch_size, self.num_samples - step * self.batch_size)
@@ -240,17 +274,37 @@ def cut_micro_batches(
     return tuple(_micro_batch(rows.slice(a, b - a), ids[a:b], convert, weigh) for a, b in bounds)
 
 
-def halves_of(
-    piece: tuple[int, int],
+def bounds_of(piece: tuple[int, int], others: tuple[int, int]) -> Sequence[int]:
+    """Return the positions in an epoch at which to cut samples for `Share.cut`; empty if there are too few.
+
+    The first piece of a share is cut into halves. If it has only one sample, some others are cut one by one.
+
+    Args:
+        piece: position (start, stop) of the piece.
+        others: position of samples of the batch.
+    """
+    start, stop = piece
+    if stop - start > 1:
+        return start, (start + stop) // 2, stop
+    start, stop = others
+    return range(start, min(stop, start + _MOST_ALONE) + 1) if stop - start > 1 else ()
+
+
+def cut_at(
+    bounds: Sequence[int],
+    pieces: Sequence[tuple[int, int]],
     take: Take,
     convert: Convert,
     weigh: Callable[[Batch], float] | None = None,
-) -> tuple[MicroBatch, ...]:
-    """Return the two halves of a piece of an epoch, or nothing if it has only one sample; same arguments as above."""
-    start, stop = piece
-    middle = (start + stop) // 2
-    taken = [take(start, middle), take(middle, stop)] if middle > start else []
-    return tuple(_micro_batch(rows, ids, convert, weigh) for rows, ids in taken)
+) -> Cut | None:
+    """Return the samples between the first and the last of some positions, cut at the others; None without any.
+
+    The other arguments are those of `cut_micro_batches`.
+    """
+    if not bounds:
+        return None
+    parts, ends = cut_micro_batches([*pairwise(bounds)], take, convert, weigh), (bounds[0], bounds[-1])
+    return Cut(parts, None if ends == pieces[0] else cut_micro_batches([ends], take, convert, weigh)[0])
 
 
 def _micro_batch(rows: pa.Table, ids: Indices, convert: Convert, weigh: Callable[[Batch], float] | None) -> MicroBatch:

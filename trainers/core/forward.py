@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import OrchestrayError, TrainingError
-from orchestray.trainers.core.batch_norm import not_counted
+from orchestray.trainers.core.batch_norm import has_synchronized, not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
-from orchestray.trainers.core.own_gradients import WithoutGradients
-from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure
+from orchestray.trainers.core.own_gradients import Noting, WithoutGradients
+from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure, weighted
 from orchestray.trainers.core.weights import in_precision
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestray.platform.data.stream import MicroBatch, SampleStream
     from orchestray.platform.task import Batch, Task
 
@@ -93,12 +95,20 @@ class Forward:
             start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
             loss.backward(start)  # type: ignore[no-untyped-call]
 
-    def metrics(self, micro_batch: MicroBatch, *, step: int = 0) -> dict[str, Any]:
-        """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up."""
+    def metrics(self, micro_batch: MicroBatch, *, step: int = 1, loss_only: bool = False) -> dict[str, Any]:
+        """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up.
+
+        Args:
+            micro_batch: the micro-batch.
+            step: number of the step.
+            loss_only: leave out the task's metrics.
+        """
         outputs, batch = self.outputs(micro_batch.batch)
         size, weight = micro_batch.num_samples, micro_batch.weight
         with self.precision():
             loss = loss_of(self.task, outputs, batch, step=step, gather=self.gather)
+            if loss_only:
+                return {"loss": weighted(loss, weight)}
             return measure(self.task, outputs, batch, loss=loss, num_samples=size, weight=weight)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
@@ -130,12 +140,59 @@ def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None
             loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
 
 
-def pass_without_loss(forward: Forward, batch: Batch) -> None:
-    """Run a forward and backward pass whose gradients are 0."""
-    outputs, _ = forward.outputs(batch)
-    leaves = [leaf for leaf in tensors_in(outputs) if leaf.requires_grad]
-    if leaves:
-        torch.autograd.backward(leaves, [torch.zeros_like(leaf) for leaf in leaves])
+def pass_without_loss(forward: Forward, batch: Batch, *, step: int) -> None:
+    """Run a forward and backward pass of samples whose loss has weight 0: the gradients that come from it are 0.
+
+    Where batch normalisation spans the replicas, the loss takes the gradients that it takes on the others as well.
+
+    Args:
+        forward: calls the model.
+        batch: the samples.
+        step: number of the step.
+    """
+    outputs, placed = forward.outputs(batch)
+    roots, stops = [leaf for leaf in tensors_in(outputs) if leaf.requires_grad], []
+    if has_synchronized(forward.model):
+        refuse_hidden(outputs)
+        loss, taken = _loss_without_samples(forward, outputs, placed, step)
+        # The loss may be 0/0: what it sends back ends at its own ends.
+        stops = [tensor for tensor in [*roots, *taken] if tensor.requires_grad]
+        roots += [] if loss is None else [loss]
+    hooks = [tensor.register_hook(torch.zeros_like) for tensor in stops]  # type: ignore[no-untyped-call]
+    try:
+        if roots:
+            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _loss_without_samples(
+    forward: Forward, outputs: Any, batch: Batch, step: int
+) -> tuple[Tensor | None, Sequence[Tensor]]:
+    """Return the loss of samples of weight 0, if it can be computed, and the gradients that it has taken."""
+    with Noting() as noting, forward.precision():
+        try:
+            loss = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
+        except (OrchestrayError, PeerLostError):
+            raise
+        except Exception:  # noqa: BLE001 - a loss need not be able to do without samples that count
+            return None, noting.taken
+    return loss if isinstance(loss, Tensor) and loss.requires_grad else None, noting.taken
+
+
+def refuse_hidden(outputs: Any) -> None:
+    """Refuse outputs in which no tensor is seen, where a backward pass has to begin at them.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    if not tensors_in(outputs):
+        raise TrainingError(
+            f"Samples have weight 0 by the task's weight(batch), and the model's outputs, a {type(outputs).__name__}, "
+            "hide their tensors, from which batch normalisation over the workers has to go back. Have the model return "
+            "them in a tuple, a list or a dict, or set train.batch_norm to local."
+        )
 
 
 def passing(forward: Forward, stream: SampleStream, *, step: int, rank: int) -> None:

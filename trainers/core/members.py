@@ -30,6 +30,12 @@ def member_name(member: int, name: str) -> str:
     return f"members.{member}.{name}"
 
 
+def is_loss(name: str) -> bool:
+    """Return True for the name of a loss among metrics: that of the run, or of a member."""
+    match = _MEMBER.match(name)
+    return (match[2] if match else name) == "loss"
+
+
 def saved_name(name: str, saved: int, wanted: int, shared: Collection[str] = ()) -> str:
     """Return the name that a worker's tensor, or its optimizer's "<tensor>.<slot>", has in a checkpoint.
 

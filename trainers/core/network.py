@@ -63,10 +63,14 @@ class Network(Protocol):
         Called after the exchange. `gradients` are those of `updates`, in the same order.
         """
 
-    def evaluate(self, share: Share) -> dict[str, Any]:
+    def evaluate(self, share: Share, *, loss_only: bool = False) -> dict[str, Any]:
         """Return loss and metrics of a share, added up (`task_calls.add`); empty if this worker does not know them.
 
         The model must be in evaluation mode, and gradients disabled.
+
+        Args:
+            share: the share.
+            loss_only: leave out the task's metrics, which may not take batches to train on.
         """
 
     def usage(self) -> Usage:

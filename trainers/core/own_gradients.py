@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from orchestray.platform.data.nested import map_tensors
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.buffers import BufferCopies, untouched
 from orchestray.trainers.core.parameter_uses import noting_uses
@@ -74,25 +74,43 @@ class WithoutGradients:
         with torch.enable_grad():
             return function(given)
 
-    def metrics(self, forward: Forward, micro_batch: MicroBatch, *, step: int) -> dict[str, Any]:
-        """Return `forward.metrics(micro_batch, step=step)`."""
-        return self(lambda batch: forward.metrics(replace(micro_batch, batch=batch), step=step), micro_batch.batch)
+    def metrics(
+        self, forward: Forward, micro_batch: MicroBatch, *, step: int, loss_only: bool = False
+    ) -> dict[str, Any]:
+        """Return the result of `forward.metrics` with the same arguments."""
+
+        def of(batch: Batch) -> dict[str, Any]:
+            return forward.metrics(replace(micro_batch, batch=batch), step=step, loss_only=loss_only)
+
+        return self(of, micro_batch.batch)
 
 
-class _Noting(TorchFunctionMode):
-    """A mode that notes that gradients are taken."""
+class Noting(TorchFunctionMode):
+    """A mode that notes that gradients are taken.
 
-    has_noted = False
+    Attributes:
+        has_noted: True if there were any.
+        taken: those that `torch.autograd.grad` returned.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_noted = False
+        self.taken: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.has_noted = self.has_noted or func in _TAKE_GRADIENTS
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func is torch.autograd.grad:
+            self.taken += tensors_in(result)
+        return result
 
 
 def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     """Return which of `forward` and `loss` take gradients in training: the model's forward pass, and the task's loss.
 
-            with _Noting() as noting, noting_uses(forward.model):
+    Both are called once. What `untouched` restores and torch's generator are as before. What fails takes none: training
+    reports it.
 
     Args:
         forward: calls the model, which is not split yet, in the modes of training.
@@ -105,10 +123,10 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), untouched(forward.model):
-            with _Noting() as noting, noting_uses(forward.model):
+            with Noting() as noting, noting_uses(forward.model):
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
-            with _Noting() as noting, forward.precision():
+            with Noting() as noting, forward.precision():
                 loss_of(forward.task, outputs, placed)
             found |= {"loss"} if noting.has_noted else set()
     except Exception:  # noqa: BLE001 - the user's code

@@ -11,6 +11,7 @@ from torch import Tensor
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import OPTIONAL_METHODS, asked_by
+from orchestray.trainers.core.members import is_loss
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective
@@ -27,7 +28,7 @@ def alone(values: Any) -> Any:
     return values
 
 
-def loss_of(task: Task, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
+def loss_of(task: Task, outputs: Any, batch: Batch, *, step: int = 1, gather: Gather = alone) -> Tensor:
     """Return a task's loss, given the step and the gathering function if it asks for them."""
     given = {"step": step, "gather": gather}
     return task.loss(outputs, batch, **{name: given[name] for name in asked_by(task)})
@@ -58,14 +59,18 @@ def measure(task: Task, outputs: Any, batch: Batch, *, loss: Tensor, num_samples
         batch: the micro-batch.
         loss: its loss.
         num_samples: number of samples, by which metrics are weighted.
-        weight: weight of the loss; a loss of weight 0 counts nothing, also if it is NaN.
+        weight: weight of the loss.
     """
-    sums: dict[str, Any] = {"loss": float(loss.detach()) * weight if weight else 0.0}
+    sums: dict[str, Any] = {"loss": weighted(loss, weight)}
     found: dict[str, Any] = dict(task.metrics(outputs, batch))
     if has_totals(task):
         return sums | {TOTAL + name: _addend(value) for name, value in found.items()}
-    values = {name: value.detach() if isinstance(value, Tensor) else value for name, value in found.items()}
-    return sums | {name: float(value) * (weight if name == "loss" else num_samples) for name, value in values.items()}
+    return sums | {name: weighted(value, weight if is_loss(name) else num_samples) for name, value in found.items()}
+
+
+def weighted(value: Any, weight: float) -> float:
+    """Return a number times its weight; a loss of weight 0 counts nothing, also if it is NaN."""
+    return float(value.detach() if isinstance(value, Tensor) else value) * weight if weight else 0.0
 
 
 def add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.inputs import arguments, call, described, inputs_of
 from orchestray.trainers.core.own_gradients import WithoutGradients
-from orchestray.trainers.core.task_calls import Gather, alone, has_totals, loss_of
+from orchestray.trainers.core.task_calls import Gather, alone, has_totals, loss_of, refuse
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.ensemble.ensemble import Ensemble, class_dimension
 from orchestray.trainers.ensemble.wrapped import WrappedTask
@@ -55,7 +55,16 @@ class DistilledTask(WrappedTask):
             teacher: creates the teacher at the first loss: workers that compute no loss hold no teacher.
             temperature: above 0.
             weight: from 0 to 1.
+
+        Raises:
+            ConfigError: the loss of the task is divided by a weight of its own.
         """
+        refuse(
+            task,
+            ("weight",),
+            "distillation, where the distance from the teacher is a mean over samples",
+            "have loss return a mean over samples, or take distill out",
+        )
         super().__init__(task)
         self._make_teacher = teacher
         self._teacher: nn.Module | None = None
@@ -63,23 +72,26 @@ class DistilledTask(WrappedTask):
         self._weight = weight
         self._without_gradients = WithoutGradients()
 
-    def loss(self, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
+    def loss(self, outputs: Any, batch: Batch, *, step: int = 1, gather: Gather = alone) -> Tensor:
         """Return the weighted sum of the task's loss and the distance from the teacher.
 
         Raises:
             ConfigError: the teacher's outputs have another shape, or are neither logits nor numbers.
         """
+        self.given = {"step": step, "gather": gather}
         if self._weight == 0:
-            return loss_of(self.task, outputs, batch, step=step, gather=gather)
+            return loss_of(self.task, outputs, batch, **self.given)
         away = distance(outputs, self.teacher_outputs(batch), batch, self._temperature)
         if self._weight == 1:
             return away
-        own = loss_of(self.task, outputs, batch, step=step, gather=gather)
+        own = loss_of(self.task, outputs, batch, **self.given)
         return (1 - self._weight) * own + self._weight * away
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         found = self.task.metrics(outputs, batch)
-        return found if has_totals(self.task) else {**found, "task_loss": loss_of(self.task, outputs, batch)}
+        if has_totals(self.task):
+            return found
+        return {**found, "task_loss": loss_of(self.task, outputs, batch, **self.given)}
 
     @torch.no_grad()
     def teacher_outputs(self, batch: Batch) -> Any:

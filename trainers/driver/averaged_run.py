@@ -75,7 +75,8 @@ def write_average(
     task = run.load_task()
     config = run.config.model_copy(update={"name": name})
     described = _described(run, task, model, copies=count if as_ensemble else 1)
-    validation = validate(task, model, batch_size=config.train.batch_size, precision=config.train.precision)
+    train = config.train
+    validation = validate(task, model, batch_size=train.batch_size, precision=train.precision, step=steps[-1])
     with RunDirectory.create(runs_dir, name) as directory:
         directory.write_config(dump_yaml(config))
         state = StateKeeper(model).state()
@@ -96,7 +97,7 @@ def write_average(
         return load_run(directory.path)
 
 
-def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -> dict[str, Any] | None:
+def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str, step: int) -> dict[str, Any] | None:
     """Return the means of the task's metrics and its loss over the validation samples; None if there are none.
 
     Args:
@@ -104,6 +105,7 @@ def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -
         model: model, which is put into evaluation mode.
         batch_size: samples per forward pass.
         precision: precision of the forward pass.
+        step: number of the last step, for a loss that takes it.
     """
     forward = Forward(task, _Answering(model), precision, torch.device("cpu"))
     source = open_split(task, "validation")
@@ -111,7 +113,7 @@ def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str) -
         return None
     weigh = getattr(task, "weight", None)
     stream = SampleStream(source, task.to_batch, batch_size=batch_size, shuffle=False, weigh=weigh)
-    network = WholeNetwork(forward, RngKey(), lambda: stream)
+    network = WholeNetwork(forward, RngKey(step=step), lambda: stream)
     with torch.no_grad():
         return with_members(evaluate(network, AllReduce(), stream, SoloCollective(), 0, task))
 

@@ -64,7 +64,7 @@ class EnsembleTask(WrappedTask):
         return {**answered, **alone}
 
     def _judge(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        return {"loss": loss_of(self.task, outputs, batch), **self.task.metrics(outputs, batch)}
+        return {"loss": loss_of(self.task, outputs, batch, **self.given), **self.task.metrics(outputs, batch)}
 
 
 def check_alike(group: Collective, outputs: Any, metrics: Sequence[str]) -> None:

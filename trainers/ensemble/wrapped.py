@@ -15,10 +15,17 @@ if TYPE_CHECKING:
 
 
 class WrappedTask:
-    """A task that delegates to the user's task unless a subclass overrides a method."""
+    """A task that delegates to the user's task unless a subclass overrides a method.
+
+    Attributes:
+        task: the user's task.
+        asks_as: the task whose loss may ask for arguments.
+        given: what `loss` was called with last; a validation calls it before `metrics`, which may need it as well.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = self.asks_as = task
+        self.given: dict[str, Any] = {}
 
     def build_model(self) -> nn.Module:
         return self.task.build_model()
@@ -29,8 +36,9 @@ class WrappedTask:
     def to_batch(self, columns: pa.Table) -> Batch:
         return self.task.to_batch(columns)
 
-    def loss(self, outputs: Any, batch: Batch, *, step: int = 0, gather: Gather = alone) -> Tensor:
-        return loss_of(self.task, outputs, batch, step=step, gather=gather)
+    def loss(self, outputs: Any, batch: Batch, *, step: int = 1, gather: Gather = alone) -> Tensor:
+        self.given = {"step": step, "gather": gather}
+        return loss_of(self.task, outputs, batch, **self.given)
 
     def metrics(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         return self.task.metrics(outputs, batch)

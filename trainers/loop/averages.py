@@ -86,7 +86,7 @@ def _pass_over(replica: Replica, stream: SampleStream, samples: int) -> None:
         for share in shares:
             if share.batch_samples < samples:
                 continue
-            replica.network.evaluate(share)
+            replica.network.evaluate(share, loss_only=True)
             replica.exchange.rest()
             if is_local:
                 sync_statistics(replica.model, replica.groups.data, share.num_samples, share.batch_samples)

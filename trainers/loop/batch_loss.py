@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 
 from orchestray.platform.comm import objects
+from orchestray.platform.data.nested import copied
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import asked_by
 from orchestray.trainers.core.buffers import BufferCopies, untouched
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.loop.replica import Replica
@@ -33,7 +38,7 @@ def weighed(replica: Replica, share: Share, *, step: int) -> Share:
     Raises:
         TrainingError: the batch has weight 0, so it has no loss.
     """
-    if not hasattr(replica.task, "weight"):
+    if not has_weight(replica.task):
         return share
     if replica.exchange.diverges:
         own = share.weight * share.batch_samples / max(1, share.num_samples)
@@ -48,23 +53,36 @@ def weighed(replica: Replica, share: Share, *, step: int) -> Share:
     return replace(share, batch_weight=float(total))
 
 
-def check_loss(replica: Replica, share: Share) -> None:
-    """Hold the loss of a run's first batch against the mean of its halves', if batches are cut. Every worker calls.
+def has_weight(task: Task) -> bool:
+    """Return True if a task says what its loss is divided by."""
+    return callable(getattr(task, "weight", None))
+
+
+def is_to_be_checked(task: Task, settings: ReplicaSettings) -> bool:
+    """Return True if a run cuts batches, and its loss is said to be a mean over samples."""
+    is_cut = settings.num_replicas * settings.accumulate > 1
+    return is_cut and settings.loss_is == "mean" and "gather" not in asked_by(task)
+
+
+def checked(replica: Replica, shares: Iterator[Share]) -> Iterator[Share]:
+    """Hold the loss of the first samples against the mean of their parts', and return the same shares.
 
     A model in evaluation mode is asked for both. A loss that draws random numbers cannot be checked so, and is not.
+    Every worker calls.
 
     Raises:
         TrainingError: they differ, so the result would depend on how batches are cut.
     """
-    settings = replica.settings
-    if settings.num_replicas * settings.accumulate > 1 and "gather" not in asked_by(replica.task):
-        with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
-            own = why_no_mean(replica.network, share, settings)
-            replica.exchange.rest()
-            # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
-            problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)
-        if (found := next(filter(None, problems), None)) and not any(changing):
-            raise TrainingError(found)
+    share = next(shares)
+    with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
+        replica.draw(replica.position.step + 1, replica.settings.share_of(replica.groups.coordinate.data))
+        own = why_no_mean(replica.network, share, replica.settings)
+        replica.exchange.rest()
+        # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
+        problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)
+    if (found := next(filter(None, problems), None)) and not any(changing):
+        raise TrainingError(found)
+    return chain([share], shares)
 
 
 def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tuple[str | None, bool]:
@@ -75,31 +93,37 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
 
     Args:
         network: network in evaluation mode.
-        share: first share of a run, with `halves`.
+        share: share of a batch; without a `cut` this worker says nothing.
         settings: settings of the run.
     """
-    if settings.loss_is != "mean":
+    if share.cut is None:
         return None, False
-    whole, halves = replace(share, micro_batches=share.micro_batches[:1]), replace(share, micro_batches=share.halves)
-    if not share.halves:  # this worker takes part in the passes of the others
-        whole = halves
+    whole = replace(share, micro_batches=(share.cut.whole or share.micro_batches[0],))
+    in_parts = replace(share, micro_batches=share.cut.parts)
     before = BufferCopies(network.model)
     before.take()
-    losses = [network.evaluate(part).get("loss", 0.0) for part in (whole, whole, halves)]
+    losses = [network.evaluate(_copied(part), loss_only=True).get("loss", 0.0) for part in (whole, whole, in_parts)]
     changes = bool(before.changed(lambda _: ()))
     if not whole.weight or losses[0] != losses[1]:
         return None, changes
-    at_once, in_halves = losses[0] / whole.weight, losses[2] / whole.weight
-    if math.isclose(at_once, in_halves, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):
+    at_once, cut = losses[0] / whole.weight, losses[2] / whole.weight
+    if math.isclose(at_once, cut, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):
         return None, changes
     text = (
         f"The task's loss is not a mean over samples: of {whole.num_samples} samples it is {at_once:.8g}, and the mean "
-        f"of the losses of their two halves is {in_halves:.8g}. With several workers or micro-batches the result would "
-        "depend on how batches are cut. If the loss is divided by another number than that of the samples (valid "
-        "tokens, class weights), give the task a method weight(batch) that returns this number. If it compares samples "
-        "with each other, have loss take `gather`, or set train.loss_is: between_samples to train on it as it is."
+        f"of the losses of their {len(in_parts.micro_batches)} parts is {cut:.8g}. With several workers or "
+        "micro-batches the result would depend on how batches are cut. If the loss is divided by another number than "
+        "that of the samples (valid tokens, class weights), give the task a method weight(batch) that returns this "
+        "number. If it compares samples with each other, have loss take `gather`, or set train.loss_is: "
+        "between_samples to train on it as it is."
     )
     return text, changes
+
+
+def _copied(share: Share) -> Share:
+    """Return the share with a batch of its own, as a model may change its inputs in place."""
+    parts = tuple(replace(part, batch=copied(part.batch)) for part in share.micro_batches)
+    return replace(share, micro_batches=parts)
 
 
 def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
@@ -116,11 +140,25 @@ def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
         reason = "sees the whole batch at once, so train.accumulate and strategy.network.pipeline must be 1"
     elif replica.exchange.diverges:
         reason = "needs all replicas at every step, so strategy.exchange.type must be allreduce"
-    elif 0 < stream.num_samples % stream.batch_size < settings.num_replicas:
+    elif has_weight(replica.task):
+        reason = (
+            "compares samples of all replicas, so no share of them has a weight of its own: take weight(batch) out of "
+            "the task, and let loss divide by the weight of what it has gathered"
+        )
+    elif 0 < _of_last_batch(stream) < settings.num_replicas:
+        advice = "choose another train.batch_size"
+        if stream.num_samples < settings.num_replicas:
+            advice = "add samples, or set strategy.network.data to fewer replicas"
+        elif split == "train" and stream.num_samples > stream.batch_size >= settings.num_replicas:
+            advice += ", or set train.drop_last to true"
         reason = (
             f"needs a sample on each of the {settings.num_replicas} replicas, and the last batch of the {split} data "
-            f"has {stream.num_samples % stream.batch_size}; choose another train.batch_size, or set train.drop_last to "
-            "true"
+            f"has {_of_last_batch(stream)}; {advice}"
         )
     if reason is not None:
         raise ConfigError(f"config: a loss that gathers outputs {reason}")
+
+
+def _of_last_batch(stream: SampleStream) -> int:
+    """Return the number of samples of an epoch's last batch, than which none has fewer; 0 without data."""
+    return stream.num_samples % stream.batch_size or min(stream.num_samples, stream.batch_size)

@@ -9,6 +9,7 @@ import torch
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core import task_calls
+from orchestray.trainers.core.members import is_loss
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective
@@ -31,7 +32,7 @@ def evaluate(
     """Return the means of the loss and the task's metrics over all samples of `stream`, the same on every rank.
 
     The model must be in evaluation mode. A metric is the mean of its micro-batch means, weighted by the numbers of
-    samples, or what the task makes from its totals (`final_metrics`). The loss is weighted by the task's `weight`. If a
+    samples, or what the task makes from its totals (`final_metrics`). Losses are weighted by the task's `weight`. If a
     pass changes buffers in this mode as well, the replicas agree on them.
 
     Args:
@@ -67,7 +68,7 @@ def evaluate(
             "The validation data has weight 0 by the task's weight(batch): none of its samples counts. Validate on "
             "samples that do."
         )
-    found = {name: value / (weighed if name == "loss" else count) for name, value in zip(names, values, strict=True)}
+    found = {name: value / (weighed if is_loss(name) else count) for name, value in zip(names, values, strict=True)}
     if not task_calls.has_totals(task):
         return found
     every: dict[str, Any] = {}

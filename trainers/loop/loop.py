@@ -18,7 +18,7 @@ from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.batch_norm import sync_statistics
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
-from orchestray.trainers.loop.batch_loss import check_gather, check_loss, weighed
+from orchestray.trainers.loop.batch_loss import check_gather, checked, is_to_be_checked, weighed
 from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
 
@@ -105,12 +105,15 @@ class Loop:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _train(self) -> str:
-        position, per_epoch = self._replica.position, self._stream.steps_per_epoch
+        replica, per_epoch = self._replica, self._stream.steps_per_epoch
+        position, is_to_check = replica.position, is_to_be_checked(replica.task, self._settings)
         ended = self._due(Agreed([]))
         while ended is None and position.step < self._end:
             epoch, index = divmod(position.step, per_epoch)
-            with self._stream.epoch(epoch, start_step=index) as prepared:
+            with self._stream.epoch(epoch, start_step=index, cuts_first=is_to_check) as prepared:
                 shares = self._log.shares(prepared)
+                if is_to_check:  # after every connection: it may cut batches where the one before it did not
+                    shares, is_to_check = checked(replica, shares), False
                 while ended is None and position.step < min(self._end, (epoch + 1) * per_epoch):
                     with self._log.training():
                         agreed = self._until_agreed(shares, epoch)
@@ -146,8 +149,6 @@ class Loop:
         """Make one step."""
         replica = self._replica
         exchange, network = replica.exchange, self._network
-        if number == 1:
-            check_loss(replica, share)
         share = weighed(replica, share, step=number)
         step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
         replica.draw(number, self._share)

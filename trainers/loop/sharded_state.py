@@ -25,7 +25,6 @@ from orchestray.trainers.core.members import saved_name
 from orchestray.trainers.core.model_state import BUFFER
 from orchestray.trainers.core.own_saving import load_through_modules, loads_itself
 from orchestray.trainers.core.transfer import Described, Entry, describe, gather, scatter
-from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.loop.sharded_buffers import held_transient
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
@@ -176,7 +175,8 @@ def load(replica: Replica, found: Streams | None) -> Mapping[str, Any] | None:
     for name, tensor in scatter(world, None if found is None else found.resume, wanted):
         beside[name].tensor.copy_(tensor)
     if loads_itself(model):  # it may do more than take its tensors, which it has
-        load_through_modules(model, model_tensors(model), {})
+        # Of all names, tied ones too: tensors in shards have no address by which they could be told from each other.
+        load_through_modules(model, model.state_dict(), {})
     return dict(state)
 
 

@@ -59,7 +59,8 @@ class WholeNetwork:
         self._rank = rank
         self._tensor_group = tensor_group
         self._partial = partial
-        self._without_gradients = WithoutGradients(forward.model)
+        # Metrics may take gradients where the loss takes none.
+        self._without_gradients = {loss_only: WithoutGradients(forward.model) for loss_only in (False, True)}
         self._meets_in_passes = has_synchronized(self.model)
         # What a pass does to other buffers, it has to do on every replica: count calls, say.
         self._needs_every_pass = needs_every_pass(self.model)
@@ -74,7 +75,7 @@ class WholeNetwork:
             if not micro_batch.weight:  # its loss is 0/0, but statistics are those of all samples
                 exchange.begin_backward(last_micro_batch=number == num_passes)
                 with user_code(step, self._rank):
-                    pass_without_loss(self._forward, micro_batch.batch)
+                    pass_without_loss(self._forward, micro_batch.batch, step=step)
                 continue
             weight = share.fraction(micro_batch.weight)
             loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)
@@ -102,10 +103,11 @@ class WholeNetwork:
         if indices and self._tensor_group is not None:
             add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
 
-    def evaluate(self, share: Share) -> dict[str, Any]:
+    def evaluate(self, share: Share, *, loss_only: bool = False) -> dict[str, Any]:
         sums: dict[str, Any] = {}
+        judge = self._without_gradients[loss_only]
         for micro_batch in share.micro_batches:
-            add(sums, self._without_gradients.metrics(self._forward, micro_batch, step=self._draw.step))
+            add(sums, judge.metrics(self._forward, micro_batch, step=self._draw.step, loss_only=loss_only))
         return sums if self.is_reporting else {}
 
     def usage(self) -> Usage:

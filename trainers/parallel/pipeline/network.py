@@ -110,6 +110,7 @@ class PipelineNetwork:
                 ),
                 draw,
                 groups.rank,
+                meets_in_passes=one_sample is not None,
             )
             for index, stage in sorted(stages.items())
         }
@@ -240,7 +241,7 @@ class PipelineNetwork:
             add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
         self._tied.combine(updates, gradients)
 
-    def evaluate(self, share: Share) -> dict[str, Any]:
+    def evaluate(self, share: Share, *, loss_only: bool = False) -> dict[str, Any]:
         sums: dict[str, Any] = {}
         if not share.micro_batches:
             return sums
@@ -250,7 +251,8 @@ class PipelineNetwork:
                 if kind is not Kind.FORWARD:
                     continue
                 micro_batch = share.micro_batches[number]
-                sent, metrics = self._runners[stage].evaluate(self._given(stage, number), micro_batch)
+                given = self._given(stage, number)
+                sent, metrics = self._runners[stage].evaluate(given, micro_batch, loss_only=loss_only)
                 if not self._runners[stage].is_last:
                     self._links.send(Kind.FORWARD, stage + 1, number, sent)
                 add(sums, metrics)

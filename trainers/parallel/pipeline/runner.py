@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from orchestray.platform.data.nested import tensors_in
 from orchestray.trainers.core.batch_norm import not_counted
-from orchestray.trainers.core.forward import Forward, user_code
+from orchestray.trainers.core.forward import Forward, refuse_hidden, user_code
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, inputs_of
 from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import seed_pass
@@ -100,16 +100,21 @@ class StageRunner:
         forward: calls the stage.
         draw: key that random numbers depend on; set before each pass.
         rank: this worker's rank, for messages.
+        meets_in_passes: True if a stage, perhaps another one, needs every replica in every pass.
     """
 
-    def __init__(self, index: int, forward: StageForward, draw: RngKey, rank: int) -> None:
+    def __init__(
+        self, index: int, forward: StageForward, draw: RngKey, rank: int, *, meets_in_passes: bool = False
+    ) -> None:
         self.index = index
         self.is_first = forward.is_first
         self.is_last = forward.is_last
         self._forward = forward
         self._draw = draw
         self._rank = rank
-        self._without_gradients = WithoutGradients(forward.model)
+        self._meets_in_passes = meets_in_passes
+        # Metrics may take gradients where the loss takes none.
+        self._without_gradients = {loss_only: WithoutGradients(forward.model) for loss_only in (False, True)}
         self._live: dict[int, _Pass] = {}
         self._peak_live = 0
 
@@ -157,20 +162,22 @@ class StageRunner:
         self._peak_live = max(self._peak_live, len(self._live))
         return sent, value
 
-    def evaluate(self, given: Values | None, micro_batch: MicroBatch) -> tuple[Values, dict[str, Any]]:
+    def evaluate(
+        self, given: Values | None, micro_batch: MicroBatch, *, loss_only: bool = False
+    ) -> tuple[Values, dict[str, Any]]:
         """Run a forward pass without a backward pass; return the values for the
-        next stage, and on the last stage the metrics.
+        next stage, and on the last stage the loss and, unless `loss_only`, the metrics.
         """
 
         def run(batch: Batch) -> tuple[Values, dict[str, Any]]:
             self._forward.values = () if given is None else _all_there(given)
             if self.is_last:
                 part = replace(micro_batch, batch=batch)
-                return Values((), ()), self._forward.metrics(part, step=self._draw.step)
+                return Values((), ()), self._forward.metrics(part, step=self._draw.step, loss_only=loss_only)
             outputs, _ = self._forward.outputs(batch)
             return Values(tuple(outputs), (False,) * len(outputs)), {}
 
-        return self._without_gradients(run, micro_batch.batch)
+        return self._without_gradients[loss_only](run, micro_batch.batch)
 
     def expects_gradients(self, key: int) -> bool:
         """Return True if the next stage will send gradients of what it got."""
@@ -251,6 +258,8 @@ class StageRunner:
         with user_code(job.step, self._rank):
             outputs, batch = self._forward.outputs(job.batch)
             if job.micro_batch is not None:
+                if self._meets_in_passes:
+                    refuse_hidden(outputs)
                 return _without_effect(outputs), 0.0
             with self._forward.precision():
                 loss = loss_of(self._forward.task, outputs, batch, step=job.step, gather=self._forward.gather)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -85,8 +86,14 @@ class OrderLoop(ABC):
             writer: writes the checkpoints that this worker is ordered to save.
         """
         todo: deque[Order] = deque()
-        task, seed = self._task, self.settings.seed
-        with ShareReader(self._source, task.to_batch, to_training_batch=training_batch_of(task), seed=seed) as reader:
+        task, settings = self._task, self.settings
+        with ShareReader(
+            self._source,
+            task.to_batch,
+            to_training_batch=training_batch_of(task),
+            seed=settings.seed,
+            cuts_first=settings.loss_is == "mean",
+        ) as reader:
             while True:
                 order = todo.popleft() if todo else self._next()
                 if isinstance(order, Compute):
@@ -139,9 +146,9 @@ class OrderLoop(ABC):
         """Run forward and backward of a share; return its part of the batch's mean loss."""
         draw.step, draw.replica = order.step, order.share
         is_cut = share.num_micro_batches > 1 or share.num_samples < share.batch_samples
-        # In shared memory others change the weights between two passes, which then cannot be compared.
-        if share.halves and is_cut and self.settings.exchange.get("transport") != "shared_memory":
-            with evaluating(self.network.model), untouched(self.network.model), torch.no_grad():
+        if share.cut and is_cut:
+            model = self.network.model
+            with evaluating(model), untouched(model), torch.no_grad(), self._weights_at_rest():
                 problem, changes = why_no_mean(self.network, share, self.settings)
             if problem is not None and not changes:
                 raise TrainingError(problem)
@@ -151,6 +158,10 @@ class OrderLoop(ABC):
         if self._fixed_buffers is not None:
             self._fixed_buffers.check(self.network.model)
         return loss_sum
+
+    def _weights_at_rest(self) -> AbstractContextManager[None]:
+        """Return a context in which nobody else changes the model's parameters."""
+        return nullcontext()
 
     def _combine(self) -> None:
         """Sum gradients of which several workers have a part."""
@@ -162,8 +173,9 @@ class OrderLoop(ABC):
         self.num_shares += 1
         self.num_samples += order.num_samples
 
-    def _evaluate(self, order: Validate) -> dict[str, float]:
+    def _evaluate(self, order: Validate, draw: RngKey) -> dict[str, float]:
         """Return loss and metrics, summed over the order's part of the validation samples."""
+        draw.step = order.step
         sums: dict[str, float] = {}
         stream = self._stream_of("validation", order.part, order.num_parts)
         with evaluating(self.network.model), torch.no_grad(), stream.epoch(0) as shares:

@@ -308,7 +308,7 @@ class CentralWorker(OrderLoop):
 
     def _validate(self, order: Validate) -> None:
         self.pull(order.step if self._by_batch else 0)
-        self.client.validated(order, self._evaluate(order))
+        self.client.validated(order, self._evaluate(order, self._assembler.draw))
 
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write what all servers hold to a checkpoint; no push is in progress while they are read."""

@@ -154,7 +154,7 @@ def test_a_prepared_share_is_made_beside_the_consumer_and_once() -> None:
         made.append((threading.current_thread().name.partition("_")[0], columns.num_rows))
         return to_batch(columns)
 
-    _, (order, _) = orders(16)  # of the first batch the halves are made too
+    (order, _), *_ = orders(16)
     with ShareReader(open_source(numbered(0, 16)), noting) as shares:
         shares.prepare(order)
         shares.prepare(order)
@@ -248,3 +248,28 @@ def test_leaving_ends_the_threads_and_lets_go_of_the_rows(write_parquet: WritePa
     assert len(source.reads) < 5
     with pytest.raises(ValueError, match="the reader is closed"):
         shares.read(wanted[0])
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_the_first_share_of_a_reader_is_cut_if_that_is_asked_for(step: int) -> None:
+    wanted = [order for order, _ in orders(40)][step:]
+    with reader(open_source(numbered(0, 40)), cuts_first=True) as shares:
+        first, second = shares.read(wanted[0]), shares.read(wanted[1])
+    assert first.cut is not None
+    assert first.cut.whole is None
+    assert [part.sample_ids.tolist() for part in first.cut.parts] == [
+        first.micro_batches[0].sample_ids[:4].tolist(),
+        first.micro_batches[0].sample_ids[4:].tolist(),
+    ]
+    assert second.cut is None
+
+
+def test_a_share_of_single_samples_is_cut_with_others_of_the_first_batch() -> None:
+    wanted = [order for order, _ in orders(24, num_shares=2, batch_size=6, accumulate=3)]
+    with reader(open_source(numbered(0, 24)), shuffle=False, cuts_first=True) as shares:
+        later, first = shares.read(wanted[-1]), shares.read(wanted[1])
+    assert later.cut is None  # nobody knows where its batch begins
+    assert first.cut is not None
+    assert first.cut.whole is not None
+    assert first.cut.whole.sample_ids.tolist() == [0, 1, 2, 3, 4, 5]
+    assert [part.sample_ids.tolist() for part in first.cut.parts] == [[n] for n in range(6)]

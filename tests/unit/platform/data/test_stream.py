@@ -338,3 +338,36 @@ def test_nan_in_the_data_passes() -> None:
 def test_a_start_beyond_the_epoch_is_refused(start_step: int) -> None:
     with pytest.raises(ValueError, match="start_step must be from 0 to 3, got"):
         stream(open_source(numbered(0, 20))).epoch(0, start_step)
+
+
+def first_cut(source: Source, epoch: int = 0, start_step: int = 0, **options: Any) -> tuple[list[int], list[list[int]]]:
+    """Return the samples of the first share's cut, whole and in parts; later shares have none."""
+    with stream(source, shuffle=False, **options).epoch(epoch, start_step, cuts_first=True) as shares:
+        first, *later = shares
+    assert not any(share.cut for share in later)
+    if first.cut is None:
+        return [], []
+    whole = first.cut.whole or first.micro_batches[0]
+    return whole.batch["number"].tolist(), [part.batch["number"].tolist() for part in first.cut.parts]
+
+
+def test_the_first_share_is_cut_into_halves_from_any_step_on() -> None:
+    source = open_source(numbered(0, 40))
+    assert first_cut(source) == ([*range(8)], [[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert first_cut(source, epoch=1, start_step=2) == ([*range(16, 24)], [[16, 17, 18, 19], [20, 21, 22, 23]])
+    assert first_cut(source, rank=1, num_replicas=2, accumulate=2) == ([2, 3], [[2], [3]])
+    assert not any(share.cut for share in shares_of(stream(source)))
+
+
+def test_a_share_of_single_samples_is_cut_with_those_of_others_on_one_replica() -> None:
+    source = open_source(numbered(0, 40))
+    cut = {"batch_size": 10, "accumulate": 5, "num_replicas": 2}
+    assert first_cut(source, start_step=1, rank=0, **cut) == ([*range(10, 18)], [[n] for n in range(10, 18)])
+    assert first_cut(source, start_step=1, rank=1, **cut) == ([], [])
+    assert first_cut(source, batch_size=1) == ([], [])
+
+
+def test_a_share_that_spans_windows_is_cut_in_the_first_of_them(write_parquet: WriteParquet) -> None:
+    source = open_source(write_parquet(40, row_group_rows=10), window_rows=10)
+    assert first_cut(source, start_step=1) == ([8, 9], [[8], [9]])
+    assert shares_of(stream(source, shuffle=False), start_step=1)[0].num_samples == 8

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TrainingError
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.plain import train_plainly
-from support.training import furthest
+from support.training import furthest, order_of
 
 LENGTH, WIDTH, RATE = 4, 6, 0.01
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -115,6 +117,15 @@ def test_replicas_without_a_sample_of_the_last_batch_change_nothing(layout: str)
     assert found.weights["body.1.num_batches_tracked"] == 6 * accumulate
 
 
+def test_a_pipeline_with_batch_normalisation_in_its_first_stage_alone_goes_on_without_samples() -> None:
+    task = Pictures("view", rows=26)  # the last batch has two samples
+    first = [nn.Linear(LENGTH, 4), nn.BatchNorm1d(4), nn.Tanh()]
+    layers = nn.Sequential(*first, nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    task.build_model = lambda: copy.deepcopy(layers)  # type: ignore[method-assign]
+    network = {"data": 3, "pipeline": 2, "microbatches": 1, "split": "equal"}
+    assert furthest(trained(task, network=network).weights, plain(task).weights) <= 1e-10
+
+
 @pytest.mark.parametrize("how", ["packed", "max", "rows"])
 def test_models_that_take_no_empty_batch_need_not(how: str) -> None:
     found = trained(Pictures(how), steps=3, **LAYOUTS["data 2"])
@@ -127,6 +138,46 @@ def test_a_loss_that_is_no_number_for_one_sample_alone_harms_nothing(layout: str
     loss = task.loss(torch.zeros(1, 1), {"targets": to_tensor(task.dataset("train")["targets"].slice(0, 1))})
     assert loss.isnan()
     assert furthest(trained(task, **LAYOUTS[layout]).weights, plain(task).weights) <= 1e-10
+
+
+@dataclass
+class Answer:
+    """Outputs of a kind that torch does not look into."""
+
+    values: Tensor
+
+
+class Answering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(LENGTH, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+    def forward(self, x: Tensor) -> Answer:
+        return Answer(self.net(x))
+
+
+class Picky(Pictures):
+    """A task whose outputs are of a class of its own. Of the first batch only the first replica's samples count."""
+
+    def __init__(self) -> None:
+        super().__init__("view")
+        self.left_out = to_tensor(self.dataset("train")["targets"].take(order_of(self.rows, seed=0, epoch=0)[6:12]))
+
+    def build_model(self) -> nn.Module:
+        return Answering()
+
+    def weight(self, batch: dict[str, Tensor]) -> Tensor:
+        return (~torch.isin(batch["targets"], self.left_out)).sum()
+
+    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+        counts = ~torch.isin(batch["targets"], self.left_out)
+        return (outputs.values[:, 0] - batch["targets"])[counts].square().mean()
+
+
+def test_outputs_that_hide_their_tensors_are_refused_where_a_share_has_weight_0() -> None:
+    with pytest.raises(TrainingError, match=r"weight 0 .* a Answer, hide their tensors.*train\.batch_norm to local"):
+        trained(Picky(), **LAYOUTS["data 2"])
+    assert len(trained(Picky(), batch_norm="local", steps=2, **LAYOUTS["data 2"]).losses) == 2
 
 
 class Failing(Pictures):

@@ -15,7 +15,7 @@ from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.core.own_gradients import WithoutGradients
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.plain import train_plainly
-from support.training import furthest
+from support.training import furthest, order_of
 
 RATE, WHOLE = 0.01, {"microbatches": None}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -124,6 +124,33 @@ def test_a_penalty_of_slopes_through_batch_normalisation_is_that_of_plain_pytorc
     accumulate = LAYOUTS[layout].get("accumulate", 1)
     right = plain(task) if accumulate == 1 else trained(task, network=WHOLE, accumulate=accumulate)
     found = trained(task, **LAYOUTS[layout])
+    assert found.losses == pytest.approx(right.losses, rel=1e-10)
+    assert furthest(found.weights, right.weights) <= 1e-11
+
+
+class Picky(Penalty):
+    """The same, of which some samples do not count: those of the second of two replicas in the first batch."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
+        self.left_out = to_tensor(self.dataset("train")["energy"].take(order_of(rows, seed=0, epoch=0)[6:12]))
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        batch = super().to_batch(columns)
+        return {**batch, "weights": (~torch.isin(batch["energy"], self.left_out)).double()}
+
+    def weight(self, batch: dict[str, Tensor]) -> Tensor:
+        return batch["weights"].sum()
+
+    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+        (slope,) = torch.autograd.grad(outputs.sum(), batch["inputs"], create_graph=True)
+        each = (outputs[:, 0] - batch["energy"]).square() + (slope.norm(dim=1) - 1).square()
+        return (batch["weights"] * each).sum() / self.weight(batch)
+
+
+def test_samples_of_weight_0_take_part_in_a_penalty_of_slopes_through_batch_normalisation() -> None:
+    right = plain(Picky(26))
+    found = trained(Picky(26), **LAYOUTS["data 2"])
     assert found.losses == pytest.approx(right.losses, rel=1e-10)
     assert furthest(found.weights, right.weights) <= 1e-11
 

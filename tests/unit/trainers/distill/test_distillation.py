@@ -22,7 +22,7 @@ from orchestray.trainers.distill.distillation import DistilledTask, distance, so
 from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.validate.refuse import check_layout
 from support.layouts import layout_settings, train_laid_out
-from support.training import digits, furthest, regression, same_bits
+from support.training import Rows, digits, furthest, regression, same_bits
 
 
 def teacher(seed: int = 0, **arguments: Any) -> nn.Module:
@@ -292,3 +292,37 @@ def test_batches_that_tell_nothing_of_the_outputs_are_refused() -> None:
             distance(same, same, batch, 2.0)
     with pytest.raises(ConfigError, match="one tensor with another; the student answers with a tuple"):
         distance((same,), same, {"targets": torch.zeros(4).long()}, 2.0)
+
+
+# -- losses that ask for more ------------------------------------------------------------------------------------------
+
+
+class Rising(Rows):
+    """A task whose loss rises with the step, and compares the samples of all workers."""
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor], step: int, gather: Any) -> Tensor:  # type: ignore[override]
+        found, targets = gather((outputs.reshape(-1), batch["targets"]))
+        return (found - targets).std() * step
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+def test_the_task_s_own_loss_in_a_validation_has_the_step_and_the_samples_of_all_workers() -> None:
+    inputs = torch.randn(40, 3, dtype=torch.float64).numpy()
+
+    def task() -> DistilledTask:
+        own = Rising(inputs, inputs.sum(1), lambda: nn.Linear(3, 1))
+        return DistilledTask(own, lambda: nn.Linear(3, 1).double().requires_grad_(False), weight=0.0)
+
+    for data in (1, 2):
+        settings = layout_settings({"data": data, "microbatches": None}, steps=4, batch_size=20)
+        final = train_laid_out(task, settings).outcome.final["validation"]
+        assert final["task_loss"] == pytest.approx(final["loss"], rel=1e-10)
+
+
+def test_a_task_with_a_weight_is_refused() -> None:
+    task = regression()
+    task.weight = lambda batch: 1.0  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"uses weight, unknown to distillation, where .* have loss return a mean"):
+        DistilledTask(task, lambda: nn.Linear(5, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,23 @@ def test_statistics_of_batch_normalisation_are_measured_anew_and_written(tmp_pat
     assert same_bits(dict(model.state_dict()), dict(average_snapshots(run, 3).state_dict()))
     averaged = sum(state["1.running_mean"] for state in snapshots(run)) / 3
     assert not torch.allclose(model.state_dict()["1.running_mean"], averaged, atol=1e-3)
+
+
+def test_a_loss_in_the_validation_gets_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained(tmp_path)
+    task: Any = run.load_task()
+
+    class Rising(type(task)):  # type: ignore[misc]
+        def loss(self, outputs: Tensor, batch: Any, step: int) -> Tensor:
+            found: Tensor = super().loss(outputs, batch)
+            return found * step
+
+    rising = copy.copy(task)
+    rising.__class__ = Rising
+    plain = write_average(run, name="plain", runs_dir=tmp_path).result["final"]["validation"]["loss"]
+    monkeypatch.setattr(Run, "load_task", lambda _: rising)
+    found = write_average(run, name="rising", runs_dir=tmp_path).result["final"]["validation"]["loss"]
+    assert found == pytest.approx(6 * plain)
 
 
 @pytest.mark.parametrize("as_ensemble", [False, True])

@@ -194,6 +194,20 @@ def test_statistics_of_workers_that_normalise_alone_are_brought_together() -> No
     assert furthest({mean: found[mean]}, {mean: measured(found, "one micro-batch")[mean]}) <= TOLERANCE
 
 
+def test_statistics_are_measured_on_batches_to_train_on_that_metrics_do_not_take() -> None:
+    task = normalised()
+    metrics = task.metrics
+    task.to_training_batch = lambda columns, draws: {**task.to_batch(columns), "mixed": torch.ones(columns.num_rows)}
+
+    def only_validated(outputs: Any, batch: Mapping[str, Tensor]) -> Any:
+        assert "mixed" not in batch
+        return metrics(outputs, batch)
+
+    task.metrics = only_validated
+    found = train_laid_out(lambda: task, settings_of("data of 3", SWA))
+    assert furthest(found.weights, measured(found.weights)) <= TOLERANCE
+
+
 def test_batches_too_small_to_measure_statistics_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train\.average: swa measures batch normalisation on batches of 8 samples"):
         train_laid_out(normalised, settings_of("data of 3", SWA, batch_size=8))

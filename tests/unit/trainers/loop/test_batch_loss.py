@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,14 @@ from torch.nn import functional
 
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.trainers.core.rng import building
+from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import stream_of
+from support.training import Rows, stream_of, train
 
 LENGTH, CLASSES, STEPS = 6, 5, 5
+PIPEDREAM = {"pipeline": 2, "schedule": "pipedream", "microbatches": 2, "split": "equal"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data 2": {"network": {"data": 2}},
     "data 3, accumulate 4": {"network": {"data": 3}, "accumulate": 4},
@@ -106,6 +110,18 @@ class Annealed(Sequences):
         return outputs.square().mean() * step + outputs.mean()
 
 
+class Vanishing(Annealed):
+    """A task whose loss is divided by the step, and notes each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor], step: int = -1) -> Tensor:
+        self.steps.append(step)
+        return outputs.square().mean() * (1.0 / step)
+
+
 class Noisy(Sequences):
     """A task whose loss draws random numbers."""
 
@@ -162,8 +178,7 @@ def test_a_loss_over_weighted_classes_is_that_of_a_single_process(layout: str) -
 
 
 def test_a_loss_over_valid_tokens_is_cut_right_in_a_stream_of_batches() -> None:
-    stream = {"pipeline": 2, "schedule": "pipedream", "microbatches": 2, "split": "equal"}
-    one, two = ({**stream, "data": data} for data in (1, 2))
+    one, two = ({**PIPEDREAM, "data": data} for data in (1, 2))
     assert is_that_of(trained(Sequences(), network=two), trained(Sequences(), network=one))
 
 
@@ -193,7 +208,13 @@ def test_a_loss_between_samples_on_shares_of_zero_3_is_that_of_a_single_process(
             {"network": {"data": 2}, "exchange": {"type": "averaging", "every": 2}},
             "strategy.exchange.type must be allreduce",
         ),
-        ({"network": {"data": 3}, "batch_size": 25}, "last batch of the train data has 2"),
+        ({"network": {"data": 3}, "batch_size": 25}, r"last batch of the train data has 2.*, or set train\.drop_last"),
+        ({"network": {"data": 3}, "batch_size": 2}, r"last batch of the train data has 2"),
+        ({"network": {"data": 3}, "batch_size": 2, "drop_last": True}, r"train data has 2; choose another train\.\w+$"),
+        (
+            {"network": {"data": 3}, "batch_size": 25, "drop_last": True},
+            r"last batch of the validation data has 2; choose another train\.batch_size$",
+        ),
     ],
 )
 def test_a_loss_between_samples_is_refused_where_replicas_do_not_see_a_batch_together(config: Any, reason: str) -> None:
@@ -201,10 +222,39 @@ def test_a_loss_between_samples_is_refused_where_replicas_do_not_see_a_batch_tog
         trained(Contrastive(), **config)
 
 
-@pytest.mark.parametrize("config", [{"network": {"data": 2}}, {"accumulate": 2}, {"network": {"pipeline": 2}}])
+def test_a_loss_between_samples_is_refused_if_it_has_a_weight_as_well() -> None:
+    task = Contrastive()
+    task.weight = lambda batch: torch.tensor(1.0)  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match=r"gathers outputs .*take weight\(batch\) out of the task"):
+        trained(task, network={"data": 2})
+    assert len(trained(task).losses) == STEPS
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"network": {"data": 2}},
+        {"accumulate": 2},
+        {"network": {"pipeline": 2}},
+        {"network": PIPEDREAM},
+        {"network": {"data": 2}, "accumulate": 4, "batch_size": 8},
+        {"network": {"data": 4}, "batch_size": 4},
+        {"network": {"pipeline": 2, "microbatches": 4}, "batch_size": 4},
+        {"network": {"data": 2}, "exchange": {"shard": "parameters"}, "accumulate": 4, "batch_size": 8},
+    ],
+)
 def test_a_loss_that_is_no_mean_over_samples_is_refused_at_the_first_step(config: Any) -> None:
     with pytest.raises(TrainingError, match=r"not a mean over samples.*weight\(batch\).*between_samples"):
         trained(Unweighted(), **config)
+
+
+def test_a_loss_that_is_no_mean_is_refused_as_soon_as_a_resumed_run_cuts_batches(tmp_path: Path) -> None:
+    alone = layout_settings({"microbatches": None}, steps=3)
+    train_laid_out(Unweighted, alone, checkpoints=lambda: CheckpointWriter(str(tmp_path), keep=2))
+    [found] = list_checkpoints(tmp_path)
+    two = layout_settings({"data": 2, "microbatches": None}, steps=STEPS)
+    with pytest.raises(TrainingError, match="not a mean over samples"):
+        train_laid_out(Unweighted, two, load=lambda: Loaded(found))
 
 
 def test_a_loss_that_is_no_mean_trains_where_the_user_says_so_or_nothing_is_cut() -> None:
@@ -214,6 +264,68 @@ def test_a_loss_that_is_no_mean_trains_where_the_user_says_so_or_nothing_is_cut(
 
 def test_a_loss_that_draws_random_numbers_is_not_taken_for_one_that_is_no_mean() -> None:
     assert len(trained(Noisy(), network={"data": 2}).losses) == STEPS
+
+
+class Mixed(Unweighted):
+    """A task whose batches to train on have other targets than those to validate on, which its metrics take alone."""
+
+    def to_training_batch(self, columns: pa.Table, draws: Any) -> dict[str, Tensor]:
+        batch = self.to_batch(columns)
+        return {**batch, "targets": functional.one_hot(batch["targets"].clamp(min=0), CLASSES).double()}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        soft = batch["targets"].is_floating_point()
+        targets = batch["targets"] if soft else functional.one_hot(batch["targets"].clamp(min=0), CLASSES).double()
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(0, 1))
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"accuracy": (outputs.argmax(-1) == batch["targets"]).double().mean()}
+
+
+@pytest.mark.parametrize("network", [{"data": 2}, {"pipeline": 2}])
+def test_the_check_of_a_loss_asks_for_no_metrics_of_a_batch_to_train_on(network: Any) -> None:
+    found = trained(Mixed(), network=network, batch_size=26)
+    assert len(found.losses) == STEPS
+    assert 0 <= found.outcome.final["validation"]["accuracy"] <= 1
+
+
+def test_metrics_that_take_gradients_are_validated_after_the_check_of_a_loss_that_takes_none() -> None:
+    task = Rows(np.ones((40, 4)), np.ones(40), lambda: nn.Linear(4, 1))
+    slopes: list[bool] = []
+
+    def metrics(outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        torch.autograd.grad(outputs.sum(), batch["inputs"].requires_grad_(), allow_unused=True)
+        slopes.append(True)
+        return {}
+
+    task.metrics = metrics  # type: ignore[method-assign]
+    trained(task, network={"data": 2})
+    assert slopes
+
+
+class Halving(nn.Module):
+    """A module that changes its inputs in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(0.5)
+
+
+def test_the_check_of_a_loss_leaves_the_batch_as_it_is() -> None:
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(40, 4))
+    task = Rows(inputs, inputs.sum(1), lambda: nn.Sequential(Halving(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))
+    assert is_that_of(trained(task, network={"data": 2}), trained(task))
+
+
+def test_a_task_whose_weight_is_none_costs_no_operation_a_step() -> None:
+    inputs = np.ones((40, 4))
+    made: list[list[tuple[str, int]]] = []
+    for weight in (False, True):
+        task: Any = Rows(inputs, inputs.sum(1), lambda: nn.Linear(4, 1))
+        if weight:
+            task.weight = None
+        made.append([calls for replica in train(task, 2, steps=3) for calls in replica.calls])
+    assert made[0] == made[1]
 
 
 def test_a_batch_in_which_nothing_counts_is_refused_with_its_step() -> None:
@@ -233,3 +345,10 @@ def test_a_weight_that_is_negative_is_refused() -> None:
 @pytest.mark.parametrize("layout", ["data 2", "data 3, accumulate 4", "pipeline 2", "ZeRO-3"])
 def test_a_loss_gets_the_step_of_the_run(layout: str) -> None:
     assert is_that_of(trained(Annealed(), **LAYOUTS[layout]), plain(Annealed(), step=0))
+
+
+@pytest.mark.parametrize("layout", ["data 2", "pipeline 2", "tensor 2", "ZeRO-3"])
+def test_no_call_of_a_loss_gets_a_step_before_the_first(layout: str) -> None:
+    task = Vanishing()
+    trained(task, **LAYOUTS[layout])
+    assert {*task.steps} == {*range(1, STEPS + 1)}

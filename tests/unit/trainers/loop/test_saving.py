@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import replace
 from functools import partial
@@ -87,6 +88,17 @@ def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(tmp_path: Path, l
     found = list_checkpoints(tmp_path)[0]
     assert found.step == 3
     run(again, found=found)
+    for one, other in zip(whole, again, strict=True):
+        assert same_bits(whole_state(one), whole_state(other))
+
+
+def test_layers_of_the_same_shape_beside_a_module_that_loads_itself_keep_their_own_weights(tmp_path: Path) -> None:
+    layers = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)]
+    task, chosen = task_of("flagged"), replace(settings("zero3"), checkpoint_every_steps=3)
+    task._model = lambda: copy.deepcopy(nn.Sequential(KINDS["flagged"](), *layers, nn.Linear(WIDTH, 1)))
+    whole, again = built(task, chosen), built(task, chosen)
+    run(whole, tmp_path)
+    run(again, found=list_checkpoints(tmp_path)[0])
     for one, other in zip(whole, again, strict=True):
         assert same_bits(whole_state(one), whole_state(other))
 

@@ -14,8 +14,9 @@ others not, as if the other updates had been lost. The share is not computed aga
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -301,6 +302,18 @@ class HogwildWorker(CentralWorker):
         self._count(order, took_s)
         self.client.report(order, loss_sum, read, write, took_s)
         return []
+
+    @contextlib.contextmanager
+    def _weights_at_rest(self) -> Iterator[None]:
+        """Have the model compute with a copy of the shared values."""
+        shared = [parameter.data for _, parameter in self._named]
+        try:
+            for (_, parameter), value in zip(self._named, shared, strict=True):
+                parameter.data = value.clone()
+            yield
+        finally:
+            for (_, parameter), value in zip(self._named, shared, strict=True):
+                parameter.data = value
 
     def _share_of(self, order: Compute, reader: ShareReader) -> Share:
         """Return the samples of an order.

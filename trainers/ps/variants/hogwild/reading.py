@@ -38,10 +38,12 @@ def read_together(reader: ShareReader, orders: Sequence[Compute]) -> list[Share]
             continue
         pieces = tuple(piece for order in group for piece in order.pieces)
         neighbours = _Neighbours(first.epoch, first.step_in_epoch, pieces, first.batch_samples, first.num_micro_batches)
-        rest = reader.read(neighbours).micro_batches
+        read = reader.read(neighbours)
+        rest, cut = read.micro_batches, read.cut
         for order in group:
             own, rest = rest[: len(order.pieces)], rest[len(order.pieces) :]
-            found.append(Share(order.step_in_epoch, order.batch_samples, own, order.num_micro_batches))
+            found.append(Share(order.step_in_epoch, order.batch_samples, own, order.num_micro_batches, cut=cut))
+            cut = None
     return found
 
 

@@ -295,7 +295,7 @@ class StagedWorker(OrderLoop):
 
     def _validate(self, order: Validate) -> None:
         self._pull(order.step)
-        sums = self._evaluate(order)
+        sums = self._evaluate(order, self._assembler.draw)
         reports = gather_json(self._world, sums if self.network.is_reporting else None)
         if self.is_first:
             self.client.validated(order, next(sums for sums in reports if sums is not None))
