@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
-SHORT = ["train.epochs=2", "strategy.network.data=2"]
+SHORT = ["train.epochs=null", "train.steps=16", "strategy.network.data=2"]
 KILL = ["allow_faults=true", "faults=[{kill: worker/1, at_step: 11}]"]
-"""A kill in the second of two epochs of eight or sixteen steps."""
+"""A kill in the second half, which for `lora` and `lstm` is the second epoch."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -111,7 +111,7 @@ def train_laid_out(
     with mock.patch.object(rng, "_seed", seed_alone):
         outcome, weights = run(SoloCollective()) if size == 1 else run_replicas(size, run)[0]
     lines = [line for line in recorders[0].since(0) if "loss" in line and "split" not in line]
-    events = [line for line in recorders[0].since(0) if "event" in line]
+    events = [line for line in recorders[0].since(-1) if "event" in line]
     validation = (outcome.final.get("validation") or {}).get("loss")
     return LaidOut([line["loss"] for line in lines], weights, outcome, events, validation)
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.buffers import BufferCopies, untouched
-from orchestray.trainers.core.parameter_uses import noting_uses
+from orchestray.trainers.core.parameter_uses import are_returned, noting_uses
 from orchestray.trainers.core.task_calls import loss_of
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     """Return which of `forward` and `loss` take gradients in training: the model's forward pass, and the task's loss.
 
     Both are called once. What `untouched` restores and torch's generator are as before. What fails takes none: training
-    reports it.
+    reports it. Modules whose parameters the pass uses from outside are marked, see `parameter_uses`. The kinds of the
+    parameters that the loss uses, and has not got from the model, are added, and `returned` if the model returns some.
 
     Args:
         forward: calls the model, which is not split yet, in the modes of training.
@@ -126,9 +127,10 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
             with Noting() as noting, noting_uses(forward.model):
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
-            with Noting() as noting, forward.precision():
+            found |= {"returned"} if are_returned(forward.model, outputs) else set()
+            with Noting() as noting, noting_uses(forward.model, tensors_in(outputs)) as uses, forward.precision():
                 loss_of(forward.task, outputs, placed)
-            found |= {"loss"} if noting.has_noted else set()
+            found |= uses.kinds | ({"loss"} if noting.has_noted else set())
     except Exception:  # noqa: BLE001 - the user's code
         return frozenset(found)
     for name, parameter, version in versions:

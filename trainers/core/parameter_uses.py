@@ -6,11 +6,11 @@ Where parameters are gathered module by module, they are there only while their 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from orchestray.platform.data.nested import tensors_in
@@ -19,8 +19,13 @@ _MARK = "is_used_from_outside"
 
 
 @contextlib.contextmanager
-def noting_uses(model: nn.Module) -> Iterator[None]:
-    """Mark the modules whose parameters are used inside the context while they are not called."""
+def noting_uses(model: nn.Module, without: Sequence[Tensor] = ()) -> Iterator[Uses]:
+    """Mark the modules whose parameters are used inside the context while they are not called.
+
+    Args:
+        model: the model.
+        without: tensors whose uses do not count, though they may be parameters.
+    """
     called: list[nn.Module] = []
     handles = []
     for module in model.modules():
@@ -28,8 +33,8 @@ def noting_uses(model: nn.Module) -> Iterator[None]:
             handles.append(module.register_forward_pre_hook(lambda module, _: called.append(module), prepend=True))
             handles.append(module.register_forward_hook(lambda *_: _drop_last(called), always_call=True))
     try:
-        with _Noting(model, called):
-            yield
+        with Uses(model, called, {id(tensor) for tensor in without}) as uses:
+            yield uses
     finally:
         for handle in handles:
             handle.remove()
@@ -40,27 +45,40 @@ def is_used_from_outside(module: nn.Module) -> bool:
     return bool(vars(module).get(_MARK, False))
 
 
+def are_returned(model: nn.Module, outputs: Any) -> bool:
+    """Return True if outputs of a model share the memory of its parameters, scalars apart."""
+    held = {parameter.untyped_storage().data_ptr() for parameter in model.parameters() if parameter.dim()}
+    return any(tensor.numel() and tensor.untyped_storage().data_ptr() in held for tensor in tensors_in(outputs))
+
+
 def _drop_last(called: list[nn.Module]) -> None:
     called.pop()
 
 
-class _Noting(TorchFunctionMode):
-    """A mode that marks a module when a parameter in it is used, and the module is not being called."""
+class Uses(TorchFunctionMode):
+    """A mode that marks a module when a parameter in it is used, and the module is not being called.
 
-    def __init__(self, model: nn.Module, called: list[nn.Module]) -> None:
+    Attributes:
+        kinds: Kinds of the parameters of the model that have been used: `scalars` and other `parameters`.
+    """
+
+    def __init__(self, model: nn.Module, called: list[nn.Module], without: Collection[int]) -> None:
         super().__init__()
+        self.kinds: set[str] = set()
         self._called = called
         self._holders: dict[int, list[nn.Module]] = {}
         """Modules that a parameter is in, by its id."""
         for module in model.modules():
-            for parameter in module.parameters():
+            for parameter in (each for each in module.parameters() if id(each) not in without):
                 self._holders.setdefault(id(parameter), []).append(module)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        used = [holders for tensor in tensors_in((args, kwargs)) if (holders := self._holders.get(id(tensor)))]
+        used = [tensor for tensor in tensors_in((args, kwargs)) if id(tensor) in self._holders]
         if used and tensors_in(result):  # shapes and dtypes are there at any time
+            self.kinds |= {"parameters" if tensor.dim() else "scalars" for tensor in used}
             called = {id(module) for module in self._called}
-            for holder in (holder for holders in used for holder in holders if id(holder) not in called):
+            holders = [holder for tensor in used for holder in self._holders[id(tensor)]]
+            for holder in (holder for holder in holders if id(holder) not in called):
                 vars(holder)[_MARK] = True
         return result

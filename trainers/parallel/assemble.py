@@ -199,10 +199,17 @@ class Assembler:
         settings = self._settings
         forward = Forward(self._task, model, settings.precision, self._device)
         found = own_gradients(forward, self._example(groups))
-        what = " and ".join(
-            {"forward": "the model's forward", "loss": "the task's loss"}[name] for name in sorted(found)
-        )
-        if found and settings.layout.tensor > 1:
+        # Scalars are neither sharded nor split, but only one stage of a pipeline has them.
+        if "parameters" in found or ("scalars" in found and settings.layout.pipeline > 1):
+            raise ConfigError(_of_whole_parameters(settings))
+        if "returned" in found and settings.exchange.get("shard") == "parameters":
+            raise ConfigError(
+                "config: strategy.exchange.shard: the model returns a parameter, whose memory is given back by then; "
+                "return a copy of it (.clone()), or set it to gradients"
+            )
+        told = {"forward": "the model's forward", "loss": "the task's loss"}
+        what = " and ".join(told[name] for name in sorted(found & told.keys()))
+        if what and settings.layout.tensor > 1:
             raise ConfigError(
                 f"config: strategy.network.tensor: {what} takes gradients itself, and those through split layers can "
                 "be taken once only; set it to 1, and use strategy.network.data"
@@ -254,6 +261,19 @@ class Assembler:
                 num_live=num_live,
                 inputs=inputs,
             )
+
+
+def _of_whole_parameters(settings: ReplicaSettings) -> str:
+    """Return why a loss that uses the model's parameters is refused."""
+    if settings.layout.model_size == 1:
+        key, advice = "strategy.exchange.shard", "set it to gradients"
+    else:
+        key = "strategy.network.pipeline" if settings.layout.pipeline > 1 else "strategy.network.tensor"
+        advice = "set it to 1, and use strategy.network.data"
+    return (
+        f"config: {key}: the task's loss uses parameters of the model itself, as a penalty does, and a worker has only "
+        f"a part of them; {advice}, or penalise them by train.optimizer.weight_decay"
+    )
 
 
 def _check_aggregation(model: nn.Module, settings: ReplicaSettings) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.data.tensors import to_tensor
+from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.parameter_uses import is_used_from_outside, noting_uses
 from support.layouts import layout_settings, train_laid_out
 from support.plain import train_plainly
@@ -103,3 +104,78 @@ def test_a_model_whose_parameters_are_sharded_learns_what_it_would_in_a_single_p
     right = train_plainly(Words(how), steps=3)
     assert found.losses == pytest.approx(right.losses, rel=1e-12)
     assert furthest(found.weights, right.weights) < 1e-12
+
+
+class Penalised(Words):
+    """A task whose loss uses parameters of the model itself."""
+
+    def build_model(self) -> nn.Module:
+        self.model = Model("as they are")
+        self.scale = self.model.scale = nn.Parameter(torch.ones(()))
+        return self.model
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        used: Tensor = self.scale if self.how == "a scalar" else self.model.head.weight.square().sum()
+        return super().loss(outputs * self.scale, batch) + used / 100
+
+
+class Returning(Words):
+    """A task whose model returns a parameter."""
+
+    def build_model(self) -> nn.Module:
+        class Returns(Model):
+            def forward(self, words: Tensor) -> Any:
+                bias = self.head.bias[: WORDS // 2]
+                return super().forward(words), bias if self.how == "its memory" else bias.clone()
+
+        return Returns(self.how)
+
+    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+        bias: Tensor = outputs[1]
+        return super().loss(outputs[0], batch) + bias.square().sum()
+
+
+DATA, ZERO_3 = {"network": {"data": 2}}, {"network": {"data": 2}, "exchange": {"shard": "parameters"}}
+TENSOR, PIPELINE = {"network": {"tensor": 2}}, {"network": {"pipeline": 2}}
+
+
+def learns_as_in_a_single_process(make: Callable[[], Any], network: Any, exchange: Any = None) -> bool:
+    found = train_laid_out(make, layout_settings({**network, "microbatches": None}, exchange))
+    right = train_plainly(make(), steps=3)
+    assert found.losses == pytest.approx(right.losses, rel=1e-12)
+    return furthest(found.weights, right.weights) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("task", "how", "layout"),
+    [
+        (Penalised, "all", DATA),
+        (Penalised, "a scalar", ZERO_3),
+        (Penalised, "a scalar", TENSOR),
+        (Returning, "its memory", DATA),
+        (Returning, "its memory", TENSOR),
+        (Returning, "a copy", ZERO_3),
+    ],
+)
+def test_a_loss_may_use_parameters_that_are_there_as_a_whole(task: Any, how: str, layout: Any) -> None:
+    assert learns_as_in_a_single_process(lambda: task(how), **layout)
+
+
+@pytest.mark.parametrize(
+    ("task", "how", "layout", "sentence"),
+    [
+        (
+            Penalised,
+            "all",
+            ZERO_3,
+            r"exchange\.shard: the task's loss uses parameters of the model.* set it to gradients",
+        ),
+        (Penalised, "all", TENSOR, r"network\.tensor: the task's loss uses parameters of the model.* set it to 1"),
+        (Penalised, "all", PIPELINE, r"network\.pipeline: the task's loss uses parameters of the model.* set it to 1"),
+        (Penalised, "a scalar", PIPELINE, r"network\.pipeline: the task's loss uses parameters of the model"),
+        (Returning, "its memory", ZERO_3, r"exchange\.shard: the model returns a parameter.* \(\.clone\(\)\)"),
+    ],
+)
+def test_a_layout_in_which_they_are_not_is_refused(task: Any, how: str, layout: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        learns_as_in_a_single_process(lambda: task(how), **layout)
