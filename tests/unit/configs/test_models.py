@@ -52,10 +52,7 @@ OF_MICRO_BATCHES = {"quantised", "resnet18"}
 """Models in which a micro-batch is more than a part of the batch: it has its mean and variance, or counts passes."""
 IN_FLOAT32 = {"quantised"}
 """Models that torch does not compute in double precision."""
-LEFT_OUT = {
-    *((name, "data 2") for name in MODELS if name != "contrastive"),  # which cannot accumulate
-    *((name, "pipeline 2") for name in ("bert", "gpt2", "lora", "resnet18")),
-}
+LEFT_OUT = {(name, "data 2") for name in MODELS if name != "contrastive"}  # which cannot accumulate
 TRAINED = [key for key in product(MODELS, LAYOUTS) if key not in REFUSED.keys() | LEFT_OUT]
 
 
@@ -128,7 +125,7 @@ def test_a_model_learns_what_it_would_in_a_single_process(name: str, layout: str
     assert not warnings_of_buffers(found)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gpt2", "lora", "lstm", "resnet18", "vq_vae"])
 def test_a_model_that_is_gathered_module_by_module_learns_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fully_sharded, "unit_modules", lambda model, _: unit_modules(model, 0))
     assert_learns_as_in_a_single_process(name, LAYOUTS["ZeRO-3"])
