@@ -52,7 +52,10 @@ OF_MICRO_BATCHES = {"quantised", "resnet18"}
 """Models in which a micro-batch is more than a part of the batch: it has its mean and variance, or counts passes."""
 IN_FLOAT32 = {"quantised"}
 """Models that torch does not compute in double precision."""
-LEFT_OUT = {(name, "data 2") for name in MODELS if name != "contrastive"}  # which cannot accumulate
+LEFT_OUT = {
+    *((name, "data 2") for name in MODELS if name != "contrastive"),  # which cannot accumulate
+    *((name, "tensor 2") for name in MODELS if name not in ("bert", "gpt2", "lstm", "resnet18", "vq_vae")),
+}
 TRAINED = [key for key in product(MODELS, LAYOUTS) if key not in REFUSED.keys() | LEFT_OUT]
 
 
@@ -131,7 +134,7 @@ def test_a_model_that_is_gathered_module_by_module_learns_the_same(name: str, mo
     assert_learns_as_in_a_single_process(name, LAYOUTS["ZeRO-3"])
 
 
-@pytest.mark.parametrize("name", ["bert", "force_field", "gan_like", "gpt2", "graph", "lora", "lstm"])
+@pytest.mark.parametrize("name", ["bert", "force_field", "gan_like", "graph"])
 def test_a_worker_without_a_sample_changes_nothing(name: str) -> None:
     assert_learns_as_in_a_single_process(name, UNEVEN)
 
