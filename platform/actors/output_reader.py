@@ -92,20 +92,24 @@ class OutputReader:
         """Return the answer of the reader on a node, if it has come, and ask it again."""
         try:
             if node not in self._readers:
-                self._readers[node] = _start(node)
+                ids = {each["NodeManagerAddress"]: each["NodeID"] for each in ray.nodes() if each["Alive"]}
+                if node not in ids:  # it is gone, with its files
+                    for path in offsets:
+                        del self._offsets[node, path]
+                    return {}
+                self._readers[node] = _start(ids[node])
             asked = self._asked.pop(node, None) or self._readers[node].read.remote(offsets, wait_s)
             if not ray.wait([asked], timeout=patience_s)[0]:
                 self._asked[node] = asked
                 return {}
             answer: dict[str, bytes] = ray.get(asked)
-        except RayError:  # the node is gone: its processes are, too
+        except RayError:  # the reader has died, perhaps with its node
             self._readers.pop(node, None)
             return {}
         return answer
 
 
-def _start(node: str) -> Any:
-    ids = {each["NodeManagerAddress"]: each["NodeID"] for each in ray.nodes() if each["Alive"]}
-    there = NodeAffinitySchedulingStrategy(ids.get(node, "0" * 56), soft=False)
+def _start(node_id: str) -> Any:
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     reader: Any = ray.remote(NodeReader)
     return reader.options(num_cpus=0, max_restarts=0, scheduling_strategy=there).remote()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-_MODEL_JSON = "model.json"
+MODEL_JSON = "model.json"
 EXTRA_FILE = "extra_state.safetensors"
 """Name of the file with the state of a model's modules besides tensors, if they have any."""
 
@@ -51,7 +51,7 @@ def save_model(
         for name, content in {**files, **(beside or {})}.items():
             with open_file(name) as write:
                 write(content)
-        with open_file(_MODEL_JSON) as write:
+        with open_file(MODEL_JSON) as write:
             write((dump_json({**model_json, "files": sums}, indent=2) + "\n").encode())
 
 
@@ -69,7 +69,7 @@ def load_model_json(directory: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: the model is missing, or its `model.json` is damaged.
     """
-    path = Path(directory) / _MODEL_JSON
+    path = Path(directory) / MODEL_JSON
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def _read(directory: str | os.PathLike[str], file: str) -> dict[str, torch.Tenso
     sums = load_model_json(path).get("files", {}).get(file)
     store = LocalStore(path.parent)
     if not isinstance(sums, dict) or not {"bytes", "crc32"} <= sums.keys():
-        raise CheckpointError(f"{path / _MODEL_JSON} is damaged: it has no checksum of {file}")
+        raise CheckpointError(f"{path / MODEL_JSON} is damaged: it has no checksum of {file}")
     if (size := store.size(path.name, file)) != sums["bytes"]:
         raise CheckpointError(f"{path / file} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}")
     return unpack(read_checked(store, path.name, file, FileSum(sums["bytes"], sums["crc32"])), str(path / file))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TYPE: Final = "orchestray.search.spaces.searched_task:SearchedTask"
 """Value of `task.type` in the config of such a task."""
 
-_OF_THE_MODEL: Final = frozenset({"layers", "tensor_plan"})
+_OF_THE_MODEL: Final = frozenset({"layers", "tensor_plan", "export_files"})
 """Optional methods of a task that concern only its own model."""
 
 

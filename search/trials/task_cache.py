@@ -46,7 +46,7 @@ class TaskCache:
         key = _key(settings.task, settings.distill, settings.init_from, settings.precision == "float64", str(device))
         if key not in self._tasks:
             double = settings.precision == "float64"
-            task = with_initial_weights(self._build(settings.task), settings.init_from)
+            task = with_initial_weights(self._build(settings.task), settings.init_from, settings.precision)
             self._tasks[key] = with_distillation(task, settings.distill, double=double, device=device)
         self._tasks.move_to_end(key)
         while len(self._tasks) > _MOST_TASKS:

@@ -231,7 +231,8 @@ class TrainingTrial:
                 log.append_lines(self._lines)
             finally:
                 log.close()
-            write_model(run.paths.model, self._replica.trained_model(), describe_model(self._settings, self._task))
+            described = describe_model(self._settings, self._task)
+            write_model(run.paths.model, self._replica.trained_model(), described, self._task)
             run.write_result({**result_of(outcome, run_progress), "seconds": round(self._trained_s, 3)})
 
     def _fresh_optimizer_state(self) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ def write_average(
         directory.write_config(dump_yaml(config))
         state = StateKeeper(model).state()
         buffers = differences(kinds_of(model), kinds_of(run.build_as(described.get("ensemble"))))
-        write_model(directory.paths.model, replace(state, buffers=buffers), described)
+        write_model(directory.paths.model, replace(state, buffers=buffers), described, task)
         directory.write_result(
             {
                 **failed(run_progress, "succeeded", None),

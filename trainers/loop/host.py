@@ -12,7 +12,7 @@ from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.loop.checkpoint_source import Loaded, exported, newest
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.loop.task_host import TaskHost
-from orchestray.trainers.saved.model_json import describe_model, files_beside
+from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ class ReplicaHost(TaskHost):
             if collective.rank == 0:
                 described = describe_model(self._settings, self._task, self._task_of)
                 trained = exported(self._settings, trained)
-                beside = files_beside(self._settings, self._task, trained.tensors)
-                write_model(self._settings.model_directory, trained, described, beside)
+                write_model(self._settings.model_directory, trained, described, self._task)
         return outcome
 
     def _load(self, start: Start) -> Loaded | None:

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.platform.run.model_files import MODEL_FILE, MODEL_JSON
+from orchestray.trainers.core.buffer_kinds import apply_kinds
+from orchestray.trainers.core.extra_state import encode
+from orchestray.trainers.core.model_state import ModelState, load_state
+from orchestray.trainers.core.weights import convert
 from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.saved.trained_model import read_model
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from orchestray.platform.task import Task
 
 _KEY = "config: train.init_from"
-_NUM_SHOWN = 3
 
 
 class InitialisedTask(WrappedTask):
     """A task whose `build_model` loads weights into the model of another task."""
 
-    def __init__(self, task: Task, place: str) -> None:
+    def __init__(self, task: Task, place: str, precision: str = "float32") -> None:
+        """
+        Args:
+            task: the other task.
+            place: a run, a folder with `model.safetensors`, or a file.
+            precision: `train.precision`; weights of float64 are not rounded on their way into a model of float64.
+        """
         super().__init__(task)
-        self._place = place
+        self._place, self._precision = place, precision
 
     def build_model(self) -> nn.Module:
         """Return the task's model with the saved weights.
@@ -33,50 +45,44 @@ class InitialisedTask(WrappedTask):
             ConfigError: there are none, or they are those of another model.
         """
         model, saved = self.task.build_model(), _read(self._place)
-        own = model.state_dict(keep_vars=True)
-        loaded = {own[name].data_ptr() for name in saved if name in own}
-        missing = [name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in loaded]
-        strange = [name for name in saved if name not in own]
-        if missing or strange:
-            lacks = f"it lacks {_listed(missing)}" if missing else f"the model has no {_listed(strange)}"
-            raise ConfigError(f"{_KEY}: {self._place} is not of this model: {lacks}; build the model that was saved")
+        if self._precision == "float64":
+            convert(model, torch.float64)
         try:
-            model.load_state_dict(saved, strict=False)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[-1].strip()
-            raise ConfigError(f"{_KEY}: {self._place} does not fit the model: {reason}") from error
+            apply_kinds(model, saved.buffers)
+            load_state(model, saved)
+        except CheckpointError as error:
+            raise ConfigError(f"{_KEY}: {self._place} is not of this model: {error}") from error
         return model
 
 
-def with_initial_weights(task: Task, place: str | None) -> Task:
+def with_initial_weights(task: Task, place: str | None, precision: str) -> Task:
     """Return a task whose model starts with the weights at `place`; the task itself if that is None."""
-    return task if place is None else InitialisedTask(task, place)
+    return task if place is None else InitialisedTask(task, place, precision)
 
 
-def _read(place: str) -> dict[str, Tensor]:
-    """Return the tensors of a run, of a folder with `model.safetensors`, or of a file.
+def _read(place: str) -> ModelState:
+    """Return the model of a run, of a folder with `model.safetensors`, or of a file.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there is none.
     """
     from safetensors.torch import load_file
 
     path = Path(place)
-    files = [path, path / "model.safetensors", path / "model" / "model.safetensors"]
+    files = [path, path / MODEL_FILE, path / "model" / MODEL_FILE]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
         raise ConfigError(
-            f"{_KEY}: there are no weights at {place}; wanted a finished run, a folder with model.safetensors, or a "
-            "file of safetensors or of torch.save"
+            f"{_KEY}: there are no weights at {place}; wanted a finished run, a folder with {MODEL_FILE}, or a file of "
+            "safetensors or of torch.save"
         )
     try:
+        if found.name == MODEL_FILE and found.with_name(MODEL_JSON).is_file():
+            return read_model(found.parent)
         if found.suffix == ".safetensors":
-            return dict(load_file(found))
-        return dict(torch.load(found, map_location="cpu", weights_only=True))
+            return ModelState(load_file(found))
+        saved: dict[str, Any] = torch.load(found, map_location="cpu", weights_only=True)
+        others = {name: value for name, value in saved.items() if not isinstance(value, Tensor)}
+        return ModelState({name: value for name, value in saved.items() if name not in others}, encode(others))
     except Exception as error:  # each format has errors of its own
         raise ConfigError(f"{_KEY}: {found} cannot be read: {str(error).splitlines()[0]}") from error
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
-    return ", ".join(names[:_NUM_SHOWN]) + more

@@ -9,8 +9,6 @@ from orchestray.trainers.core.members import describe_members
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor
-
     from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
 
@@ -35,18 +33,6 @@ def describe_model(
         "seed": settings.seed,
         **describe_members(settings.num_members, settings.exchange, own),
     }
-
-
-def files_beside(settings: ReplicaSettings, task: Task, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
-    """Return the files that a task wants beside the weights of its trained model, by name.
-
-    Args:
-        settings: settings of the run.
-        task: the trained task; its optional method `export_files(tensors)` returns them.
-        tensors: tensors of the plain model.
-    """
-    export: Callable[[Mapping[str, Tensor]], dict[str, bytes]] | None = getattr(task, "export_files", None)
-    return {} if export is None or settings.num_members else export(tensors)
 
 
 def _arguments(given: Mapping[str, Any], task: Task) -> dict[str, Any]:

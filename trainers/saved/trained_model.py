@@ -14,23 +14,33 @@ from orchestray.trainers.saved.checkpoint_model import BUFFERS
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from torch import nn
+    from torch import Tensor, nn
+
+    from orchestray.platform.task import Task
 
 
 def write_model(
     directory: str | os.PathLike[str],
     state: ModelState,
     model_json: Mapping[str, Any],
-    beside: Mapping[str, bytes] | None = None,
+    task: Task,
 ) -> None:
-    """Write a trained model; see `save_model`.
+    """Write a trained model, with the files that its task wants beside it.
+
+    Args:
+        directory: folder to make.
+        state: the plain model.
+        model_json: result of `describe_model`; see `save_model`.
+        task: the trained task. Its optional method `export_files(tensors)` returns contents of files by their names.
 
     Raises:
         StorageError: the disk is full, or not writable.
     """
     buffers = {BUFFERS: state.buffers} if state.buffers else {}
+    export: Callable[[Mapping[str, Tensor]], dict[str, bytes]] | None = getattr(task, "export_files", None)
+    beside = {} if export is None or "ensemble" in model_json else export(state.tensors)
     save_model(directory, state.tensors, {**model_json, **buffers}, state.extra, beside)
 
 

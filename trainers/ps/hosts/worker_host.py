@@ -18,7 +18,7 @@ from orchestray.trainers.ps.protocol.settings import under_leaf
 from orchestray.trainers.ps.variants.hogwild.hogwild import HogwildWorker, find_memory
 from orchestray.trainers.ps.worker.worker import CentralWorker
 from orchestray.trainers.ps.worker.worker_process import EmployedHost
-from orchestray.trainers.saved.model_json import describe_model, files_beside
+from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class WorkerHost(EmployedHost):
         directory = self._settings.model_directory
         if directory:
             trained = exported(self._settings, ModelState(self._worker.fetch(step)))
-            beside = files_beside(self._settings, self._task, trained.tensors)
-            write_model(directory, trained, describe_model(self._settings, self._task), beside)
+            write_model(directory, trained, describe_model(self._settings, self._task), self._task)
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

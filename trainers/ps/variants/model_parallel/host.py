@@ -128,7 +128,8 @@ class StageHost(EmployedHost):
         if directory:
             trained = ModelState(worker.trained_model(step))
             if worker.is_first:
-                write_model(directory, exported(self._settings, trained), describe_model(self._settings, self._task))
+                described = describe_model(self._settings, self._task)
+                write_model(directory, exported(self._settings, trained), described, self._task)
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 
