@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from orchestray.platform.errors import TrainingError
+
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective
+
+
+_SENT = {
+    *(torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+"""Dtypes that the backends can send."""
 
 
 class Gathering:
@@ -29,7 +38,11 @@ class Gathering:
         self._group = group
 
     def __call__(self, values: Any) -> Any:
-        """Return a tensor, or a tree of them, with the samples of all replicas."""
+        """Return a tensor, or a tree of them, with the samples of all replicas.
+
+        Raises:
+            TrainingError: a tensor has no dimension of samples, or of its dtype none can be sent.
+        """
         group = self._group()
         if group.size == 1:
             return values
@@ -47,6 +60,16 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, group: Collective) -> Tensor:
+        if not value.dim():
+            raise TrainingError(
+                "The task's loss gathers a tensor of a single number, which has no dimension of samples along which "
+                "those of the workers are joined. Gather a value for each sample."
+            )
+        if value.dtype not in _SENT:
+            raise TrainingError(
+                f"The task's loss gathers a tensor of {value.dtype}, which workers cannot send. Convert it before, "
+                "integers to torch.int64."
+            )
         sizes = group.all_gather(torch.tensor([value.shape[0]])).flatten().tolist()
         padded = value.new_zeros((max(sizes), *value.shape[1:]))
         padded[: value.shape[0]] = value

@@ -64,7 +64,7 @@ def measure(task: Task, outputs: Any, batch: Batch, *, loss: Tensor, num_samples
     sums: dict[str, Any] = {"loss": weighted(loss, weight)}
     found: dict[str, Any] = dict(task.metrics(outputs, batch))
     if has_totals(task):
-        return sums | {TOTAL + name: _addend(value) for name, value in found.items()}
+        return sums | {TOTAL + name: _addend(name, value) for name, value in found.items()}
     return sums | {name: weighted(value, weight if is_loss(name) else num_samples) for name, value in found.items()}
 
 
@@ -108,9 +108,19 @@ def finish(task: Task, sums: Mapping[str, Any]) -> dict[str, float]:
         raise ConfigError(f"The task's final_metrics must return a dict of numbers; it returned {found!r}.") from error
 
 
-def _addend(value: Any) -> Any:
-    """Return a value of `metrics` such that nothing is lost in the sum."""
+def _addend(name: str, value: Any) -> Any:
+    """Return a value of `metrics` such that nothing is lost in the sum.
+
+    Raises:
+        ConfigError: it is a list of something else than tensors with a first dimension.
+    """
     if isinstance(value, list | tuple):
+        if any(not isinstance(part, Tensor) or not part.dim() for part in value):
+            raise ConfigError(
+                f"The task's metrics returned a list for {name!r} that holds more than tensors with a first dimension, "
+                "along which final_metrics gets them joined. Return a list of one tensor, such as "
+                "[torch.tensor(values)]."
+            )
         return [part.detach().cpu() for part in value]
     tensor = torch.as_tensor(value).detach().cpu()
     return tensor.double() if tensor.is_floating_point() or tensor.dim() == 0 else tensor.to(torch.int64)

@@ -145,7 +145,7 @@ class Assembler:
             self.bounds = bounds = self._pipeline.agree_on_bounds(layers, groups(), self._stream(groups))
         if settings.batch_norm == "synchronized" and settings.num_replicas > 1:
             model = synchronize(model, lambda: groups().data)
-            _check_aggregation(model, settings)
+        _check_aggregation(self._task, model, settings)
         seed_modules(model, self.draw, self._device)
         forward = Forward(self._task, model, settings.precision, self._device)
         if "gather" in asked_by(self._task):
@@ -276,15 +276,21 @@ def _of_whole_parameters(settings: ReplicaSettings) -> str:
     )
 
 
-def _check_aggregation(model: nn.Module, settings: ReplicaSettings) -> None:
+def _check_aggregation(task: Task, model: nn.Module, settings: ReplicaSettings) -> None:
     """Raise if an aggregation would choose among partial gradients: only their sum is a gradient.
 
     Raises:
-        ConfigError: batch normalisation spans all workers, and the aggregation chooses among their gradients.
+        ConfigError: batch normalisation or the loss spans all workers, and the aggregation chooses among their
+            gradients.
     """
     kind = settings.aggregation.get("type", "mean")
     if kind != "mean" and has_synchronized(model):
         raise ConfigError(f"config: {aggregation_conflict(kind)}")
+    if kind != "mean" and "gather" in asked_by(task):
+        raise ConfigError(
+            f"config: strategy.aggregation: {kind} chooses among the workers' gradients, which a loss that gathers "
+            "their outputs makes parts of one; use type: mean, or a loss without gather"
+        )
 
 
 def _pieces(model: nn.Module, split: Split | None) -> dict[str, TensorSlice]:

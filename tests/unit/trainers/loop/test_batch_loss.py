@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,13 @@ def test_a_loss_between_samples_is_refused_if_it_has_a_weight_as_well() -> None:
     with pytest.raises(ConfigError, match=r"gathers outputs .*take weight\(batch\) out of the task"):
         trained(task, network={"data": 2})
     assert len(trained(task).losses) == STEPS
+
+
+def test_a_loss_between_samples_is_refused_where_an_aggregation_chooses_among_gradients() -> None:
+    settings = layout_settings({"data": 4, "microbatches": None}, steps=STEPS)
+    chosen = replace(settings, aggregation={"type": "median", "byzantine": 1})
+    with pytest.raises(ConfigError, match=r"strategy\.aggregation: median chooses .* a loss that gathers"):
+        train_laid_out(Contrastive, chosen)
 
 
 @pytest.mark.parametrize(

@@ -85,3 +85,11 @@ def test_final_metrics_that_are_no_numbers_are_refused_with_what_came() -> None:
     task.final_metrics = lambda totals: totals["counts"]  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match="must return a dict of numbers"):
         train(task, steps=1)
+
+
+@pytest.mark.parametrize("values", [[0.5, 1.0], [torch.tensor(1.0)]], ids=["numbers", "a tensor without dimensions"])
+def test_totals_in_lists_that_cannot_be_joined_are_refused(values: list[Any]) -> None:
+    task = Judged()
+    task.metrics = lambda outputs, batch: {"scores": values}  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"a list for 'scores' that holds .*Return a list of one tensor"):
+        train_laid_out(lambda: task, layout_settings({"microbatches": None}, steps=2))
