@@ -106,14 +106,15 @@ class Loop:
 
     def _train(self) -> str:
         replica, per_epoch = self._replica, self._stream.steps_per_epoch
-        position, is_to_check = replica.position, is_to_be_checked(replica.task, self._settings)
+        position = replica.position
+        is_to_check = is_to_be_checked(replica.task, self._settings) and not position.has_checked_loss
         ended = self._due(Agreed([]))
         while ended is None and position.step < self._end:
             epoch, index = divmod(position.step, per_epoch)
             with self._stream.epoch(epoch, start_step=index, cuts_first=is_to_check) as prepared:
                 shares = self._log.shares(prepared)
-                if is_to_check:  # after every connection: it may cut batches where the one before it did not
-                    shares, is_to_check = checked(replica, shares), False
+                if is_to_check:
+                    shares, is_to_check, position.has_checked_loss = checked(replica, shares), False, True
                 while ended is None and position.step < min(self._end, (epoch + 1) * per_epoch):
                     with self._log.training():
                         agreed = self._until_agreed(shares, epoch)

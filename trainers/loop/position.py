@@ -37,6 +37,9 @@ class Position:
     best_checkpoint: dict[str, Any] | None = None
     """Best checkpoint so far: `step`, `metric`, `mode` and `value`; None if there is none."""
 
+    has_checked_loss: bool = False
+    """True if the loss was found to be a mean over samples: a run that recovers does not look again."""
+
     def begin_attempt(self, settings: ReplicaSettings) -> None:
         """Forget the reason for which an earlier attempt ended, if it is none any more.
 
