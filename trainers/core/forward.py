@@ -131,13 +131,10 @@ def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None
     """
     with user_code(step, rank), not_counted(forward.model):
         outputs, batch = forward.outputs(sample)
-        for leaf in tensors_in(outputs):
-            if leaf.requires_grad:  # the loss of a sample with weight 0 may be NaN
-                leaf.register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
-        with forward.precision():
+        with Noting() as noting, forward.precision():
             loss = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
         if loss.requires_grad:
-            loss.backward(torch.zeros_like(loss))  # type: ignore[no-untyped-call]
+            _go_back_without_effect([loss], [*tensors_in(outputs), *noting.taken])
 
 
 def pass_without_loss(forward: Forward, batch: Batch, *, step: int) -> None:
@@ -155,13 +152,17 @@ def pass_without_loss(forward: Forward, batch: Batch, *, step: int) -> None:
     if has_synchronized(forward.model):
         refuse_hidden(outputs)
         loss, taken = _loss_without_samples(forward, outputs, placed, step)
-        # The loss may be 0/0: what it sends back ends at its own ends.
-        stops = [tensor for tensor in [*roots, *taken] if tensor.requires_grad]
+        stops = [*roots, *taken]
         roots += [] if loss is None else [loss]
-    hooks = [tensor.register_hook(torch.zeros_like) for tensor in stops]  # type: ignore[no-untyped-call]
+    if roots:
+        _go_back_without_effect(roots, stops)
+
+
+def _go_back_without_effect(roots: Sequence[Tensor], stops: Sequence[Tensor]) -> None:
+    """Go back with gradients of 0 from `roots`, and from `stops` as well, whatever arrives there: 0 x NaN is NaN."""
+    hooks = [tensor.register_hook(torch.zeros_like) for tensor in stops if tensor.requires_grad]  # type: ignore[no-untyped-call]
     try:
-        if roots:
-            torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
+        torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
     finally:
         for hook in hooks:
             hook.remove()
@@ -173,7 +174,7 @@ def _loss_without_samples(
     """Return the loss of samples of weight 0, if it can be computed, and the gradients that it has taken."""
     with Noting() as noting, forward.precision():
         try:
-            loss = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
+            loss: Any = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
         except (OrchestrayError, PeerLostError):
             raise
         except Exception:  # noqa: BLE001 - a loss need not be able to do without samples that count

@@ -175,7 +175,7 @@ def load(replica: Replica, found: Streams | None) -> Mapping[str, Any] | None:
     for name, tensor in scatter(world, None if found is None else found.resume, wanted):
         beside[name].tensor.copy_(tensor)
     if loads_itself(model):  # it may do more than take its tensors, which it has
-        # Of all names, tied ones too: tensors in shards have no address by which they could be told from each other.
+        # Under all names, tied ones too: tensors in shards have no addresses, which would show what is tied.
         load_through_modules(model, model.state_dict(), {})
     return dict(state)
 

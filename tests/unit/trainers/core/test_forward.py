@@ -132,7 +132,7 @@ def test_models_that_take_no_empty_batch_need_not(how: str) -> None:
     assert furthest(found.weights, plain(Pictures(how), steps=3).weights) <= 1e-10
 
 
-@pytest.mark.parametrize("layout", ["data 2", "pipeline 2"])
+@pytest.mark.parametrize("layout", ["data 2", "pipeline 2", "ZeRO-2", "ZeRO-3"])
 def test_a_loss_that_is_no_number_for_one_sample_alone_harms_nothing(layout: str) -> None:
     task = Undefined("view")
     loss = task.loss(torch.zeros(1, 1), {"targets": to_tensor(task.dataset("train")["targets"].slice(0, 1))})

@@ -1,4 +1,4 @@
-"""The validation of an ensemble whose members are on different workers, with losses that are no mean over samples."""
+"""The validation of an ensemble with members on different workers, and a loss that has a weight and takes the step."""
 
 from __future__ import annotations
 
