@@ -149,7 +149,7 @@ class RunDirectory:
         write_atomic(self.paths.result, (dump_json(result, indent=2) + "\n").encode())
 
     def write_code(self, code: Mapping[str, Any]) -> None:
-        """Write `code.json`: the user's files that the run imports, as they were when it began."""
+        """Write `code.json`: the user's files that the run imports, as they were when it began or last went on."""
         write_atomic(self.paths.code, (dump_json(code, indent=1) + "\n").encode())
 
     def write_timeline(self, timeline: Mapping[str, Any]) -> None:
