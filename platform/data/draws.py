@@ -55,7 +55,7 @@ class SampleDraws(Sequence[np.random.Generator]):
 class TorchDraws(TorchFunctionMode):
     """A context in which torch's random functions, called by this thread, draw from one sample's generator.
 
-    So `torchvision.transforms` can be used: they know no generator of their own. The generator of the process, which
+    So `torchvision.transforms.v2` can be used: it knows no generator of its own. The generator of the process, which
     the training uses at the same time, is left alone.
     """
 

@@ -64,7 +64,7 @@ def is_live(path: str | os.PathLike[str]) -> bool:
 
 def writer_of(path: str | os.PathLike[str]) -> int | None:
     """Return the id of the process of this machine that writes the run at `path`; None if it is not to be seen."""
-    lock = str(RunPaths(path).lock.absolute())
+    lock = str(RunPaths(path).lock.resolve())
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if os.readlink(link) == lock:  # noqa: PTH115 - the text, as it is
@@ -149,7 +149,7 @@ class RunDirectory:
         write_atomic(self.paths.result, (dump_json(result, indent=2) + "\n").encode())
 
     def write_code(self, code: Mapping[str, Any]) -> None:
-        """Write `code.json`: the user's files that the run imports, as they were when it began."""
+        """Write `code.json`: the user's files that the run imports, as they were when it began or last went on."""
         write_atomic(self.paths.code, (dump_json(code, indent=1) + "\n").encode())
 
     def write_timeline(self, timeline: Mapping[str, Any]) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, ConfigError
-from orchestray.platform.run.model_files import MODEL_FILE, MODEL_JSON
+from orchestray.platform.run.checkpoint_files import MODEL_FILE
+from orchestray.platform.run.model_files import MODEL_JSON
 from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.extra_state import encode
 from orchestray.trainers.core.model_state import ModelState, load_state

@@ -1,4 +1,4 @@
-"""Weights & Biases as a tracker: into files of the run directory, or online if WANDB_MODE says so."""
+"""Weights & Biases as a tracker: into files of the run directory, or online or not at all if WANDB_MODE says so."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class WandbTracker:
             resume="allow",
             config=config,
             dir=str(self._directory),
-            mode="online" if os.environ.get("WANDB_MODE") == "online" else "offline",
+            mode=mode if (mode := os.environ.get("WANDB_MODE")) in ("online", "disabled") else "offline",
             settings=wandb.Settings(console="off", silent=True),
         )
         return None

@@ -65,6 +65,9 @@ def test_all_processes_of_a_live_run_are_read_and_those_of_other_machines_named(
 
 def test_a_run_that_is_over_is_refused(run: RunDirectory) -> None:
     assert writer_of(run.path) == os.getpid()
+    link = run.path.parent.with_name("link")
+    link.symlink_to(run.path.parent)
+    assert writer_of(link / run.name) == os.getpid()
     run.close()
     assert writer_of(run.path) is None
     done = orchestray("runs", "stacks", "digits", "--runs-dir", run.path.parent)

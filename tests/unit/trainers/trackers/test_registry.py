@@ -81,10 +81,19 @@ def test_the_id_of_a_run_lasts_and_is_another_for_a_later_run_of_its_name(tmp_pa
     assert ids[0] != ids[1]
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize(
+    ("name", "asked", "mode"),
+    [
+        ("wandb", "", "offline"),
+        ("wandb", "online", "online"),
+        ("wandb", "disabled", "disabled"),
+        ("trackio", "", None),
+    ],
+)
 def test_a_tracker_calls_its_package_as_that_wants_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, asked: str, mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_MODE", asked)
     calls: list[Any] = []
     package: Any = ModuleType(name)
     package.init = lambda **options: calls.append(options) or package
@@ -107,4 +116,4 @@ def test_a_tracker_calls_its_package_as_that_wants_it(
     )  # fmt: skip
     assert logged == ({"train/loss": 0.5}, 3)
     assert ended == ({"exit_code": 1} if name == "wandb" else {})
-    assert options.get("mode") == ("offline" if name == "wandb" else None)
+    assert options.get("mode") == mode
