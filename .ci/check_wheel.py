@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("platform", "trainers", "search", "serving", "configs")
 
 IMPORT_ALL = """
-import importlib, importlib.metadata, pathlib, sys
+import importlib, importlib.metadata, pathlib, re, sys
 import orchestray
 home = pathlib.Path(orchestray.__file__).parent
 assert home.is_relative_to(sys.prefix), f"{home} is not in the environment under test"
@@ -27,12 +27,14 @@ names = []
 for file in sorted(home.rglob("*.py")):
     parts = file.relative_to(home).with_suffix("").parts
     names.append(".".join(["orchestray", *(part for part in parts if part != "__init__")]))
-extras = importlib.metadata.metadata("orchestray").get_all("Provides-Extra")
+optional = set(importlib.metadata.metadata("orchestray").get_all("Provides-Extra"))
+wanted = [text for text in importlib.metadata.requires("orchestray") if "extra ==" in text]
+optional |= {re.match(r"[\\w-]+", text)[0] for text in wanted}
 for name in names:
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as error:  # a module for an extra needs the package of that name, which may be absent
-        if str(error.name).split(".")[0] not in extras:
+    except ModuleNotFoundError as error:  # a module for an extra needs one of its packages, which may be absent
+        if str(error.name).split(".")[0] not in optional:
             raise
 print(f"imported {len(names)} modules")
 """

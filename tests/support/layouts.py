@@ -36,6 +36,8 @@ class LaidOut:
     """The plain model's."""
     outcome: Outcome
     events: list[dict[str, Any]] = field(default_factory=list)
+    validation: float | None = None
+    """Loss of the last validation; None: there was none."""
 
 
 def layout_settings(
@@ -110,7 +112,8 @@ def train_laid_out(
         outcome, weights = run(SoloCollective()) if size == 1 else run_replicas(size, run)[0]
     lines = [line for line in recorders[0].since(0) if "loss" in line and "split" not in line]
     events = [line for line in recorders[0].since(0) if "event" in line]
-    return LaidOut([line["loss"] for line in lines], weights, outcome, events)
+    validation = (outcome.final.get("validation") or {}).get("loss")
+    return LaidOut([line["loss"] for line in lines], weights, outcome, events, validation)
 
 
 _drawing = threading.RLock()

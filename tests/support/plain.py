@@ -1,7 +1,8 @@
-"""Training in plain single-process PyTorch: whole batches, one backward pass each, an optimizer of `torch.optim`."""
+"""Training in plain single-process PyTorch: a backward pass for each batch, an optimizer of `torch.optim`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -30,20 +31,32 @@ def plain_call(model: nn.Module, inputs: Any) -> Any:
 
 
 def train_plainly(
-    task: Any, make: MakeOptimizer = sgd, *, steps: int, grad_clip: float | None = None, **train: Any
+    task: Any,
+    make: MakeOptimizer = sgd,
+    *,
+    steps: int,
+    grad_clip: float | None = None,
+    joins: bool = True,
+    validates: bool = False,
+    **train: Any,
 ) -> LaidOut:
-    """Train on the samples of a run, in its order, in double precision.
+    """Train on the samples of a run, in its order.
 
     Args:
         task: task to learn.
         make: makes the optimizer.
         steps: number of steps.
         grad_clip: largest norm of the gradient.
+        joins: False to call the model for each micro-batch, for one that depends on the samples beside.
+        validates: True to validate at the end.
         train: keys of `train`, such as the batch size.
     """
     settings = layout_settings(steps=steps, **train)
+    placed = _double if settings.precision == "float64" else _as_it_is
     with building(settings.seed):
-        model = convert(task.build_model(), torch.float64)
+        model = task.build_model()
+    if settings.precision == "float64":
+        convert(model, torch.float64)
     optimizer, stream = make(model.parameters()), stream_of(task, settings)("train", 0)
     losses: list[float] = []
     while len(losses) < steps:
@@ -51,16 +64,37 @@ def train_plainly(
             for share in shares:
                 if len(losses) == steps:
                     break
-                batches = [map_tensors(_double, part.batch) for part in share.micro_batches]
-                batch = join(batches)
-                loss = task.loss(plain_call(model, batch["inputs"]), batch)
+                batches = [map_tensors(placed, part.batch) for part in share.micro_batches]
+                fractions = [part.weight / share.weight for part in share.micro_batches]
+                if joins:
+                    batches, fractions = [join(batches)], [1.0]
                 optimizer.zero_grad()
-                loss.backward()
+                losses.append(0.0)
+                for batch, fraction in zip(batches, fractions, strict=True):
+                    loss = plain_loss(task, model, batch, step=len(losses)) * fraction
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    losses[-1] += loss.item()
                 if grad_clip is not None:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)
                 optimizer.step()
-                losses.append(loss.item())
-    return LaidOut(losses, {name: value.detach() for name, value in model.state_dict().items()}, None)  # type: ignore[arg-type]
+    trained = LaidOut(losses, {}, None)  # type: ignore[arg-type]
+    if validates:
+        with stream_of(task, settings)("validation", 0).epoch(0) as shares, torch.no_grad():
+            parts = [part for share in shares for part in share.micro_batches]
+            model.eval()
+            found = [plain_loss(task, model, map_tensors(placed, part.batch), step=steps).item() for part in parts]
+        sums = sum(part.weight * loss for part, loss in zip(parts, found, strict=True))
+        trained.validation = sums / sum(part.weight for part in parts)
+    trained.weights = {name: value.detach() for name, value in model.state_dict().items()}
+    return trained
+
+
+def plain_loss(task: Any, model: nn.Module, batch: Any, *, step: int) -> torch.Tensor:
+    """Return the loss of a batch, of which a single process has all samples."""
+    asked = inspect.signature(task.loss).parameters
+    given = {name: value for name, value in {"step": step, "gather": _as_it_is}.items() if name in asked}
+    loss: torch.Tensor = task.loss(plain_call(model, batch["inputs"]), batch, **given)
+    return loss
 
 
 def join(batches: list[Any]) -> Any:
@@ -77,3 +111,7 @@ def _tensors(batch: Any) -> list[torch.Tensor]:
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

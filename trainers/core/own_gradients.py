@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.buffers import BufferCopies, untouched
+from orchestray.trainers.core.parameter_uses import noting_uses
 from orchestray.trainers.core.task_calls import loss_of
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     """Return which of `forward` and `loss` take gradients in training: the model's forward pass, and the task's loss.
 
     Both are called once. What `untouched` restores and torch's generator are as before. What fails takes none: training
-    reports it.
+    reports it. Modules whose parameters the pass uses from outside are marked, see `parameter_uses`.
 
     Args:
         forward: calls the model, which is not split yet, in the modes of training.
@@ -105,7 +106,7 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), untouched(forward.model):
-            with _Noting() as noting:
+            with _Noting() as noting, noting_uses(forward.model):
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
             with _Noting() as noting, forward.precision():

@@ -6,6 +6,8 @@ from collections import Counter
 
 from torch import nn
 
+from orchestray.trainers.core.parameter_uses import is_used_from_outside
+
 SMALLEST_UNIT_BYTES = 1 << 14
 """Fewest bytes of a unit; a smaller module is gathered with the root, because its memory is not worth the time."""
 
@@ -18,8 +20,9 @@ def unit_modules(model: nn.Module, smallest_bytes: int = SMALLEST_UNIT_BYTES) ->
     Examples are the blocks and embeddings of a transformer, the blocks of a residual network, the layers of a
     perceptron.
 
-    The rest stays with the root: all else, modules with less than `smallest_bytes` of parameters, and those that share
-    parameters (tied weights). The root keeps its parameters gathered during a whole forward or backward pass.
+    The rest stays with the root, which keeps its parameters gathered during a whole forward or backward pass: all else,
+    modules with less than `smallest_bytes` of parameters, and those whose parameters others use as well. These are tied
+    weights, and modules that are marked as used from outside.
     """
     found: list[nn.Module] = []
     _collect(model, found, set())
@@ -29,7 +32,8 @@ def unit_modules(model: nn.Module, smallest_bytes: int = SMALLEST_UNIT_BYTES) ->
     def is_apart(unit: nn.Module) -> bool:
         parameters = list(unit.parameters())
         is_shared = any(uses[id(parameter)] > 1 or id(parameter) in used_outside for parameter in parameters)
-        return not is_shared and sum(parameter.nbytes for parameter in parameters) >= smallest_bytes
+        is_large = sum(parameter.nbytes for parameter in parameters) >= smallest_bytes
+        return is_large and not is_shared and not is_used_from_outside(unit)
 
     return [unit for unit in found if is_apart(unit)]
 

@@ -1,0 +1,41 @@
+"""Adapters of peft on a frozen BERT, of which no bit changes; only they and the classifier learn."""
+
+import numpy as np
+import pyarrow as pa
+from peft import LoraConfig, get_peft_model
+from torch.nn.functional import cross_entropy
+from transformers import BertConfig, BertForSequenceClassification
+
+from orchestray import pad_lists, to_tensor
+
+
+class Lora:
+    def build_model(self):
+        config = BertConfig(
+            vocab_size=32,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        base = BertForSequenceClassification(config)  # in earnest: from_pretrained("folder").train()
+        adapters = LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=8, target_modules=["query", "value"])
+        return get_peft_model(base, adapters)
+
+    def dataset(self, split):
+        rng = np.random.default_rng(0 if split == "train" else 1)
+        sentences = [rng.integers(1, 32, size=rng.integers(3, 12)) for _ in range(256 if split == "train" else 64)]
+        return pa.table({"ids": sentences, "high": [int(ids.mean() > 16) for ids in sentences]})
+
+    def to_batch(self, columns):
+        ids = pad_lists(columns["ids"])
+        inputs = {"input_ids": ids.values, "attention_mask": ids.mask}
+        return {"inputs": inputs, "targets": to_tensor(columns["high"])}
+
+    def loss(self, outputs, batch):
+        return cross_entropy(outputs.logits, batch["targets"])
+
+    def metrics(self, outputs, batch):
+        return {"accuracy": (outputs.logits.argmax(1) == batch["targets"]).float().mean()}

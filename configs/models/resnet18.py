@@ -1,0 +1,36 @@
+"""A narrow ResNet-18 of transformers, whose batch normalisation sees the samples of all workers: digits."""
+
+import pyarrow as pa
+from sklearn.datasets import load_digits
+from torch.nn.functional import cross_entropy
+from transformers import ResNetConfig, ResNetForImageClassification
+
+from orchestray import to_tensor
+
+
+class ResNet18:
+    def build_model(self):
+        config = ResNetConfig(
+            layer_type="basic",
+            depths=[2, 2, 2, 2],
+            embedding_size=8,
+            hidden_sizes=[8, 16, 24, 32],
+            num_channels=1,
+            num_labels=10,
+        )
+        return ResNetForImageClassification(config)
+
+    def dataset(self, split):
+        images, labels = load_digits(return_X_y=True)
+        rows = slice(0, 1024) if split == "train" else slice(1024, 1152)
+        return pa.table({"image": list(images[rows].astype("float32") / 16), "label": labels[rows]})
+
+    def to_batch(self, columns):
+        images = to_tensor(columns["image"]).reshape(-1, 1, 8, 8)
+        return {"inputs": images, "targets": to_tensor(columns["label"])}
+
+    def loss(self, outputs, batch):
+        return cross_entropy(outputs.logits, batch["targets"])
+
+    def metrics(self, outputs, batch):
+        return {"accuracy": (outputs.logits.argmax(1) == batch["targets"]).float().mean()}
