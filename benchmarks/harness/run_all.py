@@ -20,6 +20,7 @@ BENCHMARKS = (
     "optimizers",
     "recording",
     "users_data",
+    "bring_your_own",
     "recovery",
     "storm",
     "checkpoint_pause",

@@ -6,20 +6,18 @@ import contextlib
 import json
 import socket
 import subprocess
-import sys
 import time
-import venv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import benchmark, commands
+from harness import benchmark, commands, environments
 from serve.serving_model import EXAMPLE
 
 A_S, C_S, MAX_BATCH_SIZE = 0.020, 0.0005, 32
 PEER_PACKAGES = ("bentoml==1.4.39", "litserve==0.2.19")
-_READY_S, _INSTALL_S, _STOP_S = 120.0, 900.0, 30.0
+_READY_S, _STOP_S = 120.0, 30.0
 _TIMEOUT_S = 60.0
 _SETTLE_S = 1.0
 """From the first answer until a server has done what it does once."""
@@ -257,49 +255,17 @@ def free_port() -> int:
 
 # -- the peers' own packages -------------------------------------------------------------------------------------------
 
-
-def add_options(parser: Any) -> None:
-    """Add the options of benchmarks that need packages of peers."""
-    parser.add_argument(
-        "--peers-environment",
-        type=Path,
-        default=None,
-        help="virtual environment with the peers' packages, made there if it is missing; default: in the workspace",
-    )
+add_options = environments.add_options
 
 
 def peers_python(options: benchmark.Options) -> Path:
-    """Make an interpreter that has the peers' packages, and torch from ours (it is large, and the same is wanted)."""
-    place: Path = options.arguments.peers_environment or options.workspace / "peers"
-    python = place.resolve() / "bin" / "python"
-    wanted = "\n".join(PEER_PACKAGES)
-    told = place / "packages.txt"
-    if told.exists() and told.read_text(encoding="utf-8") == wanted:
-        return python
-    benchmark.say(f"installing {', '.join(PEER_PACKAGES)}")
-    venv.create(place, clear=True, symlinks=True, with_pip=True)
-    done = subprocess.run(
-        [str(python), "-m", "pip", "install", "--quiet", *PEER_PACKAGES],
-        capture_output=True,
-        text=True,
-        timeout=_INSTALL_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise benchmark.BenchmarkError(f"the peers' packages could not be installed:\n{done.stderr[-2000:]}")
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    own = benchmark.FOLDER, *[Path(path) for path in sys.path if path.endswith("site-packages")]
-    (place / "lib" / name / "site-packages" / "ours.pth").write_text("\n".join(map(str, own)), encoding="utf-8")
-    told.write_text(wanted, encoding="utf-8")
-    return python
+    """Make an interpreter that has the peers' packages."""
+    return environments.peers_python(options, PEER_PACKAGES)
 
 
 def peer_versions(python: Path) -> dict[str, str]:
     """Return the versions of the peers' packages."""
-    code = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in ('bentoml', 'litserve')}))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return environments.versions(python, ("bentoml", "litserve"))
 
 
 def mean_ms(measured: Any) -> float:
