@@ -22,21 +22,22 @@ class ExtraStates:
 
     def __init__(self) -> None:
         self._searched: list[nn.Module] | None = None
-        self._modules: list[nn.Module] = []
+        self.modules: list[nn.Module] = []
+        """Modules that have extra state."""
         self._kept: list[Any] = []
 
     def look_in(self, modules: list[nn.Module]) -> None:
         """Find the modules with extra state, if these are not those of the last time."""
         if modules is not self._searched:
-            self._searched, self._modules = modules, with_extra_state(modules)
+            self._searched, self.modules = modules, with_extra_state(modules)
 
     def keep(self) -> None:
         """Copy the states."""
-        self._kept = [copy.deepcopy(module.get_extra_state()) for module in self._modules]
+        self._kept = [copy.deepcopy(module.get_extra_state()) for module in self.modules]
 
     def put_back(self) -> None:
         """Give the modules the states that were copied."""
-        for module, state in zip(self._modules, self._kept, strict=True):
+        for module, state in zip(self.modules, self._kept, strict=True):
             module.set_extra_state(state)
 
     def checksum(self, start: int) -> int:
@@ -47,15 +48,15 @@ class ExtraStates:
 
     def differ(self, replicas: Collective) -> bool:
         """Return True if the replicas have different states. All of them call."""
-        return bool(self._modules) and len({*objects.gather_json(replicas, self.checksum(0))}) > 1
+        return bool(self.modules) and len({*objects.gather_json(replicas, self.checksum(0))}) > 1
 
     def take_from_first(self, replicas: Collective) -> None:
         """Take the states of the first replica. All of them call."""
         received = objects.share_tensors(replicas, self._encoded() if replicas.rank == 0 else None, 0)
         if replicas.rank != 0:
             states = decode(received)
-            for number, module in enumerate(self._modules):
+            for number, module in enumerate(self.modules):
                 module.set_extra_state(states[str(number)])
 
     def _encoded(self) -> dict[str, Tensor]:
-        return encode({str(number): module.get_extra_state() for number, module in enumerate(self._modules)})
+        return encode({str(number): module.get_extra_state() for number, module in enumerate(self.modules)})

@@ -92,7 +92,7 @@ class StepBuffers:
         self._found = []
         self._copies.take()
         self._extra.look_in(self._copies.modules)
-        if self._rolls_back:
+        if self._rolls_back and self._extra.modules:
             self._extra.keep()
 
     def roll_back(self) -> None:
@@ -132,7 +132,7 @@ class StepBuffers:
             return 0.0
         if self._parameters and trains:
             self._compare_parameters(is_updated)
-        checksum = self._extra.checksum(0)
+        checksum = self._extra.checksum(0) if self._extra.modules else 0
         for number, module, name in self._changed():
             tensor = _tensor(module, name)
             checksum = zlib.crc32(f"{number} {name} {tensor.dtype} {list(tensor.shape)}".encode(), checksum)
