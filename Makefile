@@ -1,8 +1,8 @@
 # `make demo` and `make test` do all the set-up. Both install only when pyproject.toml has changed.
 
 PYTHON ?= python3
-# Two at a time, one for a core; those that share a Ray one after the other (tests/conftest.py).
-PYTEST_ARGS ?= --numprocesses 2 --dist loadgroup --durations 12
+# Three at a time, also on two cores: those that share a Ray wait for its processes, one after the other (tests/conftest.py).
+PYTEST_ARGS ?= --numprocesses 3 --dist loadgroup --durations 12
 # Seconds that a test of the fast lane may take (tests/support/lanes.py).
 TEST_LIMIT_S ?= 20
 
