@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 _LARGE_BYTES = 4096
+_MOST_COPIED_BYTES = 256 * 2**20
 
 
 class _Before(NamedTuple):
@@ -64,32 +66,48 @@ def buffers_in_place(values: Mapping[tuple[nn.Module, str], Tensor]) -> Iterator
 
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, extra state and parameters without gradients after passes inside the context.
+    """Replace buffers and parameters without gradients by copies inside, and restore extra state afterwards.
 
-    What else a pass writes to, such as a number that a module counts, stays.
+    What else a pass writes to, such as a number that a module counts, stays; so do parameters without gradients beyond
+    256 MB in all, the largest of them.
     """
-    # A pass changes no shard of a parameter (DTensor).
-    own = [p for p in model.parameters() if not (p.requires_grad or hasattr(p, "to_local"))]
-    frozen = [(parameter, parameter.detach().clone()) for parameter in own]
     extra = [(module, copy.deepcopy(module.get_extra_state())) for module in with_extra_state(model.modules())]
     held = [(owner, dict(owner._buffers.items())) for owner in model.modules()]
+    frozen = _frozen(model)
     copies = {
         (owner, name): tensor.detach().clone()
         for owner, buffers in held
         for name, tensor in buffers.items()
         if tensor is not None
     }
+    own = {id(parameter): parameter.detach().clone() for _, _, parameter in frozen}
     try:
+        for owner, name, parameter in frozen:
+            owner._parameters[name] = nn.Parameter(own[id(parameter)], requires_grad=False)
         with buffers_in_place(copies):
             yield
     finally:
+        for owner, name, parameter in frozen:
+            owner._parameters[name] = parameter
         for owner, buffers in held:
             _set(owner, buffers)
         for module, state in extra:
             module.set_extra_state(state)
-        for parameter, value in frozen:
-            if not is_same(parameter.detach(), value):
-                parameter.detach().copy_(value)
+
+
+def _frozen(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Return owners and names of the parameters that have no gradients, the smallest first, up to 256 MB."""
+    found = [
+        (owner, name, parameter)
+        for owner in model.modules()
+        if not isinstance(owner, torch.jit.ScriptModule)
+        for name, parameter in owner._parameters.items()
+        # A pass changes no shard of a parameter (DTensor).
+        if parameter is not None and not (parameter.requires_grad or hasattr(parameter, "to_local"))
+    ]
+    found.sort(key=lambda each: each[2].nbytes)
+    ends = accumulate(parameter.nbytes for _, _, parameter in found)
+    return [each for each, end in zip(found, ends, strict=True) if end <= _MOST_COPIED_BYTES]
 
 
 def with_extra_state(modules: Iterable[nn.Module]) -> list[nn.Module]:

@@ -43,11 +43,11 @@ def die_in(network: Any, method: str, after: int = 1) -> None:
     for runner in network._runners.values():
         real = getattr(runner, method)
 
-        def dying(*arguments: Any, real: Any = real) -> Any:
+        def dying(*arguments: Any, real: Any = real, **named: Any) -> Any:
             calls[0] += 1
             if calls[0] > after:
                 raise DiedError
-            return real(*arguments)
+            return real(*arguments, **named)
 
         setattr(runner, method, dying)
 
