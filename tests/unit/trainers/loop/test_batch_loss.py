@@ -327,12 +327,13 @@ def test_the_check_of_a_loss_leaves_the_batch_as_it_is() -> None:
 
 def test_a_task_whose_weight_is_none_costs_no_operation_a_step() -> None:
     inputs = np.ones((40, 4))
-    made: list[list[tuple[str, int]]] = []
+    made: list[list[str]] = []
     for weight in (False, True):
         task: Any = Rows(inputs, inputs.sum(1), lambda: nn.Linear(4, 1))
         if weight:
             task.weight = None
-        made.append([calls for replica in train(task, 2, steps=3) for calls in replica.calls])
+        # Their sizes differ from run to run: messages with times are among them.
+        made.append([operation for replica in train(task, 2, steps=3) for operation, _ in replica.calls])
     assert made[0] == made[1]
 
 
