@@ -29,6 +29,21 @@ MAY_TAKE_LONG = {
     "test_fronts_on_two_machines_answer_alike_over_https_and_go_on_when_one_is_killed_and_when_a_machine_is_lost": (
         "Ray Serve starts its controller, two proxies, three fronts and two replicas, and loses a machine"
     ),
+    "tests/e2e/test_drained_node.py::"
+    "test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost": (
+        "a second machine is drained under a run, and a third takes its worker"
+    ),
+    "tests/e2e/test_search_node_lost.py::"
+    "test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_another_comes": (
+        "a machine with a trial's worker is killed, which Ray has to notice, and another comes"
+    ),
+    "tests/e2e/test_submit.py::"
+    "test_interrupting_a_follower_leaves_the_job_running_and_stopping_it_saves_a_checkpoint"
+    "_and_ends_followers_with_130": ("Ray starts a job, which is followed twice and stopped"),
+    "tests/e2e/test_submit.py::"
+    "test_what_a_job_did_is_followed_and_listed_and_its_runs_are_in_the_home_directory_there": (
+        "Ray starts a job, which is followed, listed and read"
+    ),
 }
 """Tests of the fast lane to which the limit does not apply, with the reason."""
 _LEFT_OUT = "slow_left_out"
