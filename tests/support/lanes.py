@@ -44,6 +44,9 @@ MAY_TAKE_LONG = {
     "test_what_a_job_did_is_followed_and_listed_and_its_runs_are_in_the_home_directory_there": (
         "Ray starts a job, which is followed, listed and read"
     ),
+    "tests/e2e/test_train.py::test_a_worker_that_ray_kills_because_memory_runs_out_is_replaced_and_the_cause_is_told": (
+        "a Ray with little memory starts, fills it, and looks at it at intervals of its own"
+    ),
 }
 """Tests of the fast lane to which the limit does not apply, with the reason."""
 _LEFT_OUT = "slow_left_out"
