@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MODEL_JSON = "model.json"
 EXTRA_FILE = "extra_state.safetensors"
 """Name of the file with the state of a model's modules besides tensors, if they have any."""
+EXAMPLE_FILE = "example.safetensors"
+"""Name of the file with the tensors of one sample's inputs, if one is known."""
 
 
 def save_model(
@@ -29,6 +31,7 @@ def save_model(
     model_json: Mapping[str, Any],
     extra_state: Mapping[str, torch.Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
+    example: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a trained model: `model.safetensors` and `model.json`, both or neither; an older one is replaced.
 
@@ -40,11 +43,13 @@ def save_model(
             the `arguments` of each. Its tensors are named "members.<i>.<name>".
         extra_state: tensors of `extra_state.safetensors`; None or empty: there is no such file.
         beside: further files, by name or path in the folder.
+        example: tensors of `example.safetensors`; None or empty: there is no such file.
 
     Raises:
         StorageError: the disk is full, or not writable.
     """
-    files = {MODEL_FILE: _packed(tensors)} | ({EXTRA_FILE: _packed(extra_state)} if extra_state else {})
+    optional = {EXTRA_FILE: extra_state, EXAMPLE_FILE: example}
+    files = {MODEL_FILE: _packed(tensors), **{name: _packed(each) for name, each in optional.items() if each}}
     sums = {name: {"bytes": len(content), "crc32": zlib.crc32(content)} for name, content in files.items()}
     path = Path(directory).absolute()
     with LocalStore(path.parent).create(path.name) as open_file:
@@ -90,14 +95,17 @@ def load_model_tensors(directory: str | os.PathLike[str]) -> dict[str, torch.Ten
     return _read(directory, MODEL_FILE)
 
 
-def load_extra_state(directory: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors of `extra_state.safetensors` of a trained model; empty if it has no such file.
+def load_beside(directory: str | os.PathLike[str], file: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of an optional file of a trained model; empty if it has no such file.
+
+    Args:
+        directory: folder of the model.
+        file: `EXTRA_FILE` or `EXAMPLE_FILE`.
 
     Raises:
         CheckpointError: the model is missing or damaged.
     """
-    has_one = EXTRA_FILE in load_model_json(directory).get("files", {})
-    return _read(directory, EXTRA_FILE) if has_one else {}
+    return _read(directory, file) if file in load_model_json(directory).get("files", {}) else {}
 
 
 def _read(directory: str | os.PathLike[str], file: str) -> dict[str, torch.Tensor]:

@@ -54,10 +54,12 @@ def _that_fits(model: ModelSection, network: ServedNetwork, limit_bytes: float) 
     import torch
 
     from orchestray.serving.sharded.memory_plan import LayerSizes
+    from orchestray.trainers.saved.interface import saved_example
 
     directory = _directory(model)
     is_double = load_model_json(directory / "model").get("precision") == "float64"
-    sizes = LayerSizes.of(load_run(directory).load_task())
+    task = load_run(directory).load_task()
+    sizes = LayerSizes.of(task, lambda: saved_example(directory / "model", lambda: task))
     plan = sizes.plan(limit_bytes * network.tensor, dtype=torch.float64 if is_double else torch.float32)
     is_cut_here = network.tensor == 1 and network.split == "balanced"
     return replace(

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import torch
-
-from orchestray.platform.data.nested import map_tensors, tensors_in
-from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.padding import padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
-from orchestray.trainers.core.inputs import described, inputs_of
+from orchestray.trainers.saved.interface import saved_example
 from orchestray.trainers.saved.run import load_run
-
-if TYPE_CHECKING:
-    from orchestray.platform.task import Task
 
 
 def load_served_model(
@@ -68,7 +59,7 @@ def load_served_model(
         check_content(directory / "model", content)  # it may be written while it is read
         served = ServedModel(
             quantize_int8(trained) if quantize == "int8" else trained,
-            example_of(found.load_task()),
+            saved_example(directory / "model", found.load_task),
             name=name or served_name(run),
             version=version,
             device=device,
@@ -140,38 +131,3 @@ def served_name(run: str | os.PathLike[str]) -> str:
     """Return the name under which a run is served: its directory's, or the search's for its `best`."""
     path = Path(run).absolute()
     return path.parent.name if path.name == "best" and (path.parent / "trials.jsonl").is_file() else path.name
-
-
-def example_of(task: Task) -> Any:
-    """Return one sample's inputs, without the batch dimension: the task's own example, or the first row of its data.
-
-    Several inputs are in a tuple or a mapping, as in the task's batches.
-
-    Raises:
-        TaskError: it has neither, or an input does not count samples.
-    """
-    own: Any = getattr(task, "example_inputs", None)  # an optional method of a task
-    if own is not None:
-        return _as_tensors(own())
-    try:
-        inputs = inputs_of(task.to_batch(first_row(task)))
-    except Exception as error:
-        raise TaskError(
-            "the task has no example_inputs(), and its data cannot be read here "
-            f"({type(error).__name__}: {error}): add example_inputs() to the task"
-        ) from error
-    if any(tensor.dim() == 0 or len(tensor) != 1 for tensor in tensors_in(inputs)):
-        raise TaskError(
-            f"the task's inputs for one sample are {described(inputs)}; to be served, the first dimension of each "
-            "tensor must count the samples"
-        )
-    return map_tensors(lambda tensor: tensor[0], inputs)
-
-
-def _as_tensors(example: Any) -> Any:
-    """Return an example with tensors instead of numbers, arrays and lists of numbers."""
-    if isinstance(example, Mapping):
-        return {name: _as_tensors(value) for name, value in example.items()}
-    if isinstance(example, tuple) and not all(isinstance(value, int | float) for value in example):
-        return tuple(_as_tensors(value) for value in example)
-    return torch.as_tensor(example)

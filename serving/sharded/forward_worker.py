@@ -19,7 +19,7 @@ from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import TaskSource
 from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.load import check_content, example_of
+from orchestray.serving.models.load import check_content
 from orchestray.serving.models.served import by_name
 from orchestray.serving.sharded.partition import ServedNetwork, cut, file_names, fill, held_bytes, plain_model
 from orchestray.trainers import tasks
@@ -35,6 +35,7 @@ from orchestray.trainers.parallel.pipeline.links import Links, Values
 from orchestray.trainers.parallel.pipeline.runner import StageForward
 from orchestray.trainers.parallel.pipeline.schedules.actions import Kind
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
+from orchestray.trainers.saved.interface import saved_example
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -88,7 +89,8 @@ class ForwardWorker:
             )
         self._task = tasks.build(TaskSource.from_json(described["task"]))
         self._precision = "float64" if described.get("precision") == "float64" else precision
-        self._example = map_tensors(lambda tensor: torch.stack([tensor] * batch_size), example_of(self._task))
+        sample = saved_example(self._directory, lambda: self._task)
+        self._example = map_tensors(lambda tensor: torch.stack([tensor] * batch_size), sample)
         self._form = InputForm(self._example)
         self._without_gradients = WithoutGradients()
         self._groups: Groups | None = None

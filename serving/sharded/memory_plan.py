@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.models.load import example_of
 from orchestray.serving.sharded.partition import plain_model
 from orchestray.trainers.parallel.pipeline.balance import balanced
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
@@ -60,11 +59,16 @@ class LayerSizes:
     num_parameters: int
 
     @classmethod
-    def of(cls, task: Task) -> Self:
-        """Return the sizes of a task's model, which is not allocated."""
+    def of(cls, task: Task, load_example: Callable[[], Any]) -> Self:
+        """Return the sizes of a task's model, which is not allocated.
+
+        Args:
+            task: the task.
+            load_example: returns one sample's inputs, which are needed by a model of several inputs.
+        """
         model = plain_model(task)
         takes_one = len(inspect.signature(model.forward).parameters) == 1
-        layers = layers_of(task, model, inputs=None if takes_one else example_of(task))
+        layers = layers_of(task, model, inputs=None if takes_one else load_example())
         parts = [layers.part(index, index + 1) for index in range(len(layers))]
         held = [{id(t): t for t in (*part.parameters(), *part.buffers())}.values() for part in parts]
         return cls(

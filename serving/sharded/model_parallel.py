@@ -21,11 +21,12 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.directory import RunPaths
 from orchestray.serving.batching.errors import RunnerLostError
 from orchestray.serving.batching.runner import RunFunction
-from orchestray.serving.models.load import content_of, example_of, served_directory, served_name
+from orchestray.serving.models.load import content_of, served_directory, served_name
 from orchestray.serving.models.served import example_values, input_specs
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from orchestray.serving.sharded.forward_worker import Arrays, StageFailedError
 from orchestray.serving.sharded.partition import ServedNetwork
+from orchestray.trainers.saved.interface import saved_example
 from orchestray.trainers.saved.run import load_run
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class ModelParallel:
         found = load_run(directory)
         divided = network or ServedNetwork.from_config(found.config.strategy.network)
         content = content_of(directory)
-        example = example_of(found.load_task())
+        example = saved_example(directory / "model", found.load_task)
         signature = Signature(name or served_name(run), version, input_specs(example), (), example_values(example))
 
         def begin() -> Gang:

@@ -30,6 +30,7 @@ from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.parallel.whole_model import WholeNetwork
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
+from orchestray.trainers.saved.interface import INTERFACE, read_interface
 from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.saved.snapshots import average_snapshots, snapshot_ensemble
@@ -81,7 +82,9 @@ def write_average(
         directory.write_config(dump_yaml(config))
         state = StateKeeper(model).state()
         buffers = differences(kinds_of(model), kinds_of(run.build_as(described.get("ensemble"))))
-        write_model(directory.paths.model, replace(state, buffers=buffers), described, task)
+        model_directory = run.path / "model"
+        interface = read_interface(model_directory) if (model_directory / "model.json").is_file() else None
+        write_model(directory.paths.model, replace(state, buffers=buffers), described, task, interface)
         directory.write_result(
             {
                 **failed(run_progress, "succeeded", None),
@@ -134,7 +137,7 @@ def _described(run: Run, task: Task, model: nn.Module, copies: int) -> dict[str,
     """Return the contents of `model.json`: the run's own; an ensemble has its members `copies` times over."""
     try:
         described = load_model_json(run.path / "model")
-        described = {key: value for key, value in described.items() if key not in ("files", BUFFERS)}
+        described = {key: value for key, value in described.items() if key not in ("files", BUFFERS, INTERFACE)}
     except CheckpointError:  # the run has not finished
         with use_texts(run.task_source().texts):
             settings = ReplicaSettings.from_config(run.config, storage="", model_directory="")

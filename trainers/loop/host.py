@@ -80,7 +80,8 @@ class ReplicaHost(TaskHost):
             if collective.rank == 0:
                 described = describe_model(self._settings, self._task, self._task_of)
                 trained = exported(self._settings, trained)
-                write_model(self._settings.model_directory, trained, described, self._task)
+                row = self._source("train").first_row
+                write_model(self._settings.model_directory, trained, described, self._task, row)
         return outcome
 
     def _load(self, start: Start) -> Loaded | None:

@@ -6,16 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orchestray.platform.run.model_files import load_extra_state, load_model_json, load_model_tensors, save_model
+from orchestray.platform.run.model_files import (
+    EXTRA_FILE,
+    load_beside,
+    load_model_json,
+    load_model_tensors,
+    save_model,
+)
 from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.model_state import ModelState, load_state
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
+from orchestray.trainers.saved.interface import INTERFACE, Interface
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    import pyarrow as pa
     from torch import Tensor, nn
 
     from orchestray.platform.task import Task
@@ -26,14 +34,17 @@ def write_model(
     state: ModelState,
     model_json: Mapping[str, Any],
     task: Task,
+    interface: Interface | Callable[[], pa.Table] | None = None,
 ) -> None:
-    """Write a trained model, with the files that its task wants beside it.
+    """Write a trained model, with its interface and the files that its task wants beside it.
 
     Args:
         directory: folder to make.
         state: the plain model.
         model_json: result of `describe_model`; see `save_model`.
         task: the trained task. Its optional method `export_files(tensors)` returns contents of files by their names.
+        interface: the interface of the model, or a function that returns the first row of the training data; default:
+            the data is opened for it.
 
     Raises:
         StorageError: the disk is full, or not writable.
@@ -41,7 +52,9 @@ def write_model(
     buffers = {BUFFERS: state.buffers} if state.buffers else {}
     export: Callable[[Mapping[str, Tensor]], dict[str, bytes]] | None = getattr(task, "export_files", None)
     beside = {} if export is None or "ensemble" in model_json else export(state.tensors)
-    save_model(directory, state.tensors, {**model_json, **buffers}, state.extra, beside)
+    seen = interface if isinstance(interface, Interface) else Interface.of_task(task, interface)
+    described = {**model_json, **buffers, INTERFACE: seen.to_json()}
+    save_model(directory, state.tensors, described, state.extra, beside, seen.tensors)
 
 
 def read_model(directory: str | os.PathLike[str]) -> ModelState:
@@ -50,7 +63,7 @@ def read_model(directory: str | os.PathLike[str]) -> ModelState:
     Raises:
         CheckpointError: the model is missing or damaged.
     """
-    tensors, extra = load_model_tensors(directory), load_extra_state(directory)
+    tensors, extra = load_model_tensors(directory), load_beside(directory, EXTRA_FILE)
     return ModelState(tensors, extra, load_model_json(directory).get(BUFFERS, {}))
 
 

@@ -48,6 +48,8 @@ class Digits:
         validation_fraction: fraction of the images for validation, always the same ones.
     """
 
+    class_names = tuple(range(NUM_CLASSES))
+
     def __init__(
         self,
         hidden: Sequence[int] = (128, 128),

@@ -65,6 +65,8 @@ class HuggingFace:
         classes: values of the classes, if already known.
     """
 
+    lower_is_better = ("absolute_error", "perplexity")
+
     def __init__(
         self,
         model: str | Mapping[str, Any],
@@ -343,6 +345,11 @@ class HuggingFace:
         ids = torch.zeros(self._max_length, dtype=torch.int64)
         names = [] if "input_ids" in self._texts else self._tokenizer.model_input_names
         return {**dict.fromkeys(names, ids), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    @property
+    def class_names(self) -> list[Any]:
+        """Values of the classes, in the order of the outputs; empty without classes."""
+        return (self.classes or []) if self._kind == "sequence_classification" else []
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 

@@ -139,6 +139,11 @@ class Images:
         """Return additional arguments with which the same model is built without the data."""
         return {"classes": self.classes}
 
+    @property
+    def class_names(self) -> list[Any]:
+        """Names of the classes, in the order of the outputs."""
+        return self.classes
+
     @cached_property
     def classes(self) -> list[Any]:
         """Names of the folders, or values of the label, in order."""

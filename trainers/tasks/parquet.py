@@ -45,6 +45,8 @@ class ParquetTable:
     With `features`, `classes` and `num_inputs` the model is built without the data (`rebuild_arguments`).
     """
 
+    lower_is_better = ("absolute_error",)
+
     def __init__(
         self,
         path: str,
@@ -118,6 +120,11 @@ class ParquetTable:
         """Return additional arguments with which the same model is built without the data."""
         found: dict[str, Any] = {"features": self.features, "num_inputs": self.num_inputs}
         return {**found, "classes": self.classes} if self._classifies else found
+
+    @property
+    def class_names(self) -> list[Any]:
+        """Values of the label, in the order of the outputs; empty for a regression."""
+        return self.classes if self._classifies else []
 
     @cached_property
     def features(self) -> list[str]:

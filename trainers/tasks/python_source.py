@@ -40,6 +40,8 @@ class PythonSource:
         dropout: probability of dropping a unit while training.
     """
 
+    lower_is_better = ("bits_per_byte",)
+
     def __init__(
         self,
         context: int = 64,

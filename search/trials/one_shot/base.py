@@ -17,7 +17,6 @@ from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.platform.run.model_files import save_model
 from orchestray.platform.task import OF_THE_LOSS, training_batch_of
 from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.searched_task import SearchedTask
@@ -28,6 +27,7 @@ from orchestray.trainers import tasks
 from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
+from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.core.weights import load_model_tensors, model_tensors
@@ -39,6 +39,7 @@ from orchestray.trainers.optim.grouped_optimizer import check_matches
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.saved.model_json import describe_model
+from orchestray.trainers.saved.trained_model import write_model
 from orchestray.trainers.tasks.params import TaskConfig
 
 if TYPE_CHECKING:
@@ -218,7 +219,8 @@ class OneShotTrial(ABC):
         with RunDirectory.create(directory.parent, directory.name) as run:
             run.write_config(dump_yaml(config))
             run.metrics_log().close()
-            save_model(run.paths.model, model_tensors(child), describe_model(settings, tasks.build(settings.task)))
+            trained = tasks.build(settings.task)
+            write_model(run.paths.model, ModelState(model_tensors(child)), describe_model(settings, trained), trained)
             run_progress = RunProgress(self._started_at, last_step=self.step)
             run.write_result({**result_of(outcome, run_progress), "seconds": round(self._trained_s, 3)})
 

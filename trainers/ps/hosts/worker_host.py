@@ -77,7 +77,8 @@ class WorkerHost(EmployedHost):
         directory = self._settings.model_directory
         if directory:
             trained = exported(self._settings, ModelState(self._worker.fetch(step)))
-            write_model(directory, trained, describe_model(self._settings, self._task), self._task)
+            described = describe_model(self._settings, self._task)
+            write_model(directory, trained, described, self._task, self._source("train").first_row)
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 

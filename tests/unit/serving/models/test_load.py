@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from orchestray.platform.data.endless import Endless
-from orchestray.platform.data.nested import tensors_in
-from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError, TaskError
+from orchestray.platform.task import TaskSource, build_task
 from orchestray.serving.models.errors import InputError
-from orchestray.serving.models.load import content_of, example_of, load_served_model, served_name
+from orchestray.serving.models.load import content_of, load_served_model, served_name
+from orchestray.trainers.core.model_state import StateKeeper
 from orchestray.trainers.saved.run import load_run
+from orchestray.trainers.saved.trained_model import write_model
 from support.pairs_task import pairs_run
 from support.served import written_run
 
@@ -88,14 +88,6 @@ def test_a_task_without_an_example_is_shown_by_the_first_row_of_its_data(tmp_pat
     assert load_served_model(run).example == [0.5, 0.5, 0.5]
 
 
-def test_a_task_whose_data_have_no_end_is_shown_by_their_first_row() -> None:
-    task: Any = SimpleNamespace(
-        dataset=lambda _split: Endless(lambda _number: [pa.table({"x": [0.25, 1.0]})]),
-        to_batch=lambda columns: {"inputs": to_tensor(columns["x"])},
-    )
-    assert example_of(task) == torch.tensor(0.25, dtype=torch.float64)
-
-
 @pytest.mark.parametrize(
     ("how", "names", "samples"),
     [
@@ -141,21 +133,28 @@ def test_inputs_that_do_not_count_samples_are_refused(tmp_path: Path) -> None:
         load_served_model(pairs_run(tmp_path, "scalar"))
 
 
-@pytest.mark.parametrize(
-    ("example", "wanted"),
-    [
-        ([1, 2], torch.tensor([1, 2])),
-        ((1.0, 2.0), torch.tensor([1.0, 2.0])),
-        (([1, 2], 3.0), (torch.tensor([1, 2]), torch.tensor(3.0))),
-        ({"ids": [1, 2]}, {"ids": torch.tensor([1, 2])}),
-    ],
-)
-def test_an_example_of_a_tasks_own_is_a_tensor_or_several(example: Any, wanted: Any) -> None:
-    found = example_of(SimpleNamespace(example_inputs=lambda: example))  # type: ignore[arg-type]
-    assert type(found) is type(wanted)
-    for mine, right in zip(tensors_in(found), tensors_in(wanted), strict=True):
-        assert mine.dtype == right.dtype
-        assert torch.equal(mine, right)
+def test_a_trained_model_is_served_where_neither_its_data_nor_its_file_is(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [0.25, 1.0]}), tmp_path / "rows.parquet")
+    file = tmp_path / "own.py"
+    file.write_text(OWN_TASK.replace('pa.table({"x": [1.0, 2.0]})', f'pq.read_table("{tmp_path}/rows.parquet")'))
+    file.write_text(file.read_text().replace("import pyarrow as pa", "import pyarrow.parquet as pq"))
+    source = TaskSource.of_class(f"{file}:Own", {})
+    task = build_task(source)
+    write_model(tmp_path / "model", StateKeeper(task.build_model()).state(), {"task": source.to_json()}, task)
+    run = written_run(tmp_path, "own", task={"type": f"{file}:Own"})
+    shutil.rmtree(run / "model")
+    (tmp_path / "model").rename(run / "model")
+    (tmp_path / "rows.parquet").unlink()
+    file.unlink()
+    assert load_served_model(run).example == [0.5, 0.5, 0.5]
+
+
+def test_a_model_whose_data_showed_no_sample_says_why_it_is_not_served(tmp_path: Path) -> None:
+    run = written_run(
+        tmp_path, model_json={"interface": {"no_example": "it is empty", "class_names": [], "lower_is_better": []}}
+    )
+    with pytest.raises(TaskError, match="cannot be served: it is empty"):
+        load_served_model(run)
 
 
 def test_what_cannot_be_served_says_why(tmp_path: Path) -> None:

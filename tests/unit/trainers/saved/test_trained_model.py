@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
-from orchestray.platform.run.model_files import EXTRA_FILE, load_extra_state
+from orchestray.platform.run.model_files import EXTRA_FILE, load_beside
 from orchestray.trainers.core.model_state import StateKeeper
 from orchestray.trainers.saved.checkpoint_model import load_model
+from orchestray.trainers.saved.interface import Interface
 from orchestray.trainers.saved.trained_model import fill, read_model, write_model
 from support.layouts import layout_settings
 from support.stateful import KINDS, WIDTH, built, task_of
@@ -47,9 +48,9 @@ def test_the_model_that_is_read_answers_as_the_one_that_was_trained(tmp_path: Pa
 def test_a_model_without_extra_state_has_no_file_of_it(tmp_path: Path) -> None:
     task = task_of("in_place")
     (replica,) = built(task, layout_settings({"microbatches": 1}, batch_size=8))
-    write_model(tmp_path / "model", replica.trained_model(), {}, task)
+    write_model(tmp_path / "model", replica.trained_model(), {}, task, Interface(no_example="none"))
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
-    assert load_extra_state(tmp_path / "model") == {}
+    assert load_beside(tmp_path / "model", EXTRA_FILE) == {}
 
 
 def test_a_damaged_file_of_extra_state_is_named(tmp_path: Path) -> None:

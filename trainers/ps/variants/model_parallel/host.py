@@ -129,7 +129,8 @@ class StageHost(EmployedHost):
             trained = ModelState(worker.trained_model(step))
             if worker.is_first:
                 described = describe_model(self._settings, self._task)
-                write_model(directory, exported(self._settings, trained), described, self._task)
+                row = self._source("train").first_row
+                write_model(directory, exported(self._settings, trained), described, self._task, row)
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 
