@@ -7,6 +7,7 @@ tests/unit/platform/cluster/test_ray_internals.py says which name is gone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +25,8 @@ NAMES: Mapping[str, str] = {
     "ray._raylet:DASHBOARD_AGENT_LISTEN_PORT_NAME": "see above: the raylet waits for ports that the agent would report",
     "ray._raylet:persist_port": "see above",
     "ray._private.state:state": "nodes that are being drained, and until when: Ray Train asks in the same way",
+    "ray.tune.execution.tune_controller:TuneController._schedule_trial_save": "a scheduler has a trial save its state",
+    "ray.train._internal.checkpoint_manager:_CheckpointManager.__init__": "a trial goes on from another's checkpoint",
     "ray.serve.context:_get_global_client": "whether Serve runs, whether its proxies serve, and who has a route",
 }
 """Reason for each name, as "module:attribute"."""
@@ -38,7 +41,7 @@ def find(name: str) -> Any:
     if name not in NAMES:
         raise KeyError(f"{name} is not listed in {__name__}, with its reason")
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    return reduce(getattr, attribute.split("."), import_module(module))
 
 
 def replace(name: str, value: Any) -> None:
@@ -50,3 +53,27 @@ def replace(name: str, value: Any) -> None:
     find(name)
     module, _, attribute = name.partition(":")
     setattr(import_module(module), attribute, value)
+
+
+def save_now(tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> Any:
+    """Have a running Tune trial save a checkpoint; Ray's own population-based training does it in this way.
+
+    Args:
+        tune_controller: controller that a method of a scheduler gets.
+        trial: the trial.
+        result: its result that the checkpoint belongs to.
+
+    Returns:
+        Tune's result with the checkpoint, or a promise of it with a method `resolve`; None if the trial is stopping.
+    """
+    return tune_controller._schedule_trial_save(trial, result=result)
+
+
+def restore_from(trial: Any, result: Any) -> None:
+    """Have a paused Tune trial go on from another's checkpoint; Ray's own population-based training does it so.
+
+    Args:
+        trial: the trial.
+        result: Tune's result with the checkpoint.
+    """
+    trial.run_metadata.checkpoint_manager._latest_checkpoint_result = result

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,16 @@ class GangTrial:
         """Seconds that the last `advance` spent outside training, if it ran on warm workers and lost none: nearly all
         of it is the cost of pausing and resuming.
         """
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Number of steps of the whole budget."""
+        return self._settings.steps or self._alone().total_steps
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Number of steps of an epoch."""
+        return self._alone().steps_per_epoch
 
     def advance(self, step: int) -> Progress:
         """Train until `step` is completed, and validate.

@@ -93,6 +93,19 @@ class TrainingTrial:
         """Number of completed steps."""
         return self._replica.position.step
 
+    @property
+    def total_steps(self) -> int:
+        """Number of steps of the whole budget."""
+        return self._replica.total_steps(self._stream("train", 0))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of steps of an epoch."""
+        return self._stream("train", 0).steps_per_epoch
+
+    def close(self) -> None:
+        """Release nothing: all is in this process."""
+
     def advance(self, step: int) -> Progress:
         """Train until `step` is completed (at most the budget's steps), and validate.
 

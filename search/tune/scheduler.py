@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ray.train._internal.session import _TrainingResult
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
+from orchestray.platform.cluster import ray_internals
 from orchestray.platform.errors import TrainingError
 from orchestray.search.engine.session import end_of
 from orchestray.search.methods.base import Decision, Exploit, Pause, Stop
@@ -78,9 +78,8 @@ class MethodScheduler(TrialScheduler):
         """Have Tune save a checkpoint, and forget those of reports that no trial continues from."""
         session = self._searcher.session
         number = self._searcher.numbers[trial.trial_id]
-        self._saved[number, session.trials[number].num_reports] = tune_controller._schedule_trial_save(
-            trial, result=result
-        )
+        saved = ray_internals.save_now(tune_controller, trial, result)
+        self._saved[number, session.trials[number].num_reports] = saved
         wanted = {session.trials[live].at for live in session.live}
         self._saved = {at: saved for at, saved in self._saved.items() if at in wanted}
 
@@ -99,13 +98,12 @@ class MethodScheduler(TrialScheduler):
                 "method a trainable needs save_checkpoint and load_checkpoint, and tune_scheduler saves_reports=True."
             )
         self._saved[at] = result
-        manager: Any = trial.run_metadata.checkpoint_manager
-        manager._latest_checkpoint_result = result
+        ray_internals.restore_from(trial, result)
 
-    def _checkpoint_of(self, at: tuple[int, int], source: int) -> _TrainingResult | None:
-        """Return the checkpoint of a report; if only the trainable saves, the last that Tune knows of the source."""
+    def _checkpoint_of(self, at: tuple[int, int], source: int) -> Any:
+        """Return Tune's result with the checkpoint of a report; if only the trainable saves, the last of the source."""
         saved = self._saved.get(at)
-        result: _TrainingResult | None = saved if isinstance(saved, _TrainingResult | None) else saved.resolve()
+        result = saved.resolve() if hasattr(saved, "resolve") else saved  # a save may be under way
         if result is None and source in self._trials:
             result = self._trials[source].latest_checkpoint_result
         return result

@@ -1,0 +1,253 @@
+"""A training config as a class trainable of Ray Tune, for a user's own `tune.Tuner`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import ray
+from ray.tune import PlacementGroupFactory, Trainable
+
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.files import dump_json, storage_errors
+from orchestray.platform.usercode.beside import use_texts
+from orchestray.search.config.gangs import is_alone, num_workers
+from orchestray.search.config.trial import checked, put_in
+from orchestray.search.tune.searcher import INHERITS
+from orchestray.trainers.config.dump import dump_yaml
+from orchestray.trainers.config.load import Source, load_train_config
+from orchestray.trainers.config.schema import TrainConfig
+from orchestray.trainers.config.settings import texts_of
+
+if TYPE_CHECKING:
+    from ray.tune import Checkpoint
+
+    from orchestray.search.trials.gang import GangTrial, WorkerPool
+    from orchestray.search.trials.program import Progress, TrialState
+    from orchestray.search.trials.task_cache import TaskCache
+    from orchestray.search.trials.training import TrainingTrial
+    from orchestray.trainers.saved.run import Run
+
+CONFIG_FILE, STATE_FILE, POSITION_FILE = "config.yaml", "state.safetensors", "position.json"
+"""Files of a checkpoint: the config of the trial, the tensors of its state, and the rest of it."""
+
+
+class TrialTrainable(Trainable):
+    """A trial that trains a config with the values that Tune gives it; `trainable` makes a class of it.
+
+    The config of a Tune trial maps keys of the training config (`train.optimizer.lr`) to values. A result has `step`,
+    the metrics of the validation at that step, and `train_loss`. A checkpoint is the whole state, so that a restored
+    trial ends with the bits of one that was never interrupted.
+    """
+
+    base: ClassVar[TrainConfig]
+    """Config that the values of a trial change."""
+    texts: ClassVar[Mapping[str, str]]
+    """Texts of the user's files, by path, for nodes that have not got them."""
+    report_every_steps: ClassVar[int | None]
+    """Steps between two results; None: those between two validations, or of an epoch."""
+
+    _program: TrainingTrial | GangTrial | None = None
+    _task_cache: TaskCache | None = None
+    _workers: WorkerPool | None = None
+
+    # -- for Tune ------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        """Return the resources of a trial: of its process, or of an empty bundle for it and one for each worker."""
+        made = cls.trial_config(config)
+        gpus = made.resources.gpus_per_worker
+        bundle = {"CPU": float(made.resources.cpus_per_worker), **({"GPU": float(gpus)} if gpus else {})}
+        return PlacementGroupFactory([bundle] if is_alone(made) else [{}, *[bundle] * num_workers(made)])
+
+    @classmethod
+    def trial_config(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Return the training config of a trial.
+
+        Args:
+            values: values of keys of the base config.
+
+        Raises:
+            ConfigError: the base config refuses the values.
+        """
+        changes = {key: value for key, value in values.items() if key != INHERITS}
+        data = cls.base.model_dump(mode="json")
+        found = put_in(data, cls.base, changes) or checked(data, look_at_task=False)
+        if isinstance(found, TrainConfig):
+            return found
+        shown = ", ".join(f"{key}={value!r}" for key, value in changes.items())
+        raise ConfigError([problem.line(f"a trial with {shown}") for problem in found])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Build the trial's model and data."""
+        import torch
+
+        torch.set_num_threads(self.base.resources.num_threads)
+        self._build(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Build another trial in this process, which keeps the data."""
+        self._build(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Train up to the next result, and validate."""
+        program = self._trial
+        until = self._reached_step + self._steps_of_a_report()
+        with use_texts(self.texts):
+            progress = program.advance(min(until, program.total_steps))
+            measures = program.measures()
+        is_at_end = progress.step < until or progress.step == program.total_steps
+        self._reached_step = progress.step
+        return {**measures, **progress.metrics, "step": progress.step, "done": is_at_end or progress.is_over}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write the state of the trial."""
+        from orchestray.platform.run.tensor_file import pack
+
+        state = self._trial.state()
+        files = {
+            CONFIG_FILE: dump_yaml(self._config).encode(),
+            POSITION_FILE: dump_json(dict(state.position)).encode(),
+            STATE_FILE: pack(state.tensors),
+        }
+        for name, content in files.items():
+            with storage_errors(f"write {checkpoint_dir}"):
+                Path(checkpoint_dir, name).write_bytes(content)
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | str | None) -> None:
+        """Go on from a state, which may be another trial's."""
+        assert isinstance(checkpoint, str)
+        with use_texts(self.texts):
+            state = _read_state(Path(checkpoint))
+            self._trial.load(state)
+        self._reached_step = int(state.position.get("step", 0))
+
+    def cleanup(self) -> None:
+        """End the workers of a trial that has several."""
+        self._drop()
+        if self._workers is not None:
+            self._workers.close()
+
+    # -- the program ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _trial(self) -> TrainingTrial | GangTrial:
+        assert self._program is not None, "setup() was not called"
+        return self._program
+
+    def _build(self, values: Mapping[str, Any]) -> None:
+        from orchestray.search.trials.task_cache import TaskCache
+
+        self._drop()
+        self._config = self.trial_config(values)
+        self._reached_step = 0
+        self._task_cache = self._task_cache or TaskCache()
+        with use_texts(self.texts):
+            self._program = self._ordinary() if is_alone(self._config) else self._gang()
+            if INHERITS in values:
+                self._program.inherit(_read_state(Path(values[INHERITS])))
+
+    def _ordinary(self) -> TrainingTrial:
+        from orchestray.search.trials.training import TrainingTrial
+
+        return TrainingTrial(self._config, task_cache=self._task_cache)
+
+    def _gang(self) -> GangTrial:
+        from orchestray.search.trials.gang import GangTrial, WorkerPool
+
+        self._workers = self._workers or WorkerPool(ray.util.get_node_ip_address())
+        return GangTrial(self._config, room=self._workers, directory=self.logdir)
+
+    def _drop(self) -> None:
+        """Release the previous trial before the next one is built."""
+        program, self._program = self._program, None
+        if program is not None:
+            program.close()
+
+    def _steps_of_a_report(self) -> int:
+        train = self._config.train
+        if self.report_every_steps is not None:
+            return self.report_every_steps
+        return train.validate_every_steps or self._trial.steps_per_epoch
+
+    # -- for the user --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def save_run(cls, checkpoint: Checkpoint, directory: str | os.PathLike[str]) -> Run:
+        """Write the run of a checkpoint, with its model, as `orchestray serve` and `load_run` take it.
+
+        Args:
+            checkpoint: checkpoint of a trial of this class.
+            directory: directory of the run, which must not exist.
+
+        Raises:
+            RunNameError: the directory exists.
+            CheckpointError: the checkpoint is not one of this class, or damaged.
+        """
+        from orchestray.search.trials.training import TrainingTrial
+        from orchestray.trainers.config.schema import Strategy
+        from orchestray.trainers.saved.run import load_run
+
+        with checkpoint.as_directory() as folder, use_texts(cls.texts):
+            config = load_train_config(Path(folder, CONFIG_FILE), look_at_task=False)
+            trial = TrainingTrial(config.model_copy(update={"strategy": Strategy()}))
+            trial.load(_read_state(Path(folder)))
+            trial.leave_run(Path(directory).absolute())
+        return load_run(directory)
+
+
+def trainable(
+    config: Source, overrides: Sequence[str] = (), *, report_every_steps: int | None = None
+) -> type[TrialTrainable]:
+    """Return a class trainable for `tune.Tuner` that trains a config with the values of a trial.
+
+    For example, by a searcher of Ray Tune:
+
+        tuner = tune.Tuner(
+            trainable("configs/train/digits.yaml"),
+            param_space={"train.optimizer.lr": tune.loguniform(1e-3, 1)},
+            tune_config=tune.TuneConfig(metric="accuracy", mode="max", num_samples=8, reuse_actors=True),
+        )
+        best = tuner.fit().get_best_result()
+
+    A trial of several workers (`strategy.network`) gets a placement group with a bundle for each of them.
+
+    Args:
+        config: path of a training config, its content as a mapping, or a `TrainConfig`.
+        overrides: `key.path=value`, applied after loading.
+        report_every_steps: training steps between two results; default: `train.validate_every_steps`, or an epoch.
+
+    Raises:
+        ConfigError: the config has problems.
+    """
+    if report_every_steps is not None and report_every_steps < 1:
+        raise ConfigError(f"report_every_steps must be at least 1, got {report_every_steps}")
+    base = load_train_config(config, overrides)
+    attributes = {"base": base, "texts": texts_of(base), "report_every_steps": report_every_steps}
+    name = re.sub(r"\W+", "_", base.name)
+    return type(name, (TrialTrainable,), {**attributes, "__module__": __name__, "__doc__": TrialTrainable.__doc__})
+
+
+def _read_state(folder: Path) -> TrialState:
+    """Read the state in a checkpoint's folder.
+
+    Raises:
+        CheckpointError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    import numpy as np
+
+    from orchestray.platform.run.tensor_file import unpack
+    from orchestray.search.trials.program import TrialState
+
+    path = folder / STATE_FILE
+    with storage_errors(f"read {path}"):
+        tensors = unpack(np.fromfile(path, dtype=np.uint8), str(path))
+        position = json.loads((folder / POSITION_FILE).read_bytes())
+    return TrialState(tensors, position)
