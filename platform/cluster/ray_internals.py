@@ -27,6 +27,9 @@ NAMES: Mapping[str, str] = {
     "ray._private.state:state": "nodes that are being drained, and until when: Ray Train asks in the same way",
     "ray.tune.execution.tune_controller:TuneController._schedule_trial_save": "a scheduler has a trial save its state",
     "ray.train._internal.checkpoint_manager:_CheckpointManager.__init__": "a trial goes on from another's checkpoint",
+    "ray.tune.execution.tune_controller:PlacementGroupResourceManager": "a group removed while Ray places it is lost",
+    "ray.air.execution._internal.actor_manager:RayActorManager": "it ends the experiment when Ray "
+    "kills a process for the memory of its node, as that error is not a RayActorError",
     "ray.serve.context:_get_global_client": "whether Serve runs, whether its proxies serve, and who has a route",
 }
 """Reason for each name, as "module:attribute"."""

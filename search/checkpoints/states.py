@@ -154,6 +154,10 @@ class States:
         self._kept[kept.trial] = kept
         self._forget_worse()
 
+    def keeps(self, trial: int) -> bool:
+        """Return True if the best state of a trial is kept."""
+        return trial in self._kept
+
     def clear(self, kept: BestCheckpoint | None) -> None:
         """Remove the files of a finished search, except what it needs if it is continued with more trials.
 

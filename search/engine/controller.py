@@ -110,17 +110,16 @@ class SearchController:
         self._account.show(trial, "running")
         return trial
 
-    def begin(self) -> TrialTask | None:
-        """Return the first task of a free process; None if there is nothing for it now.
+    def first_task(self, trial: int) -> TrialTask | None:
+        """Return the task for a process that has nothing of the trial yet; None if the trial has failed.
 
         Raises:
             SearchError: too many trials have failed, and none has succeeded.
         """
-        while (trial := self.next_trial()) is not None:
-            try:
-                return self.order(trial)
-            except OrchestrayError as error:  # the proposed values do not form a valid config
-                self.failed(trial, str(error))
+        try:
+            return self.order(trial)
+        except OrchestrayError as error:  # the proposed values do not form a valid config
+            self.failed(trial, str(error))
         return None
 
     def order(self, trial: int) -> TrialTask:
@@ -293,6 +292,10 @@ class SearchController:
             self._account.show(trial, "stopped", self.session.trials[trial].score)
 
     # -- the best ------------------------------------------------------------------------------------------------------
+
+    def is_among_the_best(self, trial: int) -> bool:
+        """Return True if a trial has ended well and its state is one of the few that are kept."""
+        return self.session.trials[trial].ended is not None and self.states.keeps(trial)
 
     def best(self) -> BestCheckpoint | None:
         """Return the best state that has a file or can be reproduced; None if no trial has succeeded."""

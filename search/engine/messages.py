@@ -83,8 +83,6 @@ class TrialResult:
     evaluations: tuple[Mapping[str, float], ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     is_over: bool = False
-    is_halted: bool = False
-    """True if it was halted before its report; it will resume from its file."""
     place: StatePlace | None = None
     """Location of the state it has reached."""
     is_written: bool = False

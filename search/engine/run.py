@@ -25,7 +25,7 @@ from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.placement_watch import PlacementWatch
 from orchestray.search.engine.resume import session_of
 from orchestray.search.engine.session import SearchError
-from orchestray.search.engine.start_throttle import cores_of
+from orchestray.search.engine.start_throttle import StartThrottle, cores_of
 from orchestray.search.engine.trial_output import TrialLogs
 from orchestray.search.results.curve import curve_of
 from orchestray.search.results.schema import SearchOutcome, TrialChange
@@ -39,15 +39,9 @@ if TYPE_CHECKING:
     from orchestray.search.config.schema import SearchConfig
     from orchestray.search.engine.messages import TrialResult, TrialTask
     from orchestray.search.engine.session import MethodSession
-    from orchestray.search.engine.tuning import TrialPool
     from orchestray.search.results.paths import SearchPaths
     from orchestray.search.results.writer import SearchRecords
     from orchestray.trainers.config.schema import TrainConfig
-
-_LEAVE_S = 600.0
-"""Seconds that an idle process may take to write the best run, if it need not train it again."""
-_LEAVE_STOPPED_S = 10.0
-"""The same in any case, once the search was stopped."""
 
 
 def run_search(
@@ -71,7 +65,7 @@ def run_search(
         session: conversation with its method, with the journal replayed; default: created here.
         address: see `platform.cluster.connect`.
         resume: True to continue from the end of the journal.
-        stop: set this event to end the search in an orderly way: running trials write their states.
+        stop: set this event to end the search in an orderly way.
         on_change: called with each status change of a trial.
         notify: called with a sentence that the user should see.
         said: called with lines that a trial has printed, and its name.
@@ -115,7 +109,7 @@ def run_search(
     )
     deadline_s = math.inf if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s - records.seconds
     if controller.is_over:
-        return _finish(controller, records, limits, None, stop, is_stopped=False)
+        return _finish(controller, records, limits, stop, is_stopped=False)
     cluster = connect(address)
     from orchestray.platform.actors.pool import make_room  # imports Ray, which reads its token on import
 
@@ -126,27 +120,34 @@ def run_search(
         texts=texts_of(config.base),
         logs=str(records.paths.logs.absolute()),
     )
-    with contextlib.ExitStack() as stack:
-        pool = _trial_pool(config, controller, limits, cluster, stack)
-        logs = stack.enter_context(contextlib.closing(TrialLogs(records.paths.logs, said)))
-        is_stopped = _carry_out(pool, _placement_watch(config, cluster, notify), logs, stop, deadline_s)
-        if not is_stopped and not controller.is_over:
-            controller.suspend()
-        return _finish(controller, records, limits, pool, stop, is_stopped=is_stopped)
+    num_workers = _check_room(config, cluster)
+    watch = _placement_watch(config, cluster, notify)
+    with contextlib.closing(TrialLogs(records.paths.logs, said)) as logs:
+        from orchestray.search.engine.experiment import Experiment  # these import Tune, which takes a second
+        from orchestray.search.engine.fit import fit, has_place
+        from orchestray.search.engine.trainable import hosted_trial
 
+        def look(experiment: Experiment) -> None:
+            logs.look()
+            if not experiment.should_end():
+                watch.look(is_under_way=bool(experiment.since_s), has_place=has_place)
 
-def _carry_out(
-    pool: TrialPool, watch: PlacementWatch, logs: TrialLogs, stop: threading.Event | None, deadline_s: float
-) -> bool:
-    """Run until nothing is left to do, the search is stopped, or its time is up; return True if it was stopped."""
-    while pool.step():
-        logs.look()
-        watch.look(is_under_way=pool.is_under_way, has_place=pool.has_place)
-        is_stopped = stop is not None and stop.is_set()
-        if is_stopped or time.monotonic() > deadline_s:
-            pool.halt()
-            return is_stopped
-    return False
+        cores = cores_of(None if num_workers else cluster.resources())
+        throttle = StartThrottle(config.search.parallel, cores)
+        experiment = Experiment(controller, limits, throttle, stop=stop, deadline_s=deadline_s, look=look)
+        bundle = _asked(config, cluster)[1]
+        bundles = [{}, *[bundle] * num_workers] if num_workers else [bundle]
+        trainable = hosted_trial(config.name, limits, bundles)
+        fit(
+            experiment,
+            trainable,
+            name=config.name,
+            directory=records.paths.tune.absolute(),
+            objective=objectives.first,
+        )
+    if not experiment.was_stopped and not controller.is_over:
+        controller.suspend()
+    return _finish(controller, records, limits, stop, is_stopped=experiment.was_stopped)
 
 
 def _placement_watch(config: SearchConfig, cluster: Cluster, notify: Callable[[str], None]) -> PlacementWatch:
@@ -160,23 +161,16 @@ def _placement_watch(config: SearchConfig, cluster: Cluster, notify: Callable[[s
     return PlacementWatch(say, patience_s=placement.PLACEMENT_TIMEOUT_S)
 
 
-def _trial_pool(
-    config: SearchConfig,
-    controller: SearchController,
-    limits: TrialLimits,
-    cluster: Cluster,
-    stack: contextlib.ExitStack,
-) -> TrialPool:
-    """Return the processes for the trials; `stack` ends them.
+def _check_room(config: SearchConfig, cluster: Cluster) -> int:
+    """Return the number of workers of each trial beside its own process: 0 if that trains it.
 
-    A trial of one process is counted against the resources of the cluster. One of several workers has a placement group
-    with a bundle for each of them. Its own process, which keeps their checkpoints, shares that group.
+    A trial of several workers has a placement group with a bundle for each of them. Its own process, which keeps their
+    checkpoints, shares that group.
+
+    Raises:
+        ClusterError: the cluster never has room for a trial.
     """
-    from orchestray.search.engine.processes import Processes
-
-    parallel, total = config.search.parallel, cluster.resources()
-    num_workers = most_workers(config.base, config.search.space)
-    is_nested = num_workers > 0
+    total = cluster.resources()
     num_places, bundle = _asked(config, cluster)
     for name, amount in bundle.items():
         if amount * num_places > total.get(name, 0.0) + 1e-6:
@@ -185,28 +179,7 @@ def _trial_pool(
                 f"{cluster.describe()}. Ask for fewer workers (base.strategy.network) or less for each "
                 "(base.resources)."
             )
-    processes = stack.enter_context(Processes(limits.num_threads))
-    first: list[TrialTask] = []
-    if not is_nested:
-        room = min(int(total.get(name, 0.0) / amount + 1e-6) for name, amount in bundle.items() if amount)
-        room = min(room, max(1, int(cores_of(total))))
-        while len(first) < min(parallel, room) and (order := controller.begin()) is not None:
-            first.append(order)
-        processes.start_early(first, bundle)
-    from orchestray.search.engine.tuning import TrialPool  # takes a second, during which they start
-
-    bundles = [{}, *[bundle] * num_workers] if is_nested else [bundle]
-    return stack.enter_context(
-        TrialPool(
-            controller,
-            limits,
-            processes,
-            parallel=parallel,
-            bundles=bundles,
-            total=None if is_nested else total,
-            first=first,
-        )
-    )
+    return most_workers(config.base, config.search.space)
 
 
 def _asked(config: SearchConfig, cluster: Cluster) -> tuple[int, dict[str, float]]:
@@ -230,7 +203,6 @@ def _finish(
     controller: SearchController,
     records: SearchRecords,
     limits: TrialLimits,
-    pool: TrialPool | None,
     stop: threading.Event | None,
     *,
     is_stopped: bool,
@@ -243,7 +215,7 @@ def _finish(
         )
     if kept is not None and not (is_stopped and kept.is_lost):  # a user who stops a search does not wait for training
         with contextlib.suppress(OrchestrayError) if is_stopped else contextlib.nullcontext():
-            is_stopped |= not _leave_best(controller, records.paths, limits, pool, stop)
+            is_stopped |= not _leave_best(controller, records.paths, limits, stop)
     elif not is_stopped and controller.is_over and controller.first_error is not None:
         return SearchOutcome("failed", error=f"Every trial failed; the first: {controller.first_error}")
     best = None if kept is None else controller.best_trial(kept)
@@ -273,28 +245,15 @@ def _leave_run_here(order: TrialTask, directory: Path, limits: TrialLimits) -> T
     return result
 
 
-def _gives_up(stop: threading.Event | None, *, has_to_train: bool) -> Callable[[], bool]:
-    """Return a function that tells if a process has taken too long for the run of the best trial."""
-    began_s = time.monotonic()
-
-    def is_given_up() -> bool:
-        is_stopped = stop is not None and stop.is_set()
-        limit_s = _LEAVE_STOPPED_S if is_stopped else math.inf if has_to_train else _LEAVE_S
-        return time.monotonic() - began_s > limit_s
-
-    return is_given_up
-
-
 def _leave_best(
     controller: SearchController,
     paths: SearchPaths,
     limits: TrialLimits,
-    pool: TrialPool | None,
     stop: threading.Event | None,
 ) -> bool:
-    """Write `best/` with an idle process if there is one, else in this one; return True if it is written.
+    """Write `best/`; return True if it is written.
 
-    It is not written if that needs training and the search was stopped meanwhile.
+    It is not written if that needs training and the search was stopped.
     """
     kept, directory = controller.best(), paths.best
     assert kept is not None
@@ -302,15 +261,9 @@ def _leave_best(
     folder = Path(limits.directory)  # a kill meanwhile leaves the previous run intact
     aside = folder / directory.name
     shutil.rmtree(aside, ignore_errors=True)
-    result = None
-    if pool is not None:
-        result = pool.leave_run(order, aside, _gives_up(stop, has_to_train=kept.is_lost))
-    if result is None:
-        if kept.is_lost and stop is not None and stop.is_set():
-            return False
-        aside = folder / f"again-{directory.name}"  # a process that was given up may still be alive
-        shutil.rmtree(aside, ignore_errors=True)
-        result = _leave_run_here(order, aside, limits)
+    if kept.is_lost and stop is not None and stop.is_set():
+        return False
+    result = _leave_run_here(order, aside, limits)
     if result.error is not None:
         raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {result.error}")
     # The writing process has built the network from its weights alone, without the learning curve.

@@ -1,114 +1,122 @@
-"""The actor of a trial's process, as Ray Tune's controller calls it.
-
-It has the methods that the controller calls but is not a `tune.Trainable`: importing Tune takes a second per process,
-only to write a folder and fill in a dictionary. The number of torch's threads is set before torch is imported.
-"""
+"""The trainable of a search's trials: a class of Ray Tune that hosts one trial after the other."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
+from ray.tune import PlacementGroupFactory, Trainable
 
 from orchestray.search.engine.messages import TrialLimits, TrialResult, TrialTask
+from orchestray.search.tune.checkpoint import write_state
+from orchestray.search.tune.processes import prepare_process
 
 if TYPE_CHECKING:
     from orchestray.search.engine.trial_output import TrialOutput
     from orchestray.search.engine.trial_worker import TrialHost
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+ANSWER = "orchestray"
+"""Key of a result that has the whole `TrialResult`; taken out before Tune's loggers see it."""
 
 
-class HostedTrial:
-    """An actor that hosts one trial after the other; each `train` carries out the last task.
+class TrialFailedError(Exception):
+    """The failure of a trial, by which Tune marks it as such."""
 
-    It may be started before its tasks are known: slow initialisation happens while it waits for the first one.
+    def __init__(self, result: TrialResult) -> None:
+        super().__init__(result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return f"{self.result.error}\n{self.result.traceback}".strip()
+
+
+class HostedTrial(Trainable):
+    """A trial of a search; each `step` carries out the last task, up to the next report.
+
+    The config of a Tune trial has the values of the space; what else a process must know comes with the tasks.
     """
 
+    limits: ClassVar[TrialLimits]
+    bundles: ClassVar[Sequence[Mapping[str, float]]]
+
+    _host: TrialHost | None = None
     _output: TrialOutput | None = None
+    _task: TrialTask | None = None
 
-    def __init__(self, num_threads: int, warm: tuple[str, ...] = ()) -> None:
-        """
-        Args:
-            num_threads: number of torch threads.
-            warm: modules that its first task is expected to need.
-        """
-        for name in _THREAD_VARIABLES:
-            os.environ[name] = str(num_threads)
-        from orchestray.platform.actors.member import keep_freed_memory
-        from orchestray.platform.process import gc_control
-        from orchestray.platform.process.working_directory import import_torch
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:  # noqa: ARG003 - Tune's own
+        """Return the resources of each trial, which are the same for all."""
+        return PlacementGroupFactory([dict(bundle) for bundle in cls.bundles])
 
-        keep_freed_memory()
-        import_torch()
-        import torch
-
-        torch.set_num_threads(num_threads)
-        with gc_control.pause():
-            for module in ("orchestray.search.engine.trial_worker", *warm):
-                __import__(module)
-        self._host: TrialHost | None = None
-        self._order: TrialTask | None = None
-        self._rules: TrialLimits | None = None
-
-    def begin(self, rules: TrialLimits, order: TrialTask) -> None:
-        """Set the limits for all trials, and the task of the first `train`."""
+    def setup(self, config: dict[str, Any]) -> None:
+        """Prepare the process; the trial itself comes with the first task."""
+        prepare_process(self.limits.num_threads)
         from orchestray.search.engine.trial_output import TrialOutput
         from orchestray.search.engine.trial_worker import TrialHost
 
-        self._rules, self._order = rules, order
-        self._host = TrialHost(rules, address=ray.util.get_node_ip_address())
-        self._output = TrialOutput(rules.logs)
+        for name in ("ray.tune", "ray.train"):  # their notes are no output of the trial
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._host = TrialHost(self.limits, address=ray.util.get_node_ip_address())
+        self._output = TrialOutput(self.limits.logs)
 
-    def reset(self, order: TrialTask) -> bool:
-        """Set the task of another trial in the same process."""
-        self._order = order
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Accept another trial, whose task comes next."""
+        prepare_process(self.limits.num_threads)
         return True
 
-    def order(self, order: TrialTask) -> None:
-        """Set the task of the next `train`."""
-        self._order = order
+    def give(self, task: TrialTask, values: dict[str, Any]) -> None:
+        """Set the task of the next `step`, and the values of the space that it is for."""
+        self._task = task
+        self.config = values
 
-    def train(self) -> dict[str, Any]:
-        """Carry out the last task. Tune counts the calls.
+    def step(self) -> dict[str, Any]:
+        """Carry out the last task.
 
         Raises:
-            PlaceLostError: the process has lost its resources; Tune treats this as its death, and releases what is
-                left.
+            TrialFailedError: the trial has failed.
+            PlaceLostError: the process has lost its resources; the trial goes on in another.
         """
         from orchestray.platform.process import torch_threads
 
-        torch_threads.take_up()  # Ray calls this in a thread of its own
+        assert self._task is not None, "give() was not called"
+        torch_threads.take_up()  # Ray may call this in another thread than `setup`
         if self._output is not None:
-            self._output.begin(self._given.trial)
-        return {"told": self._hosting.work(self._given), "done": False}
+            self._output.begin(self._task.trial)
+        result = self._hosting.work(self._task)
+        if result.error is not None:
+            raise TrialFailedError(result)
+        return {**result.measures, **result.metrics, "step": result.step, ANSWER: result}
 
-    def get_auto_filled_metrics(self, *, debug_metrics_only: bool) -> dict[str, Any]:
-        """Return the result that Tune assumes for a trial that has none yet."""
-        return {}
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write the state of the trial, with its config."""
+        config, state = self._hosting.checkpoint()
+        write_state(Path(checkpoint_dir), config, state)
 
-    @ray.method(concurrency_group="control")
-    def halt(self) -> None:
-        """End the running task after the current step, and write the state to its file."""
-        if self._host is not None:
-            self._host.halt()
+    def load_checkpoint(self, checkpoint: dict[str, Any] | str | None) -> None:
+        """Do nothing: a task says which state it starts from."""
 
-    def leave_run(self, order: TrialTask, directory: str) -> TrialResult:
-        """Write a trial's run directory."""
-        return self._hosting.leave_run(order, directory)
-
-    def stop(self) -> None:
-        """Stop serving states."""
+    def cleanup(self) -> None:
+        """Stop serving states; what Ray prints while it ends the process is not the trial's."""
+        if self._output is not None:
+            self._output.end()
         if self._host is not None:
             self._host.close()
 
     @property
     def _hosting(self) -> TrialHost:
-        assert self._host is not None, "begin() was not called"
+        assert self._host is not None, "setup() was not called"
         return self._host
 
-    @property
-    def _given(self) -> TrialTask:
-        assert self._order is not None, "begin() was not called"
-        return self._order
+
+def hosted_trial(name: str, limits: TrialLimits, bundles: Sequence[Mapping[str, float]]) -> type[HostedTrial]:
+    """Return the trainable of a search.
+
+    Args:
+        name: name of the search, which Tune shows.
+        limits: limits and settings of its trials.
+        bundles: resources of a trial: of its process, or an empty bundle for that and one for each worker.
+    """
+    return type(name, (HostedTrial,), {"limits": limits, "bundles": bundles, "__module__": __name__})

@@ -39,11 +39,19 @@ class TrialOutput:
             return
         with contextlib.suppress(OSError):  # a full disk, or one that other machines do not share: it trains on
             self._directory.mkdir(parents=True, exist_ok=True)
-            file = os.open("/dev/null" if is_full else path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(file, _STDOUT)
-            os.dup2(file, _STDERR)
-            os.close(file)
-            self._path = path
+            self._lead_into(Path(os.devnull) if is_full else path)
+
+    def end(self) -> None:
+        """Drop the output from now on."""
+        if self._directory is not None:
+            self._lead_into(Path(os.devnull))
+
+    def _lead_into(self, path: Path) -> None:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, _STDOUT)
+        os.dup2(file, _STDERR)
+        os.close(file)
+        self._path = path
 
 
 class TrialLogs:

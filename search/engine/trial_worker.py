@@ -69,7 +69,6 @@ class TrialHost:
         """Monotonic time at which the trial's state was last sent to its file."""
         self._evaluations: list[Mapping[str, float]] = []
         """Validations of the trial since its last report."""
-        self._halted = threading.Event()
         self._are_named = not rules.objectives.of_validation
         """True if the task is known to have the metrics of the objectives."""
         self._room: WorkerPool | None = None
@@ -106,10 +105,11 @@ class TrialHost:
         if isinstance(program, Stoppable):
             program.request_stop()
 
-    def halt(self) -> None:
-        """Stop like `stop`, but write the state to its file and mark the answer as not a report."""
-        self._halted.set()
-        self.stop()
+    def checkpoint(self) -> tuple[TrainConfig, TrialState]:
+        """Return the config of the trial, and a copy of its state."""
+        assert self._program is not None
+        assert self._config is not None
+        return self._config, self._program.state()
 
     def leave_run(self, order: TrialTask, directory: str) -> TrialResult:
         """Build a trial in a given state, and write its run directory; errors are handled as in `work`."""
@@ -134,8 +134,6 @@ class TrialHost:
             self._drop()
 
     def _work(self, order: TrialTask) -> TrialResult:
-        if self._halted.is_set():
-            return TrialResult(order.trial, is_halted=True)
         if self._is_new(order):
             self._begin(order)
         elif order.config is not None or order.source is not None:
@@ -147,8 +145,6 @@ class TrialHost:
             return TrialResult(order.trial, seconds=self._seconds(), error=problem, is_misnamed=True)
         progress = self._advance(order)
         seconds = self._seconds()
-        if progress is None:
-            return TrialResult(order.trial, seconds=seconds, is_halted=True)
         measures = self._program.measures() if isinstance(self._program, Measured) else {}
         place, is_written = self._keep(order, progress, {**measures, **progress.metrics})
         return TrialResult(
@@ -164,23 +160,19 @@ class TrialHost:
             measures=measures,
         )
 
-    def _advance(self, order: TrialTask) -> Progress | None:
-        """Train up to the next report, saving the state from time to time; return None if halted.
+    def _advance(self, order: TrialTask) -> Progress:
+        """Train up to the next report, saving the state from time to time.
 
         Raises:
             TrainingError: the trial's time is up.
         """
         assert self._program is not None
         limit_s = self._rules.time_limit_s
-        while not self._halted.is_set():  # may be halted meanwhile; a program that was just built has not begun
+        while True:
             with self._stopped_after(self._pause_s()):
                 progress = self._program.advance(order.until)
             self._count()
             self._evaluations += progress.evaluations
-            if self._halted.is_set():
-                self._lay_aside(order, is_on_the_way=progress.is_interrupted)
-                self._state_store.write_beside(order.trial)
-                break
             if limit_s is not None and self._used_s > limit_s:
                 raise TrainingError(f"The trial ran out of its time limit of {limit_s:g} s at step {progress.step}.")
             if not progress.is_interrupted:
@@ -188,7 +180,6 @@ class TrialHost:
             self._lay_aside(order, is_on_the_way=True)
             self._state_store.save(order.trial, keeps_earlier=order.is_exact)
             self._saved_s = time.monotonic()
-        return None
 
     def _pause_s(self) -> float | None:
         """Return the seconds until the program must pause, for its time limit or for saving; None: never."""

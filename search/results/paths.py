@@ -29,6 +29,8 @@ class SearchPaths:
         """Run directory of the best trial."""
         self.report = self.path / "report.html"
         self.tensorboard = self.path / "tensorboard"
+        self.tune = self.path / "tune"
+        """Directory of the experiments of Ray Tune: one for each attempt, with a number."""
         self.logs = self.path / "logs"
         """Directory with what each trial has printed."""
         self.trial_states = self.path / "states"

@@ -102,7 +102,7 @@ class MethodScheduler(TrialScheduler):
 
     def _checkpoint_of(self, at: tuple[int, int], source: int) -> Any:
         """Return Tune's result with the checkpoint of a report; if only the trainable saves, the last of the source."""
-        saved = self._saved.get(at)
+        saved: Any = self._saved.get(at)
         result = saved.resolve() if hasattr(saved, "resolve") else saved  # a save may be under way
         if result is None and source in self._trials:
             result = self._trials[source].latest_checkpoint_result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,12 @@ import ray
 from ray.tune import PlacementGroupFactory, Trainable
 
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.run.files import dump_json, storage_errors
 from orchestray.platform.usercode.beside import use_texts
 from orchestray.search.config.gangs import is_alone, num_workers
 from orchestray.search.config.trial import checked, put_in
+from orchestray.search.tune.checkpoint import read_config, read_state, write_state
+from orchestray.search.tune.processes import prepare_process
 from orchestray.search.tune.searcher import INHERITS
-from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.load import Source, load_train_config
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.settings import texts_of
@@ -27,13 +26,9 @@ if TYPE_CHECKING:
     from ray.tune import Checkpoint
 
     from orchestray.search.trials.gang import GangTrial, WorkerPool
-    from orchestray.search.trials.program import Progress, TrialState
     from orchestray.search.trials.task_cache import TaskCache
     from orchestray.search.trials.training import TrainingTrial
     from orchestray.trainers.saved.run import Run
-
-CONFIG_FILE, STATE_FILE, POSITION_FILE = "config.yaml", "state.safetensors", "position.json"
-"""Files of a checkpoint: the config of the trial, the tensors of its state, and the rest of it."""
 
 
 class TrialTrainable(Trainable):
@@ -51,6 +46,7 @@ class TrialTrainable(Trainable):
     report_every_steps: ClassVar[int | None]
     """Steps between two results; None: those between two validations, or of an epoch."""
 
+    _reached_step: int = 0
     _program: TrainingTrial | GangTrial | None = None
     _task_cache: TaskCache | None = None
     _workers: WorkerPool | None = None
@@ -85,13 +81,12 @@ class TrialTrainable(Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Build the trial's model and data."""
-        import torch
-
-        torch.set_num_threads(self.base.resources.num_threads)
+        prepare_process(self.base.resources.num_threads)
         self._build(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Build another trial in this process, which keeps the data."""
+        prepare_process(self.base.resources.num_threads)
         self._build(new_config)
         return True
 
@@ -108,23 +103,13 @@ class TrialTrainable(Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the state of the trial."""
-        from orchestray.platform.run.tensor_file import pack
-
-        state = self._trial.state()
-        files = {
-            CONFIG_FILE: dump_yaml(self._config).encode(),
-            POSITION_FILE: dump_json(dict(state.position)).encode(),
-            STATE_FILE: pack(state.tensors),
-        }
-        for name, content in files.items():
-            with storage_errors(f"write {checkpoint_dir}"):
-                Path(checkpoint_dir, name).write_bytes(content)
+        write_state(Path(checkpoint_dir), self._config, self._trial.state())
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | str | None) -> None:
         """Go on from a state, which may be another trial's."""
         assert isinstance(checkpoint, str)
         with use_texts(self.texts):
-            state = _read_state(Path(checkpoint))
+            state = read_state(Path(checkpoint))
             self._trial.load(state)
         self._reached_step = int(state.position.get("step", 0))
 
@@ -151,7 +136,7 @@ class TrialTrainable(Trainable):
         with use_texts(self.texts):
             self._program = self._ordinary() if is_alone(self._config) else self._gang()
             if INHERITS in values:
-                self._program.inherit(_read_state(Path(values[INHERITS])))
+                self._program.inherit(read_state(Path(values[INHERITS])))
 
     def _ordinary(self) -> TrainingTrial:
         from orchestray.search.trials.training import TrainingTrial
@@ -195,9 +180,8 @@ class TrialTrainable(Trainable):
         from orchestray.trainers.saved.run import load_run
 
         with checkpoint.as_directory() as folder, use_texts(cls.texts):
-            config = load_train_config(Path(folder, CONFIG_FILE), look_at_task=False)
-            trial = TrainingTrial(config.model_copy(update={"strategy": Strategy()}))
-            trial.load(_read_state(Path(folder)))
+            trial = TrainingTrial(read_config(Path(folder)).model_copy(update={"strategy": Strategy()}))
+            trial.load(read_state(Path(folder)))
             trial.leave_run(Path(directory).absolute())
         return load_run(directory)
 
@@ -232,22 +216,3 @@ def trainable(
     attributes = {"base": base, "texts": texts_of(base), "report_every_steps": report_every_steps}
     name = re.sub(r"\W+", "_", base.name)
     return type(name, (TrialTrainable,), {**attributes, "__module__": __name__, "__doc__": TrialTrainable.__doc__})
-
-
-def _read_state(folder: Path) -> TrialState:
-    """Read the state in a checkpoint's folder.
-
-    Raises:
-        CheckpointError: it is damaged.
-        StorageError: it cannot be read.
-    """
-    import numpy as np
-
-    from orchestray.platform.run.tensor_file import unpack
-    from orchestray.search.trials.program import TrialState
-
-    path = folder / STATE_FILE
-    with storage_errors(f"read {path}"):
-        tensors = unpack(np.fromfile(path, dtype=np.uint8), str(path))
-        position = json.loads((folder / POSITION_FILE).read_bytes())
-    return TrialState(tensors, position)

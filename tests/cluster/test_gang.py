@@ -25,7 +25,7 @@ from orchestray.platform.actors.pool import acquire, make_room, release
 from orchestray.platform.actors.slot import Patience, beside
 from orchestray.platform.actors.stacks import stacks_of
 from orchestray.platform.errors import ClusterError, PlaceLostError, TrainingError
-from orchestray.search.engine.resources import SettledPlacementGroups
+from orchestray.search.engine.tune_faults import SettledPlacementGroups
 from support.hosted import Adder
 from support.patience import PATIENCE_S
 

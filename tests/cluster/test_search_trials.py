@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,9 +15,7 @@ from orchestray.platform.actors import placement
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.search.config.load import load_search_config
-from orchestray.search.engine.messages import TrialResult, TrialTask
 from orchestray.search.engine.run import run_search
-from orchestray.search.engine.tuning import TrialPool
 from orchestray.search.results.writer import SearchRecords
 from orchestray.trainers.saved.run import load_run
 from support.patience import PATIENCE_S
@@ -107,7 +103,7 @@ def test_each_way_to_fail_is_recorded_and_the_search_goes_on(cluster: Cluster, t
 def test_a_trial_that_hears_nothing_is_ended_after_its_time_limit(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestray.search.engine.tuning._GRACE_S", 0.5)
+    monkeypatch.setattr("orchestray.search.engine.experiment.GRACE_S", 0.5)
     wanted = config(
         {"type": "support.odd_task:OddTask", "behaviour": "fine"},
         space={"task.behaviour": {"type": "choice", "values": ["fine", "stuck"]}},
@@ -133,47 +129,6 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
         assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 200)] * 2
         assert (records.paths.best / "model").is_dir()
     assert outcome.status == "succeeded"
-
-
-def stage_of(*idle: Any) -> Any:
-    """Return a search's stage with nothing but these processes, which are idle."""
-    stage: Any = TrialPool.__new__(TrialPool)
-    names = [f"process {number}" for number in range(len(idle))]
-    stage._controller = SimpleNamespace(
-        _actor_cache=SimpleNamespace(_cached_objects={"idle": names}),
-        _actor_manager=SimpleNamespace(
-            _live_actors_to_ray_actors_resources={name: (actor, None) for name, actor in zip(names, idle, strict=True)}
-        ),
-    )
-    return stage
-
-
-def test_a_process_that_is_still_starting_has_a_place_and_one_that_waits_for_room_has_none(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    import ray
-
-    class Starting:
-        """A process that leaves a file as it starts, which takes for ever."""
-
-        def __init__(self, file: str) -> None:
-            Path(file).touch()
-            threading.Event().wait()
-
-    make: Any = ray.remote(Starting)
-    total = cluster.resources()["CPU"]
-    actors = [make.options(num_cpus=total).remote(str(tmp_path / "starting"))]
-    try:
-        limit_s = time.monotonic() + PATIENCE_S
-        while not (tmp_path / "starting").exists() and time.monotonic() < limit_s:
-            time.sleep(0.02)
-        assert stage_of(*actors).has_place()
-        actors.append(make.options(num_cpus=total).remote(str(tmp_path / "waiting")))
-        assert not stage_of(actors[1]).has_place()
-        assert stage_of(*actors).has_place()
-    finally:
-        for actor in actors:
-            ray.kill(actor)
 
 
 @pytest.mark.parametrize(("overrides", "asked"), [([], "1 worker"), (["base.strategy.network.data=2"], "2 worker")])
@@ -220,34 +175,6 @@ def test_a_process_that_does_not_come_to_write_the_best_is_given_up_and_the_run_
     with SearchRecords.create(tmp_path, "elsewhere") as records:
         assert run_search(wanted, records, on_change=see).status == "succeeded"
     assert load_run(tmp_path / "elsewhere" / "best").load_model() is not None
-
-
-def test_an_idle_process_that_is_dead_is_passed_over_and_one_that_is_given_up_is_ended(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    import ray
-
-    class Idle:
-        """A substitute for an idle process, which answers, or never does."""
-
-        def __init__(self, answers: bool) -> None:
-            self._answers = answers
-
-        def leave_run(self, order: TrialTask, directory: str) -> TrialResult:
-            while not self._answers:
-                threading.Event().wait()
-            return TrialResult(order.trial)
-
-    make: Any = ray.remote(num_cpus=0)(Idle)
-    dead, stuck, well = make.remote(True), make.remote(False), make.remote(True)
-    ray.kill(dead)
-    order, gave_up = TrialTask(7, 1), threading.Event()
-    assert stage_of(dead, well).leave_run(order, tmp_path, gave_up.is_set) == TrialResult(7)
-    gave_up.set()
-    assert stage_of(stuck, well).leave_run(order, tmp_path, gave_up.is_set) is None
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(stuck.leave_run.remote(order, ""), timeout=PATIENCE_S)
-    ray.kill(well)
 
 
 def test_the_best_run_is_what_train_makes_of_its_config(cluster: Cluster, tmp_path: Path) -> None:

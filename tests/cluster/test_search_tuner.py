@@ -11,7 +11,7 @@ from ray.tune.execution import tune_controller
 
 from orchestray.platform.actors.pool import make_room
 from orchestray.search import tune_scheduler, tune_searcher
-from orchestray.search.engine.resources import SettledPlacementGroups
+from orchestray.search.engine.tune_faults import SettledPlacementGroups
 from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.tune.searcher import MethodSearcher

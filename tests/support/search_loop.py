@@ -46,6 +46,14 @@ def make_config(changes: Mapping[str, Any], genome: Any, steps: int, trial: int)
     return load_train_config(data)
 
 
+def begin(search: SearchController) -> TrialTask | None:
+    """Return the first task of a free process; None if there is nothing for it now."""
+    while (trial := search.next_trial()) is not None:
+        if (task := search.first_task(trial)) is not None:
+            return task
+    return None
+
+
 class MemoryRecords:
     """Records of a search, in lists."""
 
@@ -107,7 +115,7 @@ class Loop:
     def step(self) -> bool:
         """Take one answer of one process; return True if there was anything to do."""
         for number in range(self.parallel):
-            if number not in self.orders and (order := self.conductor.begin()) is not None:
+            if number not in self.orders and (order := begin(self.conductor)) is not None:
                 self.orders[number] = order
                 self.begun.append(order)
         if not self.orders:

@@ -12,8 +12,6 @@ from support.layers import FILES
 _PRIVATE = re.compile(
     r"ray\._private|ray\._raylet|_get_global_client|ray\.\w+\._(?:internal|private)|ray\.tune\.execution"
 )
-_STILL_ELSEWHERE = {"search.engine.tuning", "search.tune.scheduler"}
-"""Modules that use Tune from the inside, until searches are experiments of Tune's public interface."""
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
@@ -31,7 +29,7 @@ def test_a_name_without_a_reason_is_not_looked_up() -> None:
 def test_private_names_of_ray_are_written_in_the_one_file_or_looked_up_by_its_table() -> None:
     found = {}
     for module, file in FILES.items():
-        if module == "platform.cluster.ray_internals" or module in _STILL_ELSEWHERE:
+        if module == "platform.cluster.ray_internals":
             continue
         text = file.read_text(encoding="utf-8")
         for name in NAMES:

@@ -11,6 +11,7 @@ from threadpoolctl import threadpool_info
 
 from orchestray.platform.comm.thread_group import in_threads
 from orchestray.platform.process import torch_threads
+from orchestray.search.engine.messages import TrialResult, TrialTask
 from orchestray.search.engine.trainable import HostedTrial
 
 
@@ -49,14 +50,14 @@ def test_members_in_threads_compute_by_what_torch_was_told() -> None:
 
 def test_a_trial_computes_by_its_threads_in_whatever_thread_it_is_trained() -> None:
     class Host:
-        def work(self, order: Any) -> int:
-            return of_this_thread()
+        def work(self, task: TrialTask) -> TrialResult:
+            return TrialResult(task.trial, metrics={"threads": of_this_thread()})
 
     found: list[Any] = []
     with torch_threads.using(3):
         trial: Any = HostedTrial.__new__(HostedTrial)
-        trial._host, trial._order = Host(), object()
-        thread = threading.Thread(target=lambda: found.append(trial.train()))
+        trial._host, trial._task = Host(), TrialTask(0, 1)
+        thread = threading.Thread(target=lambda: found.append(trial.step()["threads"]))
         thread.start()
         thread.join()
-    assert found == [{"told": 3, "done": False}]
+    assert found == [3]

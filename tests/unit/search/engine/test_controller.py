@@ -20,7 +20,7 @@ from orchestray.search.methods.base import Continue, Decision, Exploit, Finished
 from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.program import TrialState
-from support.search_loop import ACCURACY, Loop, MemoryRecords, make_config
+from support.search_loop import ACCURACY, Loop, MemoryRecords, begin, make_config
 
 LR = "train.optimizer.lr"
 SPACE = {LR: make_dimension("choice", values=[0.01, 0.03, 0.1, 0.3])}
@@ -316,7 +316,7 @@ def test_a_trial_that_ends_well_is_the_best_though_all_that_were_better_on_the_w
             files.write(told.trial, order.report, TrialState({"a": torch.zeros(1)}, {}), is_best=True)
         return search.receive(told)
 
-    orders = [search.begin() for _ in range(5)]
+    orders = [begin(search) for _ in range(5)]
     halfway = [hear(order, 0.9 - 0.1 * order.trial) for order in orders if order is not None]
     assert halfway[4] is not None
     hear(halfway[4], 0.3)  # ends well, behind all others
@@ -357,12 +357,12 @@ class Answered:
         session = MethodSession(Many(space=SPACE, steps_per_trial=6), self.journal)
         files, parallel = StateFiles(self.folder), self.parallel
         self.search = SearchController(session, make_config, ACCURACY, self.records, files, parallel=parallel)
-        self.orders = [order for _ in range(parallel) if (order := self.search.begin()) is not None]
+        self.orders = [order for _ in range(parallel) if (order := begin(self.search)) is not None]
 
     def hear(self, told: TrialResult) -> None:
         """Hear the answer to the first order; the same process then does what is next."""
         del self.orders[0]
-        if (further := self.search.receive(told) or self.search.begin()) is not None:
+        if (further := self.search.receive(told) or begin(self.search)) is not None:
             self.orders.append(further)
 
     def run(self, scores: dict[int, float | None], *, is_killed: bool) -> None:

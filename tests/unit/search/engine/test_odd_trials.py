@@ -23,7 +23,7 @@ from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
-from support.search_loop import ACCURACY, Loop, base, make_config
+from support.search_loop import ACCURACY, Loop, base, begin, make_config
 from support.tiny_task import TinyTask
 
 LR = "train.optimizer.lr"
@@ -99,7 +99,7 @@ def test_an_objective_that_only_later_batches_have_is_found_and_the_search_goes_
     assert list(first or ()) == ["recall_a"]
     assert set(whole or ()) == {"recall_a", "recall_b"}
     host = loops(grid(), objectives=Objectives([Objective("recall_b")]), make=of_classes)
-    assert not host.hosts[0].work(host.conductor.begin()).is_misnamed
+    assert not host.hosts[0].work(begin(host.conductor)).is_misnamed
 
 
 class Unvalidated(TinyTask):
@@ -165,19 +165,10 @@ def test_the_size_of_the_tasks_own_network_is_an_objective(loops: Any) -> None:
 
 def test_what_a_trial_has_worked_elsewhere_counts_towards_its_time_limit(loops: Any) -> None:
     loop = loops(grid(), time_limit_s=1000.0)
-    order = loop.conductor.begin()
+    order = begin(loop.conductor)
     told = loop.hosts[0].work(replace(order, used_s=1001.0))
     assert "time limit of 1000 s" in told.error
     assert loop.hosts[0].work(replace(order, used_s=0.0)).error is None
-
-
-def test_a_process_that_is_told_to_halt_begins_nothing_more(loops: Any) -> None:
-    loop = loops(grid())
-    order = loop.conductor.begin()
-    loop.hosts[0].halt()
-    told = loop.hosts[0].work(order)
-    assert (told.is_halted, told.step) == (True, 0)
-    assert loop.files.reports(order.trial) == []
 
 
 class Wild(Method):

@@ -19,7 +19,7 @@ from orchestray.search.methods.base import Exploit, Method, Pause
 from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.trainers.config.load import load_train_config
-from support.search_loop import Loop, base
+from support.search_loop import Loop, base, begin
 from support.tiny_task import TinyTask
 from unit.search.engine.test_controller import Scripted
 
@@ -279,7 +279,7 @@ def test_a_trial_that_is_saved_on_its_way_comes_to_what_it_would_have(loops: Any
     answers = []
     for every_s in (0.0, 1e-4):
         loop = loops(one_report(), f"every-{every_s}", make=mortal(), save_every_s=every_s)
-        order = loop.conductor.begin()
+        order = begin(loop.conductor)
         answers.append((loop.hosts[0].work(order), loop.hosts[0]._state_store._at(0, 1)))
     (plain, state), (sliced, again) = answers
     assert len(plain.evaluations) == 6
@@ -295,13 +295,13 @@ def test_a_trial_that_reports_at_its_end_alone_goes_on_from_its_way_when_its_pro
 ) -> None:
     whole = loops(one_report(), "whole", make=mortal()).run()
     first = waiting_for_its_files(loops(one_report(), make=mortal(str(tmp_path / "states")), save_every_s=1e-4))
-    order = first.conductor.begin()
+    order = begin(first.conductor)
     assert order.until == 60
     with pytest.raises(Killed):
         first.hosts[0].work(order)
     first.close()
     second = loops(one_report(), make=mortal(), journal=MemoryJournal(first.journal.entries()), records=first.records)
-    order = second.conductor.begin()
+    order = begin(second.conductor)
     assert order.source is not None
     position = second.files.read(0, order.source.report).position
     used_s = position["kept"]["used_s"]
@@ -345,7 +345,7 @@ def test_a_member_of_a_population_goes_on_from_its_way_to_its_next_report(loops:
         first.run()
     first.close()
     second = loops(one(), make=make(""), journal=MemoryJournal(first.journal.entries()), records=first.records)
-    order = second.conductor.begin()
+    order = begin(second.conductor)
     assert (order.trial, order.report, order.source.report) == (0, 2, 2)
     assert 20 < second.files.read(0, 2).position["step"] < 40
     second.conductor.lost(order.trial)
@@ -355,12 +355,12 @@ def test_a_member_of_a_population_goes_on_from_its_way_to_its_next_report(loops:
 
 def test_what_a_trial_has_worked_counts_after_a_resume_towards_its_limit_and_its_line(loops: Any) -> None:
     first = loops(Scripted({}))
-    answer = first.hosts[0].work(first.conductor.begin())
+    answer = first.hosts[0].work(begin(first.conductor))
     first.conductor.receive(replace(answer, seconds=900.0))
     first.close()
     journal = MemoryJournal(first.journal.entries())
     second = loops(Scripted({}), journal=journal, records=first.records, time_limit_s=1000.0)
-    order = second.conductor.begin()
+    order = begin(second.conductor)
     assert (order.trial, order.used_s) == (0, 900.0)
     second.orders[0] = order
     second.run()

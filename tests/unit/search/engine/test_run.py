@@ -1,38 +1,24 @@
-"""The end of a search: which process does the run of its best, and for how long."""
+"""The end of a search: whether the run of its best is written."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from orchestray.search.config.load import load_search_config
-from orchestray.search.engine.messages import TrialTask
 from orchestray.search.engine.run import _finish
 from orchestray.search.results.writer import SearchRecords
 from support.search_loop import base, loop_of
 
 
-class StoppedMeanwhile:
-    """Processes, one of which is at the run of the best when the search is stopped, and is given up."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
-
-    def leave_run(self, order: TrialTask, directory: Path, is_given_up: Callable[[], bool]) -> None:
-        assert not is_given_up()
-        self._stop.set()
-
-
-def test_a_best_that_has_to_be_trained_again_is_left_to_the_next_attempt_where_the_search_is_stopped_meanwhile(
+def test_a_best_that_has_to_be_trained_again_is_left_to_the_next_attempt_where_the_search_is_stopped(
     tmp_path: Path,
 ) -> None:
     space = {"train.optimizer.lr": {"type": "choice", "values": [0.1]}}
     search = {"method": {"type": "grid"}, "objective": {"metric": "accuracy"}, "space": space}
     config = load_search_config({"name": "stopped", "base": base(), "search": search})
     stop = threading.Event()
-    processes: Any = StoppedMeanwhile(stop)
+    stop.set()
     with SearchRecords.create(tmp_path, "stopped") as records:
         loop_of(config, records).run().close()
         for file in records.paths.trial_states.iterdir():
@@ -40,7 +26,7 @@ def test_a_best_that_has_to_be_trained_again_is_left_to_the_next_attempt_where_t
         again = loop_of(config, records)
         again.close()
         ends = [again.conductor, records, again.rules]
-        assert _finish(*ends, processes, stop, is_stopped=False).status == "interrupted"
+        assert _finish(*ends, stop, is_stopped=False).status == "interrupted"
         assert not records.paths.best.exists()
-        assert _finish(*ends, None, None, is_stopped=False).status == "succeeded"
+        assert _finish(*ends, None, is_stopped=False).status == "succeeded"
         assert (records.paths.best / "model").is_dir()

@@ -1,0 +1,51 @@
+"""Two faults of Ray Tune 2.60, and their repair in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.air.execution.resources import ResourceRequest
+from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from orchestray.platform.actors.placement import settle
+from orchestray.platform.cluster import ray_internals
+
+_ACTOR_MANAGER = "ray.air.execution._internal.actor_manager:RayActorManager"
+_GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
+
+
+class SettledPlacementGroups(PlacementGroupResourceManager):
+    """Ray's manager of placement groups, which here waits until it is safe to remove a group just requested."""
+
+    def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
+        settle(self._request_to_staged_pgs[resource_request])
+        super().cancel_resource_request(resource_request)
+
+    def clear(self) -> None:
+        if ray.is_initialized():
+            settle(group for staged in self._request_to_staged_pgs.values() for group in staged)
+        super().clear()  # type: ignore[no-untyped-call]  # Ray has no types there
+
+
+def mend() -> None:
+    """Have Tune give back all placement groups, and take the loss of any process for that of a trial.
+
+    Ray never frees a group that is removed while its bundles are prepared. And Tune's actor manager raises a
+    RuntimeError, which ends the whole experiment, for a process that Ray has killed because its machine ran out of
+    memory.
+    """
+    manager = ray_internals.find(_ACTOR_MANAGER)
+    inner = manager._actor_task_failed
+    if getattr(inner, "is_mended", False):
+        return
+
+    def failed(self: Any, tracked_actor_task: Any, exception: Exception) -> Any:
+        if isinstance(exception, RayError) and not isinstance(exception, RayActorError | RayTaskError):
+            exception = RayActorError(error_msg=str(exception))
+        return inner(self, tracked_actor_task, exception)
+
+    failed.is_mended = True  # type: ignore[attr-defined]
+    manager._actor_task_failed = failed
+    ray_internals.replace(_GROUPS, SettledPlacementGroups)
