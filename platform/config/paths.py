@@ -49,7 +49,7 @@ def resolve(data: dict[str, Any], base: str) -> None:
         section = _at(data, way)
         if isinstance(section, dict) and isinstance(section.get("type"), type):
             section["type"] = name_of_class(section["type"], f"{'.'.join(way)}.type")
-    _resolve_trackers(data, base)
+    resolve_classes(data, "trackers", base)
     for section, key in _path_keys(data):
         value = section[key]
         if key == "type":
@@ -81,15 +81,21 @@ def _path_keys(data: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
             yield found, "type"
 
 
-def _resolve_trackers(data: dict[str, Any], base: str) -> None:
-    """Make the files of trackers absolute, and replace classes by their names, in place."""
-    trackers: Any = data.get("trackers")
-    for index, value in enumerate(trackers if isinstance(trackers, list) else ()):
+def resolve_classes(data: dict[str, Any], key: str, base: str) -> None:
+    """Make the files of a list of classes absolute, and replace classes by their names, in place.
+
+    Args:
+        data: plain data of a config.
+        key: key of the list.
+        base: directory that relative paths start from.
+    """
+    names: Any = data.get(key)
+    for index, value in enumerate(names if isinstance(names, list) else ()):
         if isinstance(value, type):
-            trackers[index] = name_of_class(value, "trackers")
+            names[index] = name_of_class(value, key)
         elif isinstance(value, str) and is_file_type(value):
             place, _, class_name = value.rpartition(":")
-            trackers[index] = f"{absolute(place, base)}:{class_name}"
+            names[index] = f"{absolute(place, base)}:{class_name}"
 
 
 def _at(data: Any, way: tuple[str, ...]) -> Any:

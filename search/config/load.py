@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from orchestray.platform.config import overrides as override_rules
 from orchestray.platform.config import yaml_text
 from orchestray.platform.config.config_kind import refuse_another_kind
-from orchestray.platform.config.paths import absolute, is_file_type, resolve
+from orchestray.platform.config.paths import absolute, is_file_type, resolve, resolve_classes
 from orchestray.platform.config.problems import Problem, shown, translate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.checks import Parts, find_search_problems
@@ -124,7 +124,8 @@ def _read_base(data: dict[str, Any], origin: Origin, given: Sequence[Any]) -> No
 
 
 def _resolve(data: dict[str, Any], base: str) -> None:
-    """Make the path of a user's own space absolute, in place."""
+    """Make the paths of a user's own space and callbacks absolute, in place."""
+    resolve_classes(_section(data, "search"), "callbacks", base)
     architecture = _section(_section(data, "search"), "architecture")
     space = architecture.get("space")
     if isinstance(space, str) and is_file_type(space):

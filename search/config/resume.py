@@ -15,6 +15,7 @@ _FREE = (
     "base.allow_faults",
     "base.faults",
     "search.parallel",
+    "search.callbacks",
     "search.budget.time_limit_s",
     "search.budget.trial_time_limit_s",
     "search.budget.trial_memory_mb",

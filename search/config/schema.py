@@ -86,6 +86,8 @@ class SearchSection(Section):
     """Budget of the search."""
     parallel: Positive = 1
     """Number of concurrent trials."""
+    callbacks: tuple[Text, ...] = ()
+    """Callbacks of Ray Tune, such as its loggers: classes, "package.module:Class" or "path/to/file.py:Class"."""
     seed: Count = 0
     """Seed of the search's random numbers; that of the trials is `base.train.seed`."""
 

@@ -100,11 +100,14 @@ class Experiment:
             self.failure = self.failure or _unexpected(error)
         return None
 
-    def should_end(self) -> bool:
-        """Return True if Tune is to end all trials."""
+    def is_cut(self) -> bool:
+        """Return True if Tune is to end all trials where they are."""
         self.was_stopped |= self._stop is not None and self._stop.is_set()
-        is_late = time.monotonic() > self._deadline_s
-        return self.failure is not None or self.was_stopped or is_late or self.controller.is_over
+        return self.failure is not None or self.was_stopped or time.monotonic() > self._deadline_s
+
+    def should_end(self) -> bool:
+        """Return True if no further trial is to begin."""
+        return self.is_cut() or self.controller.is_over
 
     def next_task(self) -> TrialTask | None:
         """Return the first task of a trial without a process; None if there is none now.
@@ -322,7 +325,7 @@ class Ends(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        return self.experiment.should_end()
+        return self.experiment.is_cut()
 
 
 def _error_of(trial: Trial) -> BaseException | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,10 +78,13 @@ def fit(
         callbacks=[Watcher(experiment), *callbacks],
         verbose=0,
     )
-    tune_faults.mend()
+    registered = f"{name}-{uuid.uuid4().hex[:8]}"
+    with _lock:  # Tune's registry is not thread-safe
+        tune_faults.mend()
+        tune.register_trainable(registered, trainable)
     with silence_loggers.TUNE, _environment():
         try:
-            tune.Tuner(trainable, tune_config=settings, run_config=run).fit()
+            tune.Tuner(registered, tune_config=settings, run_config=run).fit()
         except Exception as error:
             if experiment.failure is None:
                 raise

@@ -110,6 +110,9 @@ def run_search(
     deadline_s = math.inf if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s - records.seconds
     if controller.is_over:
         return _finish(controller, records, limits, stop, is_stopped=False)
+    from orchestray.search.engine.callbacks import make_callbacks  # imports Tune, which takes a second
+
+    callbacks = make_callbacks(config.search.callbacks)
     cluster = connect(address)
     from orchestray.platform.actors.pool import make_room  # imports Ray, which reads its token on import
 
@@ -123,7 +126,7 @@ def run_search(
     num_workers = _check_room(config, cluster)
     watch = _placement_watch(config, cluster, notify)
     with contextlib.closing(TrialLogs(records.paths.logs, said)) as logs:
-        from orchestray.search.engine.experiment import Experiment  # these import Tune, which takes a second
+        from orchestray.search.engine.experiment import Experiment
         from orchestray.search.engine.fit import fit, has_place
         from orchestray.search.engine.trainable import hosted_trial
 
@@ -144,6 +147,7 @@ def run_search(
             name=config.name,
             directory=records.paths.tune.absolute(),
             objective=objectives.first,
+            callbacks=callbacks,
         )
     if not experiment.was_stopped and not controller.is_over:
         controller.suspend()

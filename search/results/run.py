@@ -11,9 +11,11 @@ from orchestray.platform.errors import RunNameError
 from orchestray.platform.report.run_reader import Recorded
 from orchestray.platform.run.metrics import read_lines, read_metrics
 from orchestray.search.results.paths import SearchPaths, is_search
+from orchestray.search.results.tune_results import result_grid
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from ray.tune import ResultGrid
 
     from orchestray.search.config.schema import SearchConfig
     from orchestray.trainers.saved.run import Run
@@ -48,6 +50,15 @@ class SearchRun(Recorded):
     def lineage(self) -> list[dict[str, Any]]:
         """Return the nodes of `lineage.json`."""
         return read_lines(self._paths.lineage_log)
+
+    @property
+    def results(self) -> ResultGrid:
+        """Results of Ray Tune, one for each trial; of one that was resumed, those of its last attempt.
+
+        Raises:
+            RunNameError: no trial has begun.
+        """
+        return result_grid(self._paths.tune, self.config.search.objective[0])
 
     @property
     def best(self) -> Run:

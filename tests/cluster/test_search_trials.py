@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
-    from orchestray.search.results.schema import TrialChange
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -159,22 +157,6 @@ def test_a_search_whose_places_others_hold_says_once_what_it_asks_for_and_goes_o
     assert len(notes) == 1
     assert f"could not place {asked}(s) with 1 CPU each" in notes[0]
     assert "of which 0 CPU and 0 GPU are free" in notes[0]
-
-
-def test_a_process_that_does_not_come_to_write_the_best_is_given_up_and_the_run_is_written_all_the_same(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestray.search.engine.run._LEAVE_S", 0.0)
-    task = {"type": "support.odd_task:OddTask", "behaviour": "elsewhere", "folder": str(tmp_path)}
-    wanted = config(task, space={"train.optimizer.lr": {"type": "choice", "values": [0.1]}})
-
-    def see(change: TrialChange) -> None:
-        if change.status == "succeeded":
-            (tmp_path / "only").write_text(str(os.getpid()))
-
-    with SearchRecords.create(tmp_path, "elsewhere") as records:
-        assert run_search(wanted, records, on_change=see).status == "succeeded"
-    assert load_run(tmp_path / "elsewhere" / "best").load_model() is not None
 
 
 def test_the_best_run_is_what_train_makes_of_its_config(cluster: Cluster, tmp_path: Path) -> None:
