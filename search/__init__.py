@@ -13,8 +13,15 @@ if TYPE_CHECKING:
     from orchestray.search.results.run import SearchRun
     from orchestray.search.tune.scheduler import tune_scheduler
     from orchestray.search.tune.searcher import tune_searcher
+    from orchestray.search.tune.trainable import trainable
 
-__all__ = ["tune_scheduler", "tune_searcher"]
+__all__ = ["trainable", "tune_scheduler", "tune_searcher"]
+
+_HOMES = {
+    "trainable": "orchestray.search.tune.trainable",
+    "tune_scheduler": "orchestray.search.tune.scheduler",
+    "tune_searcher": "orchestray.search.tune.searcher",
+}
 
 if __name__ != "orchestray.search":
     raise ImportError("import orchestray.search, not search: under the bare name its modules would be loaded twice")
@@ -31,15 +38,11 @@ class _CallableModule(ModuleType):
 
 
 def __getattr__(name: str) -> Any:
-    """Return `tune_searcher` or `tune_scheduler`, for a user's own `tune.Tuner`; Ray is imported on first access."""
-    if name == "tune_searcher":
-        from orchestray.search.tune.searcher import tune_searcher
+    """Return what a user's own `tune.Tuner` takes from here; Ray is imported on first access."""
+    if name in _HOMES:
+        from importlib import import_module
 
-        return tune_searcher
-    if name == "tune_scheduler":
-        from orchestray.search.tune.scheduler import tune_scheduler
-
-        return tune_scheduler
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'orchestray.search' has no attribute {name!r}")
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ray
 from ray.tune import PlacementGroupFactory, Trainable
 
+from orchestray.platform.actors.pool import make_room
+from orchestray.platform.cluster.cluster import current
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.usercode.beside import use_texts
 from orchestray.search.config.gangs import is_alone, num_workers
@@ -55,7 +57,12 @@ class TrialTrainable(Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
-        """Return the resources of a trial: of its process, or of an empty bundle for it and one for each worker."""
+        """Return the resources of a trial: of its process, or of an empty bundle for it and one for each worker.
+
+        Tune calls this in the driver, whose earlier trainings may keep processes that hold every CPU: they are ended.
+        """
+        if (cluster := current()) is not None:
+            make_room(cluster)
         made = cls.trial_config(config)
         gpus = made.resources.gpus_per_worker
         bundle = {"CPU": float(made.resources.cpus_per_worker), **({"GPU": float(gpus)} if gpus else {})}
