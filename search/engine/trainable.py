@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ray
 from ray.tune import PlacementGroupFactory, Trainable
 
+from orchestray.search.checkpoints.trial_folder import write_state
 from orchestray.search.engine.messages import TrialLimits, TrialResult, TrialTask
-from orchestray.search.tune.checkpoint import write_state
-from orchestray.search.tune.processes import prepare_process
+from orchestray.search.engine.trial_process import prepare_process
 
 if TYPE_CHECKING:
     from orchestray.search.engine.trial_output import TrialOutput
@@ -57,8 +56,6 @@ class HostedTrial(Trainable):
         from orchestray.search.engine.trial_output import TrialOutput
         from orchestray.search.engine.trial_worker import TrialHost
 
-        for name in ("ray.tune", "ray.train"):  # their notes are no output of the trial
-            logging.getLogger(name).setLevel(logging.WARNING)
         self._host = TrialHost(self.limits, address=ray.util.get_node_ip_address())
         self._output = TrialOutput(self.limits.logs)
 

@@ -15,10 +15,10 @@ from orchestray.platform.actors.pool import make_room
 from orchestray.platform.cluster.cluster import current
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.usercode.beside import use_texts
+from orchestray.search.checkpoints.trial_folder import read_config, read_state, write_state
 from orchestray.search.config.gangs import is_alone, num_workers
 from orchestray.search.config.trial import checked, put_in
-from orchestray.search.tune.checkpoint import read_config, read_state, write_state
-from orchestray.search.tune.processes import prepare_process
+from orchestray.search.engine.trial_process import prepare_process
 from orchestray.search.tune.searcher import INHERITS
 from orchestray.trainers.config.load import Source, load_train_config
 from orchestray.trainers.config.schema import TrainConfig

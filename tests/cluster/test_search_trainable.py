@@ -97,7 +97,9 @@ def test_population_based_training_copies_the_states_of_a_training_config(cluste
 
 
 def test_a_value_that_the_config_refuses_is_a_failed_trial_with_the_reason(cluster: Cluster, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a trial with train\.optimizer\.lr=-1: train\.optimizer\.lr: must be > 0, got -1$"):
+    with pytest.raises(
+        ConfigError, match=r"a trial with train\.optimizer\.lr=-1: train\.optimizer\.lr: must be > 0, got -1$"
+    ):
         trainable(config()).trial_config({LR: -1})
 
 
@@ -120,7 +122,8 @@ else:
     searcher = tune_searcher("asha", space, metric="accuracy", time="step", trials=3, steps_per_trial=24, grace_steps=8)
     every = tune.CheckpointConfig(checkpoint_frequency=1)
     run = tune.RunConfig(storage_path=folder, name="own", verbose=0, checkpoint_config=every)
-    settings = tune.TuneConfig(search_alg=searcher, scheduler=tune_scheduler(searcher), num_samples=-1)
+    scheduler = tune_scheduler(searcher)
+    settings = tune.TuneConfig(search_alg=searcher, scheduler=scheduler, num_samples=-1, reuse_actors=True)
     tuner = tune.Tuner(trained, tune_config=settings, run_config=run)
 for result in tuner.fit():
     print("RESULT", result.config["train.optimizer.lr"], result.metrics["step"], result.metrics["loss"])

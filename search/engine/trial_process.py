@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -22,6 +23,8 @@ def prepare_process(num_threads: int) -> None:
     if (directory := os.environ.get(_ORIGINAL_DIRECTORY)) is not None:
         with contextlib.suppress(OSError):  # deleted meanwhile: then any directory will do
             os.chdir(directory)
+    for name in ("ray.tune", "ray.train"):  # their notes are not output of the trial
+        logging.getLogger(name).setLevel(logging.WARNING)
     for name in _THREAD_VARIABLES:
         os.environ[name] = str(num_threads)
     keep_freed_memory()

@@ -1,0 +1,54 @@
+"""Faults of Ray Tune that are mended: each loss of a process is that of a trial, and no placement group is lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+
+from orchestray.platform.cluster import ray_internals
+from orchestray.search.engine import tune_faults
+
+
+def answered(exception: Exception) -> Exception:
+    """Return the error that Tune passes on when a call of a trial's process ends with this one."""
+    tune_faults.mend()
+    manager = ray_internals.find("ray.air.execution._internal.actor_manager:RayActorManager")
+    found: list[Exception] = []
+    actor = SimpleNamespace(actor_id=1, _on_error=None)
+    task = SimpleNamespace(_tracked_actor=actor, _on_error=lambda _actor, error: found.append(error))
+    own: Any = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda **_: None)
+    manager._actor_task_failed(own, task, exception)
+    (error,) = found
+    return error
+
+
+@pytest.mark.parametrize(
+    "lost", [OutOfMemoryError("Memory on the node was 7.9GB / 8GB"), ActorUnschedulableError("gone")]
+)
+def test_any_loss_of_a_process_is_that_of_its_actor_with_its_reason(lost: RayError) -> None:
+    error = answered(lost)
+    assert isinstance(error, RayActorError)
+    assert str(lost) in str(error)
+
+
+def test_the_error_of_a_trial_itself_stays_what_it_is() -> None:
+    error = RayTaskError("train", "traceback", ValueError("the user's"))
+    assert answered(error) is error
+
+
+def test_what_is_no_error_of_ray_still_ends_the_experiment() -> None:
+    with pytest.raises(RuntimeError, match="unexpected exception"):
+        answered(ValueError("a fault of Tune"))
+
+
+def test_mending_twice_mends_once() -> None:
+    tune_faults.mend()
+    name = "ray.air.execution._internal.actor_manager:RayActorManager"
+    before = ray_internals.find(name)._actor_task_failed
+    tune_faults.mend()
+    assert ray_internals.find(name)._actor_task_failed is before
+    groups = ray_internals.find("ray.tune.execution.tune_controller:PlacementGroupResourceManager")
+    assert groups is tune_faults.SettledPlacementGroups
