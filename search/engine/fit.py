@@ -19,8 +19,8 @@ from orchestray.search.engine.experiment import Decisions, Ends, Proposals, Watc
 if TYPE_CHECKING:
     from ray.tune import Callback
 
+    from orchestray.search.config.schema import Objective
     from orchestray.search.engine.experiment import Experiment
-    from orchestray.search.engine.objective import Objective
     from orchestray.search.engine.trainable import HostedTrial
 
 _ENVIRONMENT: Mapping[str, str] = {
@@ -56,7 +56,7 @@ def fit(
     Raises:
         OrchestrayError: the search cannot continue.
     """
-    proposals = Proposals(experiment, objective.metric, objective.mode)
+    proposals = Proposals(experiment, objective.metric, str(objective.mode))
 
     def named(trial: Any) -> str:
         number = experiment.numbers[trial.trial_id]

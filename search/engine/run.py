@@ -110,9 +110,6 @@ def run_search(
     deadline_s = math.inf if budget.time_limit_s is None else time.monotonic() + budget.time_limit_s - records.seconds
     if controller.is_over:
         return _finish(controller, records, limits, stop, is_stopped=False)
-    from orchestray.search.engine.callbacks import make_callbacks  # imports Tune, which takes a second
-
-    callbacks = make_callbacks(config.search.callbacks)
     cluster = connect(address)
     from orchestray.platform.actors.pool import make_room  # imports Ray, which reads its token on import
 
@@ -123,35 +120,57 @@ def run_search(
         texts=texts_of(config.base),
         logs=str(records.paths.logs.absolute()),
     )
-    num_workers = _check_room(config, cluster)
     watch = _placement_watch(config, cluster, notify)
     with contextlib.closing(TrialLogs(records.paths.logs, said)) as logs:
-        from orchestray.search.engine.experiment import Experiment
-        from orchestray.search.engine.fit import fit, has_place
-        from orchestray.search.engine.trainable import hosted_trial
-
-        def look(experiment: Experiment) -> None:
-            logs.look()
-            if not experiment.should_end():
-                watch.look(is_under_way=bool(experiment.since_s), has_place=has_place)
-
-        cores = cores_of(None if num_workers else cluster.resources())
-        throttle = StartThrottle(config.search.parallel, cores)
-        experiment = Experiment(controller, limits, throttle, stop=stop, deadline_s=deadline_s, look=look)
-        bundle = _asked(config, cluster)[1]
-        bundles = [{}, *[bundle] * num_workers] if num_workers else [bundle]
-        trainable = hosted_trial(config.name, limits, bundles)
-        fit(
-            experiment,
-            trainable,
-            name=config.name,
-            directory=records.paths.tune.absolute(),
-            objective=objectives.first,
-            callbacks=callbacks,
-        )
-    if not experiment.was_stopped and not controller.is_over:
+        is_stopped = _run_trials(config, controller, limits, records.paths, cluster, stop, deadline_s, watch, logs)
+    if not is_stopped and not controller.is_over:
         controller.suspend()
-    return _finish(controller, records, limits, stop, is_stopped=experiment.was_stopped)
+    return _finish(controller, records, limits, stop, is_stopped=is_stopped)
+
+
+def _run_trials(
+    config: SearchConfig,
+    controller: SearchController,
+    limits: TrialLimits,
+    paths: SearchPaths,
+    cluster: Cluster,
+    stop: threading.Event | None,
+    deadline_s: float,
+    watch: PlacementWatch,
+    logs: TrialLogs,
+) -> bool:
+    """Run trials until nothing is left to do, the search is stopped, or its time is up; return True if stopped.
+
+    A trial of several workers has a placement group with a bundle for each of them. Its own process, which keeps their
+    checkpoints, shares that group.
+    """
+    # These import Tune, which takes a second.
+    from orchestray.search.engine.callbacks import make_callbacks
+    from orchestray.search.engine.experiment import Experiment
+    from orchestray.search.engine.fit import fit, has_place
+    from orchestray.search.engine.trainable import hosted_trial
+
+    _check_room(config, cluster)
+    num_workers = most_workers(config.base, config.search.space)
+    bundle = _asked(config, cluster)[1]
+    bundles = [{}, *[bundle] * num_workers] if num_workers else [bundle]
+
+    def look(experiment: Experiment) -> None:
+        logs.look()
+        if not experiment.should_end():
+            watch.look(is_under_way=bool(experiment.since_s), has_place=has_place)
+
+    throttle = StartThrottle(config.search.parallel, cores_of(None if num_workers else cluster.resources()))
+    experiment = Experiment(controller, limits, throttle, stop=stop, deadline_s=deadline_s, look=look)
+    fit(
+        experiment,
+        hosted_trial(config.name, limits, bundles),
+        name=config.name,
+        directory=paths.tune.absolute(),
+        objective=config.search.objective[0],
+        callbacks=make_callbacks(config.search.callbacks),
+    )
+    return experiment.was_stopped
 
 
 def _placement_watch(config: SearchConfig, cluster: Cluster, notify: Callable[[str], None]) -> PlacementWatch:
@@ -165,11 +184,8 @@ def _placement_watch(config: SearchConfig, cluster: Cluster, notify: Callable[[s
     return PlacementWatch(say, patience_s=placement.PLACEMENT_TIMEOUT_S)
 
 
-def _check_room(config: SearchConfig, cluster: Cluster) -> int:
-    """Return the number of workers of each trial beside its own process: 0 if that trains it.
-
-    A trial of several workers has a placement group with a bundle for each of them. Its own process, which keeps their
-    checkpoints, shares that group.
+def _check_room(config: SearchConfig, cluster: Cluster) -> None:
+    """Refuse a search whose trials the cluster never has room for.
 
     Raises:
         ClusterError: the cluster never has room for a trial.
@@ -183,7 +199,6 @@ def _check_room(config: SearchConfig, cluster: Cluster) -> int:
                 f"{cluster.describe()}. Ask for fewer workers (base.strategy.network) or less for each "
                 "(base.resources)."
             )
-    return most_workers(config.base, config.search.space)
 
 
 def _asked(config: SearchConfig, cluster: Cluster) -> tuple[int, dict[str, float]]:

@@ -32,8 +32,8 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
 def mend() -> None:
     """Have Tune give back all placement groups, and take the loss of any process for that of a trial.
 
-    Ray never frees a group that is removed while its bundles are prepared. Tune raises a RuntimeError for a process that
-    Ray has killed because its machine ran out of memory: it ends the whole experiment.
+    Ray never frees a group that is removed while its bundles are prepared. When Ray kills a process because its machine
+    is out of memory, Tune raises a RuntimeError. It ends the whole experiment.
     """
     manager = ray_internals.find(_ACTOR_MANAGER)
     inner = manager._actor_task_failed
