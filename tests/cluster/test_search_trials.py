@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ import orchestray
 from orchestray.platform.actors import placement
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
-from orchestray.search.config.load import load_search_config
+from orchestray.search.config.load import dump_search_yaml, load_search_config
 from orchestray.search.engine.run import run_search
+from orchestray.search.results.run import load_search
 from orchestray.search.results.writer import SearchRecords
 from orchestray.trainers.saved.run import load_run
 from support.patience import PATIENCE_S
@@ -126,7 +128,42 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
         outcome = run_search(config(task, **search, budget={**budget, "time_limit_s": 600}), records, resume=True)
         assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 200)] * 2
         assert (records.paths.best / "model").is_dir()
+        records.write_config(dump_search_yaml(config(task, **search, budget=budget)))
+        lines = {line["config"]["train.optimizer.lr"]: line["objective"] for line in records.lines.values()}
     assert outcome.status == "succeeded"
+    results = load_search(tmp_path / "timed").results
+    assert [path.name for path in sorted((tmp_path / "timed" / "tune").iterdir())] == ["1", "2"]
+    assert {one.config["train.optimizer.lr"]: one.metrics["accuracy"] for one in results} == lines
+    assert [one.metrics["step"] for one in results] == [200, 200]
+    best = results.get_best_result()
+    assert best.metrics["accuracy"] == max(lines.values())
+    assert Path(best.checkpoint.path).is_dir()
+
+
+CALLBACK = """
+import json
+
+from ray.tune import Callback
+
+
+class Seen(Callback):
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        with open("{place}", "a") as file:
+            print(json.dumps([str(trial), trial.config, sorted(result)]), file=file)
+"""
+
+
+def test_callbacks_of_the_user_see_the_values_and_the_metrics_of_each_trial(cluster: Cluster, tmp_path: Path) -> None:
+    file, place = tmp_path / "seen.py", tmp_path / "seen.jsonl"
+    file.write_text(CALLBACK.replace("{place}", str(place)))
+    space = {"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.3]}}
+    wanted = config({"type": "support.tiny_task:TinyTask"}, space=space, callbacks=[f"{file}:Seen"])
+    with SearchRecords.create(tmp_path, "seen") as records:
+        assert run_search(wanted, records).status == "succeeded"
+    seen = [json.loads(line) for line in place.read_text().splitlines()]
+    assert [values for _, values, _ in seen] == [{"train.optimizer.lr": 0.1}, {"train.optimizer.lr": 0.3}]
+    assert all({"accuracy", "loss", "step", "training_iteration"} <= set(names) for _, _, names in seen)
+    assert not any("orchestray" in names for _, _, names in seen)
 
 
 @pytest.mark.parametrize(("overrides", "asked"), [([], "1 worker"), (["base.strategy.network.data=2"], "2 worker")])
