@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from typing import Any
 
 from pydantic import BaseModel
@@ -60,9 +59,17 @@ def _refusal(base: TrainConfig, changes: Mapping[str, Any]) -> list[Problem]:
 
 
 def _is_there(base: TrainConfig, key: str) -> bool:
-    """Return True if the base config has a key; arguments of a user's own task are checked later, by its file."""
+    """Return True if a key can be set in the base config.
+
+    Arguments of a user's own task are checked later, by its file. A mapping that has keys has no others.
+    """
     place: Any = base
-    for name in key.split("."):
+    names = key.split(".")
+    while names:
+        if isinstance(place, dict) and (inner := _key_in(place, names)) is not None:
+            place, names = place[inner], names[inner.count(".") + 1 :]
+            continue
+        name = names.pop(0)
         if isinstance(place, BaseModel):
             if name not in type(place).model_fields and type(place).model_config.get("extra") != "allow":
                 return False
@@ -71,11 +78,17 @@ def _is_there(base: TrainConfig, key: str) -> bool:
             if not name.isdecimal() or int(name) >= len(place):
                 return False
             place = place[int(name)]
-        elif isinstance(place, dict):
-            place = place.get(name)
-        elif place is not None:
+        elif place is None or place == {}:
+            place = None
+        else:  # a mapping that lacks the key, or a value without keys
             return False
     return True
+
+
+def _key_in(mapping: Mapping[str, Any], names: list[str]) -> str | None:
+    """Return the longest key of a mapping that a dotted key begins with; None: it has none of them."""
+    keys = (".".join(names[:end]) for end in range(len(names), 0, -1))
+    return next((key for key in keys if key in mapping), None)
 
 
 def _keys(section: BaseModel, path: str = "") -> Iterator[str]:
@@ -90,10 +103,13 @@ def _keys(section: BaseModel, path: str = "") -> Iterator[str]:
 def _hint(base: TrainConfig, key: str) -> str:
     """Return a hint: the nearest key, or the keys known at this place."""
     parents = key.split(".")[:-1]
-    try:
-        section = reduce(getattr, parents, base)
-    except AttributeError:
-        section = None
+    section: Any = base
+    for depth, parent in enumerate(parents):
+        if isinstance(section, dict):
+            return _hint_in(section, key.split(".")[depth:], ".".join(parents[:depth]))
+        section = getattr(section, parent, None)
+    if isinstance(section, dict):
+        return _hint_in(section, key.split(".")[-1:], ".".join(parents))
     if not isinstance(section, BaseModel):
         return nearest(key, _keys(base)) or f"; it has {', '.join(type(base).model_fields)}"
     names = [*type(section).model_fields, *(section.model_extra or {})]
@@ -101,3 +117,10 @@ def _hint(base: TrainConfig, key: str) -> str:
     close = nearest(key, [f"{place}.{name}" if place else name for name in names])
     is_meant = bool(nearest(key.rpartition(".")[2], names))
     return close if close and is_meant else f"; known in {place or 'it'}: {', '.join(sorted(names))}"
+
+
+def _hint_in(mapping: Mapping[str, Any], names: list[str], place: str) -> str:
+    """Return a hint on a key that a mapping of the user's lacks."""
+    while isinstance(inner := mapping.get(found := _key_in(mapping, names) or ""), Mapping):
+        mapping, names, place = inner, names[found.count(".") + 1 :], f"{place}.{found}"
+    return nearest(".".join(names), mapping) or f"; known in {place}: {', '.join(sorted(mapping))}"

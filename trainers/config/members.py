@@ -62,7 +62,7 @@ def _data_of(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
         "strategy": {"network": network},
     }
     for key, value in changes.items():
-        if (problem := overrides.apply(data, tuple(key.split(".")), value)) is not None:
+        if (problem := overrides.apply(data, tuple(key.split(".")), value, TrainConfig)) is not None:
             raise ValueError(problem.text)
     return data
 
