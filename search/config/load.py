@@ -22,6 +22,7 @@ from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
 from orchestray.search.config.schema import Architecture, Budget, Objectives, SearchConfig
 from orchestray.trainers.config.load import Origin, check_data, read, set_name, without_problems
+from orchestray.trainers.config.modes import type_of_task, with_mode
 from orchestray.trainers.config.schema import TrainConfig
 
 SearchSource = str | os.PathLike[str] | Mapping[str, Any] | SearchConfig
@@ -58,6 +59,7 @@ def load_search_config(
     set_name(data, name, origin)
     base, base_problems = _check_base(data, look_at_task)
     problems += base_problems
+    _fill_modes(data)
     config = None
     try:
         stand_in = {"base": base or TrainConfig.model_validate(_STAND_IN)} if "base" in data else {}
@@ -138,7 +140,7 @@ def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[P
         resolve(fragment["base"], str(Path.cwd()))
     _resolve(fragment, str(Path.cwd()))
     value = reduce(lambda place, key: place[key], keys, fragment)
-    problem = override_rules.apply(data, _joined(data, keys, given), value)
+    problem = override_rules.apply(data, _joined(data, keys, given), value, SearchConfig)
     return [] if problem is None else [problem]
 
 
@@ -170,6 +172,16 @@ def _check_base(data: dict[str, Any], look_at_task: bool) -> tuple[TrainConfig |
         base["train"] = {**base["train"], "epochs": None, "steps": steps}
     config, problems = check_data(base, look_at_task=look_at_task)
     return config, [Problem(f"base.{problem.path}" if problem.path else "base", problem.text) for problem in problems]
+
+
+def _fill_modes(data: dict[str, Any]) -> None:
+    """Give objectives the `mode` that the user's own task says, in place."""
+    search = _section(data, "search")
+    objective, task_type = search.get("objective"), type_of_task(_section(data, "base"))
+    if isinstance(objective, Mapping):
+        search["objective"] = with_mode(objective, task_type)
+    elif isinstance(objective, list):
+        search["objective"] = [with_mode(one, task_type) if isinstance(one, Mapping) else one for one in objective]
 
 
 def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from orchestray.platform.config.base import AboveZero, Count, Positive, Section, Text
+from orchestray.platform.config.metric_names import Mode, mode_of_metric
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
 from orchestray.search.spaces.architectures.measures import MEASURES
@@ -18,15 +19,15 @@ class Objective(Section):
 
     metric: Text
     """Name of a validation metric, or `loss`; or of the built network `parameters`, `flops` or `latency_ms`."""
-    mode: Literal["max", "min"] | None = None
-    """Direction; null: `min` for a metric that ends with "loss" or "error" and for the network's measures, else
-    `max`."""
+    mode: Mode | None = None
+    """Direction that is better; null: by the metric's name, or by the task's `lower_is_better`; required where neither
+    says it. Measures of the network are better when lower."""
 
     @field_validator("mode", mode="after")
     @classmethod
-    def _resolve_mode(cls, mode: str | None, info: ValidationInfo) -> str:
+    def _resolve_mode(cls, mode: Mode | None, info: ValidationInfo) -> Mode | None:
         metric = str(info.data.get("metric", ""))
-        return mode or ("min" if metric.endswith(("loss", "error")) or metric in MEASURES else "max")
+        return mode or ("min" if metric in MEASURES else mode_of_metric(metric))
 
     @property
     def sign(self) -> float:
