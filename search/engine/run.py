@@ -261,8 +261,8 @@ def _nothing_in_time(first_error: str | None) -> str:
     failed = "" if first_error is None else f" A trial has failed: {first_error}"
     return (
         "The time limit (search.budget.time_limit_s) passed before any trial had reported, so there is no best. Raise "
-        "it and go on with --resume; or train fewer steps (search.budget.steps_per_trial), or use a method whose trials "
-        f"report before their end (asha, median_stopping).{failed}"
+        "it and go on with --resume; or train fewer steps (search.budget.steps_per_trial), or use a method whose "
+        f"trials report before their end (asha, median_stopping).{failed}"
     )
 
 

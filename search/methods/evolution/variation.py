@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from orchestray.search.spaces.dimensions import Dimension
 
 
+_TRIES = 8
+"""Draws of another value before one stays as it is."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """The genome and the hyper-parameters of a trial, as JSON values."""
@@ -67,7 +71,12 @@ class Variation:
         """Return the values with one hyper-parameter moved to a value nearby."""
         keys = list(self.space)
         key = keys[int(rng.integers(len(keys)))]
-        return {**changes, key: self.space[key].perturb(changes[key], rng)}
+        moved = changes[key]
+        for _ in range(_TRIES):  # values without an order are drawn again, and may be drawn as they were
+            moved = self.space[key].perturb(changes[key], rng)
+            if moved != changes[key]:
+                break
+        return {**changes, key: moved}
 
     def crossover(self, a: Candidate, b: Candidate, rng: np.random.Generator) -> Candidate:
         """Return the space's crossover of two genomes, with each hyper-parameter from either with equal probability."""

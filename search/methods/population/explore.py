@@ -28,7 +28,7 @@ def explored(
     """Return new values near the given ones.
 
     Args:
-        rule: `perturb` multiplies each number by one of the factors, and takes the neighbour of a choice; `resample`
+        rule: `perturb` changes each value as its dimension does (`Dimension.perturb`); `resample`
             draws each value again with `resample_probability` and keeps the others; `both` draws again with
             `resample_probability` and perturbs the others.
         space: dimension of each key.
