@@ -155,7 +155,10 @@ def _joined(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> tuple[st
         known = reduce(_section, names, data)
         dotted = [".".join(rest[:end]) for end in range(len(rest), 0, -1)]
         found = next((key for key in dotted if key in known), dotted[0])
-        return (*names, found, *rest[found.count(".") + 1 :])
+        inside = rest[found.count(".") + 1 :]
+        if inside[:1] == ("when",) and len(inside) > 1:
+            inside = ("when", ".".join(inside[1:]))
+        return (*names, found, *inside)
     return keys
 
 

@@ -7,9 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from orchestray.platform.config import overrides
 from orchestray.platform.config.problems import Problem, nearest, shown
+from orchestray.search.config.conditions import condition_problems, settings_under, space_conditions
 from orchestray.search.config.dimensions import edges
 from orchestray.search.config.trial import changed
+from orchestray.search.methods.conditions import around
 from orchestray.trainers.config.schema import TrainConfig
 
 _SET_ELSEWHERE = {
@@ -34,15 +37,23 @@ def path_problems(base: TrainConfig, dimensions: Mapping[str, Any]) -> Iterator[
         path = f"search.space.{key}"
         if key in _SET_ELSEWHERE:
             yield Problem(path, f"cannot be searched: it {_SET_ELSEWHERE[key]}")
-        elif not _is_there(base, key):
+        elif not _is_there(base, key) and not _is_in_a_choice(key, dimensions):
             yield Problem(path, f"is no key of the base config{_hint(base, key)}")
         else:
             known[key] = dimension
+    named = {other for dimension in dimensions.values() for other in dimension.when}
+    of_conditions = list(condition_problems(base, dimensions, {other for other in named if _is_there(base, other)}))
+    yield from of_conditions
+    unclear = {problem.path.removeprefix("search.space.").partition(".when")[0] for problem in of_conditions}
+    known = {key: dimension for key, dimension in known.items() if key not in unclear}
+    conditions = space_conditions(base, known)
     lows, highs = ({key: edges(dimension)[end] for key, dimension in known.items()} for end in (0, -1))
     for key, dimension in known.items():
+        settings = list(settings_under(key, known, conditions))
         for value in edges(dimension):
-            found = [_refusal(base, {**others, key: value}) for others in ({}, lows, highs)]
-            if all(found):
+            points = [{**others, **under, key: value} for others in ({}, lows, highs) for under in settings]
+            found = [_refusal(base, conditions.active(point)) for point in points]
+            if found and all(found):
                 yield Problem(f"search.space.{key}", _text(key, value, found[0]))
                 break
 
@@ -83,6 +94,14 @@ def _is_there(base: TrainConfig, key: str) -> bool:
         else:  # a mapping that lacks the key, or a value without keys
             return False
     return True
+
+
+def _is_in_a_choice(key: str, dimensions: Mapping[str, Any]) -> bool:
+    """Return True if a key is in one of the values of a section that is searched as a whole, such as a longer list."""
+    section = around(key, dimensions)
+    values = () if section is None else getattr(dimensions[section], "values", ())
+    keys = tuple(key.removeprefix(f"{section}.").split("."))
+    return any(overrides.find(value, keys) is not None for value in values)
 
 
 def _key_in(mapping: Mapping[str, Any], names: list[str]) -> str | None:

@@ -8,8 +8,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_v
 
 from orchestray.platform.config.base import AboveZero, Count, Positive, Section, Text
 from orchestray.platform.config.metric_names import Mode, mode_of_metric
+from orchestray.search.config.combinations import Combinations, combinations_of
+from orchestray.search.config.conditions import space_conditions
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
+from orchestray.search.methods.conditions import Conditions
 from orchestray.search.spaces.architectures.measures import MEASURES
 from orchestray.trainers.config.schema import RunName, TrainConfig
 
@@ -107,3 +110,13 @@ class SearchConfig(Section):
         steps = self.search.budget.steps_per_trial or self.base.train.steps
         assert steps is not None  # checked when it was loaded
         return steps
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions under which keys of the space exist."""
+        return space_conditions(self.base, self.search.space)
+
+    @property
+    def combinations(self) -> Combinations:
+        """Combinations of the space's values that the rules of the base refuse."""
+        return combinations_of(self)

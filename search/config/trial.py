@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -15,10 +15,12 @@ from orchestray.platform.config.base import Section
 from orchestray.platform.config.error_location import sections_of, tag_of
 from orchestray.platform.config.problems import Problem, shown, translate
 from orchestray.platform.errors import ConfigError
-from orchestray.search.config.schema import SearchConfig
 from orchestray.trainers.config.checked_view import View
 from orchestray.trainers.config.checks import find_problems
 from orchestray.trainers.config.schema import TrainConfig
+
+if TYPE_CHECKING:
+    from orchestray.search.config.schema import SearchConfig
 
 
 def trial_config(
@@ -117,7 +119,7 @@ def _lost(data: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Problem]:
     """Return a problem for each proposed value that is not in the config, which would be trained with another one."""
     problems = []
     for key, value in changes.items():
-        wanted = _with_inner(key, value, changes) if isinstance(value, dict) else value
+        wanted = _with_inner(key, value, changes) if isinstance(value, dict | list) else value
         found = overrides.find(data, tuple(key.split(".")))
         if found != wanted:
             inner = [other for other in changes if other.startswith(f"{key}.")]
@@ -127,9 +129,9 @@ def _lost(data: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Problem]:
     return problems
 
 
-def _with_inner(key: str, section: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the proposed value of a section with those that are proposed for the keys in it."""
-    whole = copy.deepcopy(dict(section))
+def _with_inner(key: str, section: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the proposed value of a section or list with those that are proposed for the keys in it."""
+    whole = copy.deepcopy(section)
     for other in sorted(changes, key=_turn):
         if other.startswith(f"{key}."):
             overrides.apply(whole, tuple(other.removeprefix(f"{key}.").split(".")), changes[other])

@@ -188,7 +188,7 @@ class Binary(Dimension):
         return [False, True]
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> bool:
-        return self.sample(rng)
+        return bool(self.sample(rng))
 
     @property
     def is_ordered(self) -> bool:
