@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestray.platform.config.paths import is_file_type
 from orchestray.platform.config.problems import Problem, nearest
+from orchestray.platform.usercode.class_names import in_a_cell
 from orchestray.search.config.dimensions import LogInteger, LogUniform, Range, why_outside
 from orchestray.search.config.gangs import most_workers
 from orchestray.search.config.paths_of_base import path_problems
@@ -219,6 +220,8 @@ def _architecture(parts: Parts) -> Iterator[Problem]:
         return  # the spaces that come along are known where they are: the rest of the check builds one
     if not class_name.isidentifier():
         yield Problem("search.architecture.space", f"must end with the name of a class after the colon, got {name!r}")
+    elif place == "__main__":
+        yield Problem("search.architecture.space", in_a_cell(class_name))
     elif is_file_type(name) and not Path(place).is_file():
         yield Problem("search.architecture.space", f"there is no file {place}")
 

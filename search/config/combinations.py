@@ -46,6 +46,8 @@ class Combinations:
     config: SearchConfig
     num_tried: int
     refused: tuple[Mapping[str, Any], ...]
+    never: tuple[tuple[str, Any], ...]
+    """Keys with values that are in refused combinations only."""
     are_all: bool
     """True if there are no other combinations, but for numbers between those that were tried."""
 
@@ -73,9 +75,11 @@ class Combinations:
         assert problem is not None
         listed = ", ".join(f"{key}: {shown(value)}" for key, value in values.items())
         some = "combinations" if self.are_all else "combinations that were tried"
+        never = ", ".join(f"{key}: {shown(value)}" for key, value in self.never)
+        lost = f"; never tried: {never}" if never and self.are_all else ""
         return (
             f"the base config's rules refuse {len(self.refused)} of {self.num_tried} {some}, which are left out: "
-            f"{listed} ({problem.path}: {problem.text}). {self._remedy(refusal, values, problem.path)}"
+            f"{listed} ({problem.path}: {problem.text}){lost}. {self._remedy(refusal, values, problem.path)}"
         )
 
     def _remedy(self, refusal: Refusal, values: Mapping[str, Any], path: str) -> str:
@@ -123,7 +127,11 @@ def _tried(remembered: _Remembered) -> Combinations:
     if not are_all:
         draws = random.Random(0)
         points = [space.active({key: draws.choice(axis) for key, axis in axes.items()}) for _ in range(_MOST_TRIED)]
-    return Combinations(config, len(points), tuple(point for point in points if refusal(point)), are_all)
+    refused = tuple(point for point in points if refusal(point))
+    trained = [point for point in points if point not in refused]
+    values = [(key, value) for key, axis in axes.items() for value in axis]
+    never = tuple(one for one in values if not any(one[0] in point and point[one[0]] == one[1] for point in trained))
+    return Combinations(config, len(points), refused, never, are_all)
 
 
 def _values(dimension: Any) -> tuple[Any, ...]:

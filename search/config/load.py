@@ -17,6 +17,7 @@ from orchestray.platform.config.config_kind import refuse_another_kind
 from orchestray.platform.config.paths import absolute, is_file_type, resolve
 from orchestray.platform.config.problems import Problem, shown, translate
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.usercode.class_names import name_of_class
 from orchestray.search.config.checks import Parts, find_search_problems
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
@@ -129,6 +130,8 @@ def _resolve(data: dict[str, Any], base: str) -> None:
     """Make the path of a user's own space absolute, in place."""
     architecture = _section(_section(data, "search"), "architecture")
     space = architecture.get("space")
+    if isinstance(space, type):
+        architecture["space"] = space = name_of_class(space, "search.architecture.space")
     if isinstance(space, str) and is_file_type(space):
         place, _, class_name = space.rpartition(":")
         architecture["space"] = f"{absolute(place, base)}:{class_name}"

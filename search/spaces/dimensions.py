@@ -44,9 +44,9 @@ class Dimension(ABC):
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> Any:
         """Return a nearby value (Jaderberg et al., 2017, section 4.1).
 
-        A number is multiplied by one of the factors. Where that would leave it as it is (at 0, at an edge of the range)
-        it moves inwards, by that factor or by the same part of the range. An ordered choice moves to a neighbouring
-        value, or stays at the end. Values without an order are drawn again, all with the same probability.
+        A number is multiplied by one of the factors. At 0 and at an edge of its range that would leave it as it is;
+        there it moves inwards, by that factor or by the same part of the range. An ordered choice moves to a
+        neighbouring value, or stays at the end. Values without an order are drawn again, all with the same probability.
         """
 
     @property

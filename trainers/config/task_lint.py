@@ -203,6 +203,8 @@ def own_class_problems(key: str, name: str) -> Iterator[Problem]:
     place, _, class_name = name.rpartition(":")
     if not class_name.isidentifier():
         yield Problem(key, f"must end with the name of a class after the colon, got {name!r}")
+    elif place == "__main__":
+        yield Problem(key, in_a_cell(class_name))
     elif is_file_type(name):
         tree, problem = _parsed(Path(place))
         if problem:

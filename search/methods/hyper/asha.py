@@ -43,9 +43,9 @@ class Asha(EarlyStopping):
     promoted. Otherwise it is a few more, of the order of the square root of N (section 3.2). Waiting trials are held
     without a process. They are stopped as soon as they cannot be promoted even if all later trials are worse.
 
-    Rung k of bracket s is at grace_steps * eta^(s+k) steps, as far as a trial has at least 1/eta of that left to train
-    there; a trial promoted from the last rung below `steps_per_trial`
-    is trained to its end. Not order-free: promotions depend on the order of reports.
+    Rung k of bracket s is at grace_steps * eta^(s+k) steps. A rung beyond which less than 1/eta of that is left of a
+    trial is left out. A trial promoted from the last rung is trained to its end. Not order-free: promotions depend on
+    the order of reports.
     """
 
     def __init__(self, *, eta: int = 4, grace_steps: int | None = None, brackets: int = 1, **arguments: Any) -> None:
