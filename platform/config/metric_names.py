@@ -13,14 +13,14 @@ loss losses error errors err mse rmse nrmse rmsd msd mae mape smape mase wmape m
 deviation perplexity ppl wer cer mer ter eer der nll xent crossentropy logloss bce ce bits bpb bpc bpd bpp bpw nats
 latency duration delay runtime memory cost costs regret penalty distance divergence kl kld jsd fid kid lpips emd
 brier ece mce crps residual residuals violation violations mistakes misclassified misclassification mismatch
-fpr fnr far frr gap drop degradation
+fpr fnr far frr gap drop degradation incorrect wrong
 """
 _HIGHER = """
 accuracy acc top f1 f2 fbeta fscore fmeasure auc auroc auprc aupr aucpr rocauc prauc roc ap map precision recall
 sensitivity specificity ppv npv tpr tnr r2 bleu sacrebleu chrf meteor rouge rougel rougelsum iou miou giou jaccard dice
 reward rewards return returns success successes win wins hit hits mcc kappa ndcg dcg mrr psnr ssim msssim snr sdr sisdr
 similarity correlation pearson spearman spearmanr kendall likelihood elbo gain improvement reduction profit revenue
-throughput explained
+throughput speedup explained match matches correct pass
 """
 LOWER = frozenset(_LOWER.split())
 """Words of metrics that are better when lower."""

@@ -14,6 +14,7 @@ absolute_error latency_ms top5_error F1_error
 MAX = """
 accuracy ValAccuracy val_acc acc@1 top5 f1 F1Score f1-score auc AUROC roc_auc precision recall@5 r2 R2 bleu rouge1
 rouge_l IoU mIoU dice reward score log_likelihood neg_mean_squared_error neg_loss loss_accuracy error_reduction mAP50
+exact_match pass@1
 """
 
 
