@@ -23,7 +23,7 @@ from orchestray.search.engine.resume import session_of
 from orchestray.search.registry.check import check_method, space_of
 from orchestray.search.results.figures import best_line, front_of
 from orchestray.search.results.paths import is_search
-from orchestray.search.results.report import goals_of, report_html
+from orchestray.search.results.report import goals_of, objectives_text, report_html
 from orchestray.search.results.run import SearchRun, load_search
 from orchestray.search.results.schema import SearchOutcome
 from orchestray.search.results.writer import SearchRecords
@@ -121,6 +121,7 @@ def _attempt(
     records.remove_result()
     stop, asked = threading.Event(), Asked()
     with _progress(config, records, quiet) as progress:
+        progress.event(f"objective: {objectives_text(config)}")
         for caution in cautions:
             progress.event(f"note: {caution}")
         try:

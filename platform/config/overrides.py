@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestray.platform.config import yaml_text
-from orchestray.platform.config.problems import Problem
+from orchestray.platform.config.base import Section
+from orchestray.platform.config.error_location import sections_of, tag_of
+from orchestray.platform.config.problems import Problem, nearest
 
 _YAML_BEGINS_WITH = ("{", "[", '"', "'", "!!")
 _QUOTE = "quote what is text, as in 'name=\"a #1\"'"
@@ -57,10 +59,27 @@ def _refuse_block(text: str) -> None:
         raise yaml_text.YamlError(f"it may be text, or keys or a list; {_QUOTE}, or write {{key: value}} or [value]")
 
 
-def apply(data: dict[str, Any], keys: tuple[str, ...], value: Any) -> Problem | None:
-    """Set one key in place, creating missing sections on the way; return a problem if that is impossible."""
+def apply(
+    data: dict[str, Any], keys: tuple[str, ...], value: Any, model: type[Section] | None = None
+) -> Problem | None:
+    """Set one key in place, creating missing sections on the way; return a problem if that is impossible.
+
+    A key of a mapping may have dots in it: the longest one that is there counts.
+
+    Args:
+        data: plain data of a config.
+        keys: path of the key, split at its dots.
+        value: new value.
+        model: schema of the config. Mappings that it leaves to the user get no key that they lack, unless they are
+            empty: that would be a misspelt one.
+    """
+    own = None if model is None else _own_from(model, data, keys)
     place: Any = data
-    for index, key in enumerate(keys[:-1]):
+    at = 0
+    while (end := at + _length(place, keys[at:])) < len(keys):
+        if (problem := _unknown(place, keys, at, end, own)) is not None:
+            return problem
+        key = ".".join(keys[at:end])
         if isinstance(place, list):
             place = place[int(key)] if _in_range(place, key) else None
         else:
@@ -68,14 +87,74 @@ def apply(data: dict[str, Any], keys: tuple[str, ...], value: Any) -> Problem | 
                 place[key] = {}
             place = place[key]
         if not isinstance(place, dict | list):
-            return Problem(".".join(keys), f"cannot be set: {'.'.join(keys[: index + 1])} holds no keys")
+            return Problem(".".join(keys), f"cannot be set: {'.'.join(keys[:end])} holds no keys")
+        at = end
+    if (problem := _unknown(place, keys, at, end, own)) is not None:
+        return problem
+    last = ".".join(keys[at:])
     if isinstance(place, dict):
-        place[keys[-1]] = value
-    elif _in_range(place, keys[-1]):
-        place[int(keys[-1])] = value
+        place[last] = value
+    elif _in_range(place, last):
+        place[int(last)] = value
     else:
         return Problem(".".join(keys), f"cannot be set: the list has the positions 0 to {len(place) - 1}")
     return None
+
+
+def find(data: Any, keys: tuple[str, ...]) -> Any:
+    """Return the value that `apply` would replace; None if there is none."""
+    place, at = data, 0
+    while at < len(keys):
+        end = at + _length(place, keys[at:])
+        key = ".".join(keys[at:end])
+        if isinstance(place, dict):
+            place = place.get(key)
+        else:
+            place = place[int(key)] if isinstance(place, list) and _in_range(place, key) else None
+        at = end
+    return place
+
+
+def _length(place: Any, keys: tuple[str, ...]) -> int:
+    """Return how many of the keys make the longest key that a mapping has; 1 if it has none."""
+    ends = range(len(keys), 1, -1) if isinstance(place, dict) else ()
+    return next((end for end in ends if ".".join(keys[:end]) in place), 1)
+
+
+def _own_from(model: type[Section], data: Any, keys: tuple[str, ...]) -> int | None:
+    """Return the index of the key at which a path leaves the schema for an argument of the user's; None: it does not.
+
+    Args:
+        model: schema of the config.
+        data: plain data of the config; a `type` in it selects the section.
+        keys: path of a key.
+    """
+    sections, place = [model], data
+    for index, key in enumerate(keys):
+        if isinstance(place, list):
+            place = place[int(key)] if _in_range(place, key) else None
+            continue
+        kind = place.get("type") if isinstance(place, dict) else None
+        chosen = [section for section in sections if tag_of(section) == kind]
+        sections = chosen or [section for section in sections if tag_of(section) is None] or sections
+        entries = [section.model_fields[key] for section in sections if key in section.model_fields]
+        if not entries:
+            return index if any(section.model_config.get("extra") == "allow" for section in sections) else None
+        sections = [section for entry in entries for section in sections_of(entry.annotation)]
+        if not sections:
+            return None
+        place = place.get(key) if isinstance(place, dict) else None
+    return None
+
+
+def _unknown(place: Any, keys: tuple[str, ...], at: int, end: int, own: int | None) -> Problem | None:
+    """Return the problem of a key that a user's own mapping lacks; None if it has the key, or may get it."""
+    key = ".".join(keys[at:end])
+    if own is None or at <= own or not isinstance(place, dict) or not place or key in place:
+        return None
+    rest, mapping = ".".join(keys[at:]), ".".join(keys[:at])
+    hint = nearest(rest, place) or f"; it has {', '.join(place)}"
+    return Problem(".".join(keys), f"is no key of {mapping}{hint} (to add one, set the whole of {mapping})")
 
 
 def nested(keys: tuple[str, ...], value: Any) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from typing import Any
 
 from orchestray.platform.config.paths import is_file_type
 from orchestray.platform.config.problems import Problem, nearest
+from orchestray.platform.usercode.class_names import in_a_cell
 from orchestray.search.config.dimensions import LogInteger, LogUniform, Range, why_outside
 from orchestray.search.config.gangs import most_workers
 from orchestray.search.config.paths_of_base import path_problems
 from orchestray.search.config.schema import Architecture, Budget, Objective
 from orchestray.search.methods.params import MethodSection, Searched
 from orchestray.search.spaces.architectures.measures import MEASURES
+from orchestray.trainers.config.modes import mode_is_missing
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.task_lint import metric_names
 
@@ -55,19 +57,28 @@ def _without_trackers(parts: Parts) -> Iterator[Problem]:
 
 
 def _known_metric(parts: Parts) -> Iterator[Problem]:
-    """Refuse a metric that the task does not report, as far as a look at the task shows."""
-    base = parts.base
-    if base is None:
-        return
-    names = metric_names(base.task.type) if base.task.metric_names is None else base.task.metric_names
-    if names is None:
-        return
-    there_are = sorted({*names, "loss", "train_loss", *(() if base.distill is None else ("task_loss",)), *MEASURES})
+    """Refuse a metric that the task does not report, as far as a look at the task shows, or without a direction."""
+    there_are = _reported(parts.base)
     for place, objective in enumerate(parts.objectives):
-        if objective.metric not in there_are and not objective.metric.startswith("members."):
-            hint = nearest(objective.metric, there_are)
-            text = f"the task has no metric {objective.metric!r}{hint} (there are: {', '.join(there_are)})"
+        if not _may_be_reported(objective, there_are):
+            hint = nearest(objective.metric, there_are or ())
+            text = f"the task has no metric {objective.metric!r}{hint} (there are: {', '.join(there_are or ())})"
             yield Problem(f"search.objective.{place}.metric", text)
+        elif objective.mode is None:
+            yield Problem(f"search.objective.{place}.mode", mode_is_missing(objective.metric))
+
+
+def _reported(base: TrainConfig | None) -> list[str] | None:
+    """Return the metrics that a trial reports, as far as the task's source shows; None if it does not."""
+    if base is None:
+        return None
+    names = metric_names(base.task.type) if base.task.metric_names is None else base.task.metric_names
+    of_distill = () if base.distill is None else ("task_loss",)
+    return None if names is None else sorted({*names, "loss", "train_loss", *of_distill, *MEASURES})
+
+
+def _may_be_reported(objective: Objective, there_are: Collection[str] | None) -> bool:
+    return there_are is None or objective.metric in there_are or objective.metric.startswith("members.")
 
 
 def _something_to_search(parts: Parts) -> Iterator[Problem]:
@@ -209,6 +220,8 @@ def _architecture(parts: Parts) -> Iterator[Problem]:
         return  # the spaces that come along are known where they are: the rest of the check builds one
     if not class_name.isidentifier():
         yield Problem("search.architecture.space", f"must end with the name of a class after the colon, got {name!r}")
+    elif place == "__main__":
+        yield Problem("search.architecture.space", in_a_cell(class_name))
     elif is_file_type(name) and not Path(place).is_file():
         yield Problem("search.architecture.space", f"there is no file {place}")
 

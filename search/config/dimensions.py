@@ -9,6 +9,8 @@ from pydantic import Field
 from orchestray.platform.config.base import Number, Section, Whole
 from orchestray.platform.config.problems import shown
 
+When = dict[str, Any]
+
 
 class Uniform(Section):
     """A real number, evenly from `low` to `high`."""
@@ -19,6 +21,8 @@ class Uniform(Section):
     """The least."""
     high: Number
     """The greatest."""
+    when: When = Field(default_factory=dict)
+    """Other keys with the value, or a list of values, under which this one exists; all must hold."""
 
 
 class LogUniform(Section):
@@ -30,6 +34,8 @@ class LogUniform(Section):
     """The least; above 0."""
     high: Number
     """The greatest."""
+    when: When = Field(default_factory=dict)
+    """Other keys with the value, or a list of values, under which this one exists; all must hold."""
 
 
 class Integer(Section):
@@ -41,6 +47,8 @@ class Integer(Section):
     """The least."""
     high: Whole
     """The greatest."""
+    when: When = Field(default_factory=dict)
+    """Other keys with the value, or a list of values, under which this one exists; all must hold."""
 
 
 class LogInteger(Section):
@@ -52,6 +60,8 @@ class LogInteger(Section):
     """The least; above 0."""
     high: Whole
     """The greatest."""
+    when: When = Field(default_factory=dict)
+    """Other keys with the value, or a list of values, under which this one exists; all must hold."""
 
 
 class Choice(Section):
@@ -61,6 +71,8 @@ class Choice(Section):
     """The type `choice`."""
     values: Annotated[tuple[Any, ...], Field(min_length=1)]
     """Possible values: numbers, texts, lists, whole sections. Numbers in rising order have neighbours."""
+    when: When = Field(default_factory=dict)
+    """Other keys with the value, or a list of values, under which this one exists; all must hold."""
 
 
 class Binary(Section):
@@ -68,6 +80,8 @@ class Binary(Section):
 
     type: Literal["binary"]
     """The type `binary`."""
+    when: When = Field(default_factory=dict)
+    """Other keys with the value, or a list of values, under which this one exists; all must hold."""
 
 
 Dimension = Annotated[Uniform | LogUniform | Integer | LogInteger | Choice | Binary, Field(discriminator="type")]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from orchestray.search.config.conditions import settings_under, space_conditions
 from orchestray.search.config.dimensions import edges
 from orchestray.search.config.trial import changed
 from orchestray.trainers.config.schema import TrainConfig
@@ -52,9 +53,11 @@ def _kinds(base: TrainConfig, dimensions: Mapping[str, Any]) -> Iterator[TrainCo
     sizes = {key: known for key, known in values.items() if _is_of(key, _SIZES)}
     changes = [dict(zip(sizes, sized, strict=True)) for sized in product(*sizes.values())]
     changes += [{key: value} for key, known in values.items() if key not in sizes for value in known]
+    conditions = space_conditions(base, dimensions)
     for change in changes:
-        for others in ends:
-            config = changed(base, {**others, **change})
+        settings = [{}, *(setting for key in change for setting in settings_under(key, dimensions, conditions))]
+        for others, setting in product(ends, settings):
+            config = changed(base, conditions.active({**others, **setting, **change}))
             if isinstance(config, TrainConfig):
                 yield config
 

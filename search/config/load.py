@@ -17,11 +17,13 @@ from orchestray.platform.config.config_kind import refuse_another_kind
 from orchestray.platform.config.paths import absolute, is_file_type, resolve, resolve_classes
 from orchestray.platform.config.problems import Problem, shown, translate
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.usercode.class_names import name_of_class
 from orchestray.search.config.checks import Parts, find_search_problems
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
 from orchestray.search.config.schema import Architecture, Budget, Objectives, SearchConfig
 from orchestray.trainers.config.load import Origin, check_data, read, set_name, without_problems
+from orchestray.trainers.config.modes import type_of_task, with_mode
 from orchestray.trainers.config.schema import TrainConfig
 
 SearchSource = str | os.PathLike[str] | Mapping[str, Any] | SearchConfig
@@ -58,6 +60,7 @@ def load_search_config(
     set_name(data, name, origin)
     base, base_problems = _check_base(data, look_at_task)
     problems += base_problems
+    _fill_modes(data)
     config = None
     try:
         stand_in = {"base": base or TrainConfig.model_validate(_STAND_IN)} if "base" in data else {}
@@ -128,6 +131,8 @@ def _resolve(data: dict[str, Any], base: str) -> None:
     resolve_classes(_section(data, "search"), "callbacks", base)
     architecture = _section(_section(data, "search"), "architecture")
     space = architecture.get("space")
+    if isinstance(space, type):
+        architecture["space"] = space = name_of_class(space, "search.architecture.space")
     if isinstance(space, str) and is_file_type(space):
         place, _, class_name = space.rpartition(":")
         architecture["space"] = f"{absolute(place, base)}:{class_name}"
@@ -139,7 +144,7 @@ def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[P
         resolve(fragment["base"], str(Path.cwd()))
     _resolve(fragment, str(Path.cwd()))
     value = reduce(lambda place, key: place[key], keys, fragment)
-    problem = override_rules.apply(data, _joined(data, keys, given), value)
+    problem = override_rules.apply(data, _joined(data, keys, given), value, SearchConfig)
     return [] if problem is None else [problem]
 
 
@@ -154,7 +159,10 @@ def _joined(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> tuple[st
         known = reduce(_section, names, data)
         dotted = [".".join(rest[:end]) for end in range(len(rest), 0, -1)]
         found = next((key for key in dotted if key in known), dotted[0])
-        return (*names, found, *rest[found.count(".") + 1 :])
+        inside = rest[found.count(".") + 1 :]
+        if inside[:1] == ("when",) and len(inside) > 1:
+            inside = ("when", ".".join(inside[1:]))
+        return (*names, found, *inside)
     return keys
 
 
@@ -171,6 +179,16 @@ def _check_base(data: dict[str, Any], look_at_task: bool) -> tuple[TrainConfig |
         base["train"] = {**base["train"], "epochs": None, "steps": steps}
     config, problems = check_data(base, look_at_task=look_at_task)
     return config, [Problem(f"base.{problem.path}" if problem.path else "base", problem.text) for problem in problems]
+
+
+def _fill_modes(data: dict[str, Any]) -> None:
+    """Give objectives the `mode` that the user's own task says, in place."""
+    search = _section(data, "search")
+    objective, task_type = search.get("objective"), type_of_task(_section(data, "base"))
+    if isinstance(objective, Mapping):
+        search["objective"] = with_mode(objective, task_type)
+    elif isinstance(objective, list):
+        search["objective"] = [with_mode(one, task_type) if isinstance(one, Mapping) else one for one in objective]
 
 
 def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from typing import Any
 
 from pydantic import BaseModel
 
+from orchestray.platform.config import overrides
 from orchestray.platform.config.problems import Problem, nearest, shown
+from orchestray.search.config.conditions import condition_problems, settings_under, space_conditions
 from orchestray.search.config.dimensions import edges
 from orchestray.search.config.trial import changed
+from orchestray.search.methods.conditions import around
 from orchestray.trainers.config.schema import TrainConfig
 
 _SET_ELSEWHERE = {
@@ -35,15 +37,23 @@ def path_problems(base: TrainConfig, dimensions: Mapping[str, Any]) -> Iterator[
         path = f"search.space.{key}"
         if key in _SET_ELSEWHERE:
             yield Problem(path, f"cannot be searched: it {_SET_ELSEWHERE[key]}")
-        elif not _is_there(base, key):
+        elif not _is_there(base, key) and not _is_in_a_choice(key, dimensions):
             yield Problem(path, f"is no key of the base config{_hint(base, key)}")
         else:
             known[key] = dimension
+    named = {other for dimension in dimensions.values() for other in dimension.when}
+    of_conditions = list(condition_problems(base, dimensions, {other for other in named if _is_there(base, other)}))
+    yield from of_conditions
+    unclear = {problem.path.removeprefix("search.space.").partition(".when")[0] for problem in of_conditions}
+    known = {key: dimension for key, dimension in known.items() if key not in unclear}
+    conditions = space_conditions(base, known)
     lows, highs = ({key: edges(dimension)[end] for key, dimension in known.items()} for end in (0, -1))
     for key, dimension in known.items():
+        settings = list(settings_under(key, known, conditions))
         for value in edges(dimension):
-            found = [_refusal(base, {**others, key: value}) for others in ({}, lows, highs)]
-            if all(found):
+            points = [{**others, **under, key: value} for others in ({}, lows, highs) for under in settings]
+            found = [_refusal(base, conditions.active(point)) for point in points]
+            if found and all(found):
                 yield Problem(f"search.space.{key}", _text(key, value, found[0]))
                 break
 
@@ -60,9 +70,17 @@ def _refusal(base: TrainConfig, changes: Mapping[str, Any]) -> list[Problem]:
 
 
 def _is_there(base: TrainConfig, key: str) -> bool:
-    """Return True if the base config has a key; arguments of a user's own task are checked later, by its file."""
+    """Return True if a key can be set in the base config.
+
+    Arguments of a user's own task are checked later, by its file. A mapping that has keys has no others.
+    """
     place: Any = base
-    for name in key.split("."):
+    names = key.split(".")
+    while names:
+        if isinstance(place, dict) and (inner := _key_in(place, names)) is not None:
+            place, names = place[inner], names[inner.count(".") + 1 :]
+            continue
+        name = names.pop(0)
         if isinstance(place, BaseModel):
             if name not in type(place).model_fields and type(place).model_config.get("extra") != "allow":
                 return False
@@ -71,11 +89,25 @@ def _is_there(base: TrainConfig, key: str) -> bool:
             if not name.isdecimal() or int(name) >= len(place):
                 return False
             place = place[int(name)]
-        elif isinstance(place, dict):
-            place = place.get(name)
-        elif place is not None:
+        elif place is None or place == {}:
+            place = None
+        else:  # a mapping that lacks the key, or a value without keys
             return False
     return True
+
+
+def _is_in_a_choice(key: str, dimensions: Mapping[str, Any]) -> bool:
+    """Return True if a key is in one of the values of a section that is searched as a whole, such as a longer list."""
+    section = around(key, dimensions)
+    values = () if section is None else getattr(dimensions[section], "values", ())
+    keys = tuple(key.removeprefix(f"{section}.").split("."))
+    return any(overrides.find(value, keys) is not None for value in values)
+
+
+def _key_in(mapping: Mapping[str, Any], names: list[str]) -> str | None:
+    """Return the longest key of a mapping that a dotted key begins with; None: it has none of them."""
+    keys = (".".join(names[:end]) for end in range(len(names), 0, -1))
+    return next((key for key in keys if key in mapping), None)
 
 
 def _keys(section: BaseModel, path: str = "") -> Iterator[str]:
@@ -90,10 +122,13 @@ def _keys(section: BaseModel, path: str = "") -> Iterator[str]:
 def _hint(base: TrainConfig, key: str) -> str:
     """Return a hint: the nearest key, or the keys known at this place."""
     parents = key.split(".")[:-1]
-    try:
-        section = reduce(getattr, parents, base)
-    except AttributeError:
-        section = None
+    section: Any = base
+    for depth, parent in enumerate(parents):
+        if isinstance(section, dict):
+            return _hint_in(section, key.split(".")[depth:], ".".join(parents[:depth]))
+        section = getattr(section, parent, None)
+    if isinstance(section, dict):
+        return _hint_in(section, key.split(".")[-1:], ".".join(parents))
     if not isinstance(section, BaseModel):
         return nearest(key, _keys(base)) or f"; it has {', '.join(type(base).model_fields)}"
     names = [*type(section).model_fields, *(section.model_extra or {})]
@@ -101,3 +136,10 @@ def _hint(base: TrainConfig, key: str) -> str:
     close = nearest(key, [f"{place}.{name}" if place else name for name in names])
     is_meant = bool(nearest(key.rpartition(".")[2], names))
     return close if close and is_meant else f"; known in {place or 'it'}: {', '.join(sorted(names))}"
+
+
+def _hint_in(mapping: Mapping[str, Any], names: list[str], place: str) -> str:
+    """Return a hint on a key that a mapping of the user's lacks."""
+    while isinstance(inner := mapping.get(found := _key_in(mapping, names) or ""), Mapping):
+        mapping, names, place = inner, names[found.count(".") + 1 :], f"{place}.{found}"
+    return nearest(".".join(names), mapping) or f"; known in {place}: {', '.join(sorted(mapping))}"

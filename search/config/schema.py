@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from orchestray.platform.config.base import AboveZero, Count, Positive, Section, Text
+from orchestray.platform.config.metric_names import Mode, mode_of_metric
+from orchestray.search.config.combinations import Combinations, combinations_of
+from orchestray.search.config.conditions import space_conditions
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
+from orchestray.search.methods.conditions import Conditions
 from orchestray.search.spaces.architectures.measures import MEASURES
 from orchestray.trainers.config.schema import RunName, TrainConfig
 
@@ -18,15 +22,15 @@ class Objective(Section):
 
     metric: Text
     """Name of a validation metric, or `loss`; or of the built network `parameters`, `flops` or `latency_ms`."""
-    mode: Literal["max", "min"] | None = None
-    """Direction; null: `min` for a metric that ends with "loss" or "error" and for the network's measures, else
-    `max`."""
+    mode: Mode | None = None
+    """Direction that is better; null: by the metric's name, or by the task's `lower_is_better`; required where neither
+    says it. Measures of the network are better when lower."""
 
     @field_validator("mode", mode="after")
     @classmethod
-    def _resolve_mode(cls, mode: str | None, info: ValidationInfo) -> str:
+    def _resolve_mode(cls, mode: Mode | None, info: ValidationInfo) -> Mode | None:
         metric = str(info.data.get("metric", ""))
-        return mode or ("min" if metric.endswith(("loss", "error")) or metric in MEASURES else "max")
+        return mode or ("min" if metric in MEASURES else mode_of_metric(metric))
 
     @property
     def sign(self) -> float:
@@ -108,3 +112,13 @@ class SearchConfig(Section):
         steps = self.search.budget.steps_per_trial or self.base.train.steps
         assert steps is not None  # checked when it was loaded
         return steps
+
+    @property
+    def conditions(self) -> Conditions:
+        """Conditions under which keys of the space exist."""
+        return space_conditions(self.base, self.search.space)
+
+    @property
+    def combinations(self) -> Combinations:
+        """Combinations of the space's values that the rules of the base refuse."""
+        return combinations_of(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -13,12 +13,14 @@ from pydantic.fields import FieldInfo
 from orchestray.platform.config import overrides
 from orchestray.platform.config.base import Section
 from orchestray.platform.config.error_location import sections_of, tag_of
-from orchestray.platform.config.problems import Problem, translate
+from orchestray.platform.config.problems import Problem, shown, translate
 from orchestray.platform.errors import ConfigError
-from orchestray.search.config.schema import SearchConfig
 from orchestray.trainers.config.checked_view import View
 from orchestray.trainers.config.checks import find_problems
 from orchestray.trainers.config.schema import TrainConfig
+
+if TYPE_CHECKING:
+    from orchestray.search.config.schema import SearchConfig
 
 
 def trial_config(
@@ -83,8 +85,9 @@ def checked(data: Mapping[str, Any], *, look_at_task: bool) -> TrainConfig | lis
 def put_in(data: dict[str, Any], base: TrainConfig, changes: Mapping[str, Any]) -> list[Problem]:
     """Set dotted keys of a config's plain data, in place; return the problems of those that cannot be set.
 
-    If a key selects another `type`, the keys of the old one are removed. A key that the new one has too is kept, unless
-    it had the old one's default.
+    Keys are set by depth, and a `type` before the other keys of its section, whatever their order in `changes`. If a
+    key selects another `type`, the keys of the old one are removed. A key that the new one has too is kept, unless the
+    base has the old one's default there.
 
     Args:
         data: plain data of a config.
@@ -92,16 +95,51 @@ def put_in(data: dict[str, Any], base: TrainConfig, changes: Mapping[str, Any]) 
         changes: dotted keys with their values.
     """
     problems = []
-    for key, value in changes.items():
+    for key in sorted(changes, key=_turn):
         keys = tuple(key.split("."))
-        if keys[-1] == "type":
-            _adapt(data, base, keys[:-1], value)
-        if (problem := overrides.apply(data, keys, copy.deepcopy(value))) is not None:
+        if keys[-1] == "type" and not _is_within(key, changes):
+            _adapt(data, base, keys[:-1], changes[key])
+        if (problem := overrides.apply(data, keys, copy.deepcopy(changes[key]), TrainConfig)) is not None:
             problems.append(problem)
+    return problems or _lost(data, changes)
+
+
+def _turn(key: str) -> tuple[int, bool]:
+    """Return the sort key by which changes are applied: sections first, then types, then what a type has."""
+    return key.count("."), not key.endswith(".type")
+
+
+def _is_within(key: str, changes: Mapping[str, Any]) -> bool:
+    """Return True if a section around a key is among the changes as a whole: the base's keys are not in it."""
+    parts = key.split(".")
+    return any(".".join(parts[:depth]) in changes for depth in range(1, len(parts)))
+
+
+def _lost(data: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem for each proposed value that is not in the config, which would be trained with another one."""
+    problems = []
+    for key, value in changes.items():
+        wanted = _with_inner(key, value, changes) if isinstance(value, dict | list) else value
+        found = overrides.find(data, tuple(key.split(".")))
+        if found != wanted:
+            inner = [other for other in changes if other.startswith(f"{key}.")]
+            why = f": {', '.join(inner)} would replace it" if inner else ""
+            text = f"the value {shown(value)} would not be in the config, which would have {shown(found)}{why}"
+            problems.append(Problem(key, text))
     return problems
 
 
+def _with_inner(key: str, section: Any, changes: Mapping[str, Any]) -> Any:
+    """Return the proposed value of a section or list with those that are proposed for the keys in it."""
+    whole = copy.deepcopy(section)
+    for other in sorted(changes, key=_turn):
+        if other.startswith(f"{key}."):
+            overrides.apply(whole, tuple(other.removeprefix(f"{key}.").split(".")), changes[other])
+    return whole
+
+
 def _adapt(data: dict[str, Any], base: TrainConfig, keys: tuple[str, ...], new: Any) -> None:
+    """Remove the keys of a section that its new `type` does not have, or that the base has at their defaults."""
     try:
         holder: Any = reduce(lambda place, key: place[key], keys, data)
         section: Any = reduce(getattr, keys, base)

@@ -237,12 +237,24 @@ def _finish(
             is_stopped |= not _leave_best(controller, records.paths, limits, stop)
     elif not is_stopped and controller.is_over and controller.first_error is not None:
         return SearchOutcome("failed", error=f"Every trial failed; the first: {controller.first_error}")
+    elif not is_stopped and not controller.is_over:
+        return SearchOutcome("failed", error=_nothing_in_time(controller.first_error))
     best = None if kept is None else controller.best_trial(kept)
     if is_stopped:
         return SearchOutcome("interrupted", best=best)
     if controller.is_over:  # otherwise unfinished trials may get more time; the best run is written in either case
         controller.states.clear(kept)
     return SearchOutcome("succeeded", best=best)
+
+
+def _nothing_in_time(first_error: str | None) -> str:
+    """Return what to do about a search whose time was up before it had a result."""
+    failed = "" if first_error is None else f" A trial has failed: {first_error}"
+    return (
+        "The time limit (search.budget.time_limit_s) passed before any trial had reported, so there is no best. Raise "
+        "it and go on with --resume; or train fewer steps (search.budget.steps_per_trial), or use a method whose "
+        f"trials report before their end (asha, median_stopping).{failed}"
+    )
 
 
 def _leave_run_here(order: TrialTask, directory: Path, limits: TrialLimits) -> TrialResult:

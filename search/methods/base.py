@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from orchestray.search.methods.space import Space
+
 if TYPE_CHECKING:
     from orchestray.search.spaces.architectures.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
@@ -161,13 +163,14 @@ class Method(ABC):
     ) -> None:
         """
         Args:
-            space: dimension of each dotted key that is searched; may be empty if there is an architecture.
+            space: dimension of each dotted key that is searched, or a `Space`; may be empty with an
+                architecture.
             architecture: the space of networks; None: only hyper-parameters are searched.
             seed: seed of all random numbers.
             trials: most trials; None: as many as the method makes (a grid).
             steps_per_trial: training steps of each trial.
         """
-        self.space = dict(space)
+        self.space = Space.of(space)
         self.architecture = architecture
         self.seed = seed
         self.trials = trials

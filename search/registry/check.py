@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import ConfigError
+from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.spaces.registry import make_space
@@ -27,9 +28,13 @@ def check_method(config: SearchConfig, *, label: str = "config") -> Sequence[str
         ConfigError: with every problem.
     """
     try:
-        return method_of(config).cautions()
+        cautions = method_of(config).cautions()
     except ConfigError as error:
         raise ConfigError([f"{label}: {problem}" for problem in error.problems]) from None
+    found = config.combinations
+    if found.is_every_one_refused:
+        raise ConfigError(f"{label}: search.space: no combination of its values can be trained. {found.caution}")
+    return [*cautions, *([] if found.caution is None else [found.caution])]
 
 
 def space_of(config: SearchConfig) -> ArchitectureSpace | None:
@@ -53,10 +58,11 @@ def method_of(config: SearchConfig, *, trials: int | None = None) -> Method:
         ConfigError: the method cannot search these spaces.
     """
     search = config.search
-    space = {
+    dimensions = {
         key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type"}))
         for key, dimension in search.space.items()
     }
+    space = Space(dimensions, config.conditions, config.combinations.refusal)
     method = make_method(
         search.method.type,
         space=space,

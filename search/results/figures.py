@@ -189,6 +189,9 @@ def _distinct(chosen: Sequence[Mapping[str, Any]], key: str) -> set[str]:
 
 
 def _axis(key: str, values: Sequence[Any], is_log: bool) -> dict[str, Any]:
+    there = [value for value in values if value is not None]
+    if there and len(there) < len(values) and all(_is_number(value) for value in there):
+        return _with_missing(_axis(key, there, is_log), values)
     if all(_is_number(value) for value in values):
         if is_log and min(values) > 0:
             return {"label": key, "values": [math.log10(value) for value in values], "ticks": _log_ticks(values)}
@@ -203,6 +206,16 @@ def _axis(key: str, values: Sequence[Any], is_log: bool) -> dict[str, Any]:
         "values": [order[text] for text in texts],
         "ticks": [[place, text] for text, place in order.items()],
     }
+
+
+def _with_missing(axis: dict[str, Any], values: Sequence[Any]) -> dict[str, Any]:
+    """Return an axis of numbers with a place below them, `-`, for the trials that do not have the key."""
+    low, high = min(axis["values"]), max(axis["values"])
+    none, places = low - 0.15 * ((high - low) or 1.0), iter(axis["values"])
+    numbers = [value for value in values if value is not None]
+    ticks = axis["ticks"] or [[low, f"{min(numbers):.3g}"], [high, f"{max(numbers):.3g}"]]
+    at = [none if value is None else next(places) for value in values]
+    return {**axis, "values": at, "ticks": [[none, "-"], *ticks]}
 
 
 def _log_ticks(values: Sequence[float]) -> list[list[Any]]:

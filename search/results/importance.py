@@ -61,9 +61,15 @@ def _permuted(inputs: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _column(values: Sequence[Any], is_log: bool) -> np.ndarray:
-    """Return values as numbers: themselves, or their ranks among the distinct values."""
-    if all(isinstance(value, int | float) for value in values):
-        return np.array([math.log(value) if is_log and value > 0 else float(value) for value in values])
+    """Return values as numbers: themselves, or their ranks among the distinct values.
+
+    Trials that do not have a number (None) get the median of the others: among them it makes no difference.
+    """
+    there = [value for value in values if value is not None]
+    if there and all(isinstance(value, int | float) for value in there):
+        numbers = [math.log(value) if is_log and value > 0 else float(value) for value in there]
+        usual, rest = float(np.median(numbers)), iter(numbers)
+        return np.array([usual if value is None else next(rest) for value in values])
     texts = [str(cell(value)) for value in values]
     order: Mapping[str, int] = {text: place for place, text in enumerate(sorted(set(texts)))}
     return np.array([float(order[text]) for text in texts])

@@ -76,8 +76,12 @@ def about(config: SearchConfig) -> str:
     """Return a one-sentence description of the search."""
     search = config.search
     what = [*search.space, *([f"{search.architecture.space} networks"] if search.architecture else [])]
-    goals = " and ".join(f"{goal.metric} ({goal.mode})" for goal in search.objective)
-    return f"{search.method.type} over {', '.join(what)} for {goals}; task {config.base.task.type}"
+    return f"{search.method.type} over {', '.join(what)} for {objectives_text(config)}; task {config.base.task.type}"
+
+
+def objectives_text(config: SearchConfig) -> str:
+    """Return the objectives with their directions: `accuracy (max) and parameters (min)`."""
+    return " and ".join(f"{goal.metric} ({goal.mode})" for goal in config.search.objective)
 
 
 def drawn_network(config: SearchConfig, genome: Any) -> str | None:

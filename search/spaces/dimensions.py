@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+_NEAR_ZERO = 1e-4
+"""Part of the range of a real number below which a number counts as 0: factors would leave it there for ever."""
+
 
 class Dimension(ABC):
     """The set of values that one key may take."""
@@ -39,9 +42,11 @@ class Dimension(ABC):
 
     @abstractmethod
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> Any:
-        """Return a nearby value (Jaderberg et al., 2017, section 3).
+        """Return a nearby value (Jaderberg et al., 2017, section 4.1).
 
-        A number is multiplied by one of the factors; a choice or a binary moves to a neighbouring value.
+        A number is multiplied by one of the factors. At 0 and at an edge of its range that would leave it as it is;
+        there it moves inwards, by that factor or by the same part of the range. An ordered choice moves to a
+        neighbouring value, or stays at the end. Values without an order are drawn again, all with the same probability.
         """
 
     @property
@@ -75,7 +80,21 @@ class Uniform(Dimension):
         return None
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> float:
-        return min(max(float(value) * float(rng.choice(list(factors))), self.low), self.high)
+        number, factor = float(value), float(rng.choice(list(factors)))
+        if not self.is_log and abs(number) < _NEAR_ZERO * (self.high - self.low):
+            return self._inwards(number, factor)
+        moved = self._inside(number * factor)
+        return self._inwards(number, factor) if moved == number else moved
+
+    def _inwards(self, number: float, factor: float) -> float:
+        """Return a number that is moved by a part of the range (of the number itself, if log), away from an edge."""
+        if self.is_log:
+            return self._inside(number / factor)
+        step = (factor - 1) * (self.high - self.low)
+        return self._inside(number + step if self._inside(number + step) != number else number - step)
+
+    def _inside(self, number: float) -> float:
+        return min(max(number, self.low), self.high)
 
 
 @dataclass(frozen=True)
@@ -109,11 +128,15 @@ class Integer(Dimension):
         return list(range(self.low, self.high + 1))
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> int:
-        factor = float(rng.choice(list(factors)))
-        moved = round(int(value) * factor)
-        if moved == int(value):  # small numbers would never move
-            moved += 1 if factor > 1 else -1
-        return min(max(moved, self.low), self.high)
+        number, factor = int(value), float(rng.choice(list(factors)))
+        if factor == 1:
+            return number
+        step = round(number * factor) - number
+        if number == 0 and not self.is_log:
+            step = round((factor - 1) * (self.high - self.low))
+        step = step or (1 if factor > 1 else -1)  # small numbers would never move
+        moved = min(max(number + step, self.low), self.high)
+        return moved if moved != number else min(max(number - step, self.low), self.high)
 
 
 @dataclass(frozen=True)
@@ -136,6 +159,8 @@ class Choice(Dimension):
         return list({repr(value): value for value in self.values}.values())
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> Any:
+        if not self.is_ordered:
+            return self.sample(rng)
         step = 1 if float(rng.choice(list(factors))) > 1 else -1
         return self.values[min(max(self.values.index(value) + step, 0), len(self.values) - 1)]
 
@@ -163,7 +188,7 @@ class Binary(Dimension):
         return [False, True]
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> bool:
-        return not value
+        return bool(self.sample(rng))
 
     @property
     def is_ordered(self) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from orchestray.platform.config.metric_names import mode_of_metric
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.population import packing
@@ -308,7 +309,8 @@ class PackedPopulation:
         """Return the metric to compare members by, and the sign that makes more better."""
         if self._objective is None:
             metric = next((name for name in names if name != "loss"), "loss")
-            self._objective = {"metric": metric, "mode": "min" if metric.endswith(("loss", "error")) else "max"}
+            listed = getattr(self._task, "lower_is_better", None) or ()
+            self._objective = {"metric": metric, "mode": str(mode_of_metric(metric, listed))}
         metric = self._objective["metric"]
         if metric not in names:
             there = ", ".join(sorted(names))

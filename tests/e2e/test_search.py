@@ -154,7 +154,7 @@ def test_validate_takes_searches_beside_trainings_and_prints_their_schema(config
     train = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
     done = orchestray_here("validate", config, train)
     assert done.stdout.splitlines() == [
-        f"{config}: ok (random over 2 keys of digits, 3 trials of 23 steps)",
+        f"{config}: ok (random over 2 keys of digits for accuracy (max), 3 trials of 23 steps)",
         f"{train}: ok (digits, 20 epochs of sgd in batches of 64, 2 workers)",
     ]
     assert set(json.loads(orchestray_here("validate", "--schema", "search").stdout)["required"]) == {"base", "search"}

@@ -23,7 +23,7 @@ CORNERS = ({"h.a": 1.0, "h.b": 0.0}, {"h.a": 0.0, "h.b": 1.0}, {"h.a": 0.9, "h.b
 """Grid search's; the last two are a little slower, as a rule that wants the better of two finds none among equals."""
 
 EXPLORE: Mapping[str, Any] = {"explore": "both", "resample_probability": 0.5}
-"""A perturbation alone leaves a 0 what it is."""
+"""A perturbation alone seldom leaves a corner."""
 
 
 class Toy:

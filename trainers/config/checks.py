@@ -16,6 +16,7 @@ from orchestray.trainers.config.compression_checks import COMPRESSION_RULES
 from orchestray.trainers.config.exchange_checks import EXCHANGE_RULES
 from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
+from orchestray.trainers.config.modes import GOALS, mode_is_missing
 from orchestray.trainers.config.network_checks import NETWORK_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, values_of_groups
@@ -123,17 +124,28 @@ def _until(view: View) -> Iterator[Problem]:
 
     The first validation catches the rest.
     """
-    task = view("task")
-    names = metric_names(task.type) if task.metric_names is None else task.metric_names
-    if names is None:
-        return
-    there_are = sorted({*names, "loss", *(() if view("distill") is None else ("task_loss",))})
-    for key in ("train.until", "train.early_stopping", "checkpoint.best"):
+    there_are = _reported(view)
+    for key in GOALS:
         goal = view(key)
-        if goal is not None and goal.metric not in there_are:
+        if goal is not None and there_are is not None and goal.metric not in there_are:
             hint = nearest(goal.metric, there_are)
             text = f"the task has no metric {goal.metric!r}{hint} (it has: {', '.join(there_are)})"
             yield Problem(f"{key}.metric", text)
+
+
+def _reported(view: View) -> list[str] | None:
+    """Return the metrics of a validation, as far as the task's source shows; None if it does not."""
+    task = view("task")
+    names = metric_names(task.type) if task.metric_names is None else task.metric_names
+    return None if names is None else sorted({*names, "loss", *(() if view("distill") is None else ("task_loss",))})
+
+
+def _modes(view: View) -> Iterator[Problem]:
+    """Refuse a goal of which nothing says whether higher or lower is better."""
+    for key in GOALS:
+        goal = view(key)
+        if goal is not None and goal.mode is None and goal.metric in (_reported(view) or [goal.metric]):
+            yield Problem(f"{key}.mode", mode_is_missing(goal.metric))
 
 
 def _is_plain(value: object) -> bool:
@@ -167,6 +179,7 @@ _RULES: tuple[Rule, ...] = (
     _python_source,
     _parquet,
     _length,
+    _modes,
     _accumulate,
     _nesterov,
     _schedule,

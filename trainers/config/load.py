@@ -23,6 +23,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.checked_view import View
 from orchestray.trainers.config.checks import find_problems
 from orchestray.trainers.config.dump import dump_yaml as dump_yaml  # noqa: PLC0414 - exported here as well
+from orchestray.trainers.config.modes import with_modes
 from orchestray.trainers.config.schema import TrainConfig
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | TrainConfig
@@ -102,6 +103,7 @@ def check_data(
         look_at_task: same as in `load_train_config`.
     """
     found = list(problems)
+    data = with_modes(data)
     try:
         config = TrainConfig.model_validate(data)
     except ValidationError as error:
@@ -147,7 +149,7 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
     for keys, given in pairs:
         fragment = override_rules.nested(keys, given)
         resolve(fragment, str(Path.cwd()))
-        problem = override_rules.apply(data, keys, reduce(lambda place, key: place[key], keys, fragment))
+        problem = override_rules.apply(data, keys, reduce(lambda place, key: place[key], keys, fragment), TrainConfig)
         if problem is not None:
             problems.append(problem)
     return problems

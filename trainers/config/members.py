@@ -61,8 +61,8 @@ def _data_of(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
         "train": config.train.model_dump(mode="json"),
         "strategy": {"network": network},
     }
-    for key, value in changes.items():
-        if (problem := overrides.apply(data, tuple(key.split(".")), value)) is not None:
+    for key in sorted(changes, key=lambda key: key.count(".")):  # a section before the keys in it
+        if (problem := overrides.apply(data, tuple(key.split(".")), changes[key], TrainConfig)) is not None:
             raise ValueError(problem.text)
     return data
 

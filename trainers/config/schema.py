@@ -19,6 +19,7 @@ from orchestray.platform.config.base import (
     Section,
     Text,
 )
+from orchestray.platform.config.metric_names import Mode, mode_of_metric
 from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.compression.params import NoCompression
 from orchestray.trainers.config.faults import Distill, Fault
@@ -43,9 +44,9 @@ __all__ = [
 ]
 
 
-def resolve_mode(mode: str | None, info: ValidationInfo) -> str:
-    """Return the direction of a metric, by its name if none is given."""
-    return mode or ("min" if str(info.data.get("metric", "")).endswith(("loss", "error")) else "max")
+def resolve_mode(mode: Mode | None, info: ValidationInfo) -> Mode | None:
+    """Return the direction of a metric, by its name if none is given; None if that does not say it."""
+    return mode or mode_of_metric(str(info.data.get("metric", "")))
 
 
 class Until(Section):
@@ -55,9 +56,9 @@ class Until(Section):
     """Name of a validation metric, or `loss`."""
     value: Number
     """Value that the metric must reach."""
-    mode: Literal["max", "min"] | None = None
-    """Direction of the goal: at least (`max`) or at most (`min`) the value; null: `min` for a metric whose name ends
-    with "loss" or "error", else `max`."""
+    mode: Mode | None = None
+    """Direction of the goal: at least (`max`) or at most (`min`) the value; null: by the metric's name, or by the
+    task's `lower_is_better`; required where neither says it."""
 
     _resolve_mode = field_validator("mode", mode="after")(resolve_mode)
 
@@ -71,8 +72,8 @@ class EarlyStopping(Section):
     """Number of validations in a row without a better value after which the run ends."""
     min_delta: AtLeastZero = 0.0
     """Least difference from the best value that counts as better."""
-    mode: Literal["max", "min"] | None = None
-    """Direction that is better; null: `min` for a metric whose name ends with "loss" or "error", else `max`."""
+    mode: Mode | None = None
+    """Direction that is better; null: the same as in `train.until.mode`."""
 
     _resolve_mode = field_validator("mode", mode="after")(resolve_mode)
 
@@ -173,8 +174,8 @@ class BestCheckpoint(Section):
 
     metric: Text
     """Name of a validation metric, or `loss`."""
-    mode: Literal["max", "min"] | None = None
-    """Direction that is better; null: `min` for a metric whose name ends with "loss" or "error", else `max`."""
+    mode: Mode | None = None
+    """Direction that is better; null: the same as in `train.until.mode`."""
     export: Flag = True
     """True to have the run end with the model of this checkpoint; False: with that of the last step."""
 

@@ -98,6 +98,73 @@ def _no_module(name: str, package: str, folders: Sequence[str] | None) -> Proble
     )
 
 
+def lower_is_better(task_type: str) -> tuple[str, ...] | None:
+    """Return the metrics that a user's task lists as better when lower, without importing it.
+
+    Args:
+        task_type: the config's `task.type`; a file in it must be an absolute path.
+
+    Returns:
+        The literal value of its attribute `lower_is_better`; None if its source does not show one.
+    """
+    place, colon, class_name = task_type.rpartition(":")
+    if not colon:
+        return None
+    if is_file_type(task_type):
+        return _listed(Path(place), class_name)
+    if place in sys.modules:
+        return _as_names(getattr(getattr(sys.modules[place], class_name, None), "lower_is_better", None))
+    file = _module_file(place) if _MODULE.match(place) else None
+    return None if file is None else _listed(file, class_name)
+
+
+def _listed(file: Path, class_name: str) -> tuple[str, ...] | None:
+    """Return the literal `lower_is_better` of a class in a file, or of its bases there."""
+    tree, _ = _parsed(file)
+    bound: dict[str, ast.AST] = {} if tree is None else _names_bound(tree.body)
+    while isinstance(node := bound.pop(class_name, None), ast.ClassDef):
+        for statement in ast.walk(node):
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            if isinstance(statement, ast.AnnAssign):
+                targets = [statement.target]
+            if any(_name_of(target) == "lower_is_better" for target in targets):
+                try:
+                    return _as_names(ast.literal_eval(getattr(statement, "value", None) or ast.Constant(None)))
+                except ValueError:
+                    return None
+        class_name = next((base.id for base in node.bases if isinstance(base, ast.Name)), "")
+    return None
+
+
+def _name_of(target: ast.expr) -> str | None:
+    """Return the name of a variable or an attribute that is assigned."""
+    return target.id if isinstance(target, ast.Name) else target.attr if isinstance(target, ast.Attribute) else None
+
+
+def _as_names(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple | set | frozenset):
+        return None
+    return tuple(name for name in value if isinstance(name, str))
+
+
+def _module_file(place: str) -> Path | None:
+    """Return the file of a module on this process's import path; None if there is none to be read."""
+    folders: Sequence[str] | None = None
+    found = None
+    for depth in range(1, place.count(".") + 2):
+        try:
+            found = _found(".".join(place.split(".")[:depth]), folders)
+        except (KeyError, ValueError):
+            return None
+        if found is None:
+            return None
+        folders = list(found.submodule_search_locations or [])
+    file = found.origin if found is not None and found.has_location else None
+    return Path(file) if file is not None and file.endswith(".py") else None
+
+
 def metric_names(task_type: str) -> list[str] | None:
     """Return the metrics of a user's task in a file, if its `metrics` returns dicts with literal keys; else None."""
     place, _, class_name = task_type.rpartition(":")
@@ -110,7 +177,8 @@ def metric_names(task_type: str) -> list[str] | None:
     node = _names_bound(tree.body).get(class_name)
     if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords:
         return None
-    method = _names_bound(node.body).get("metrics")
+    methods = _names_bound(node.body)
+    method = methods.get("final_metrics", methods.get("metrics"))
     if not isinstance(method, ast.FunctionDef) or method.decorator_list:
         return None
     names: list[str] = []
@@ -135,6 +203,8 @@ def own_class_problems(key: str, name: str) -> Iterator[Problem]:
     place, _, class_name = name.rpartition(":")
     if not class_name.isidentifier():
         yield Problem(key, f"must end with the name of a class after the colon, got {name!r}")
+    elif place == "__main__":
+        yield Problem(key, in_a_cell(class_name))
     elif is_file_type(name):
         tree, problem = _parsed(Path(place))
         if problem:

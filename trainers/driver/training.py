@@ -18,6 +18,7 @@ from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress
 from orchestray.trainers.config.load import dump_yaml, load_train_config
+from orchestray.trainers.config.modes import goals_text
 from orchestray.trainers.config.resume import resume_differences
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -127,6 +128,8 @@ def _attempt(
         run_log.scale_requests = ScaleRequests(directory)
         feeds = Feeds(trackers, directory.path, progress.warn)
         feeds.start(config.model_dump(mode="json"), config.name, resumed=resume_from is not None)
+        if goals := goals_text(config):
+            progress.event(goals)
         try:
             outcome = _run_engine(config, directory, address, run_log, resume_from, asked)
         except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal
+from orchestray.search.methods.space import MAX_DRAWS, Space
 from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.spaces.architectures.choices import ChoiceSpace, Decision
 from orchestray.search.spaces.registry import OwnSpace
@@ -58,16 +59,27 @@ class Questions:
             method: name of the method, for errors.
         """
         self.architecture = None if architecture is None and space else choice_space(architecture, method)
-        self._offered = {key: _offered(dimension) for key, dimension in space.items()}
+        self._space = Space.of(space)
+        self._offered = {key: _offered(self._space[key]) for key in self._space.order}
         self._keys: dict[tuple[tuple[str, type, Any], ...], str] = {}
         """Keys of recent answers: a learner draws the same answers often, and a network's key is slow to compute."""
 
     def answer(self, pick: Pick, architecture: ChoiceSpace | None = None) -> list[Decision]:
-        """Return the answers of `pick` to all choices of the architecture (default: the space's) and of the keys."""
+        """Return the answers of `pick` to all choices of the architecture (default: the space's) and of the keys.
+
+        A key that a point does not have is not asked for. Answers that no trial can have are asked for again.
+        """
         asking = architecture or self.architecture
-        decisions = [] if asking is None else asking.decide(pick)
-        for name, options in self._offered.items():
-            decisions.append(Decision(name, options, pick(name, options)))
+        decisions: list[Decision] = []
+        for _ in range(MAX_DRAWS):
+            decisions = [] if asking is None else asking.decide(pick)
+            values: dict[str, Any] = {}
+            for name, options in self._offered.items():
+                if self._space.conditions.is_active(name, values):
+                    decisions.append(Decision(name, options, pick(name, options)))
+                    values[name] = decisions[-1].value
+            if self._space.is_allowed(values):
+                break
         return decisions
 
     def genome(self, decisions: Sequence[Decision]) -> Any:

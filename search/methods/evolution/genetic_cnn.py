@@ -5,7 +5,7 @@ roulette, crossover of whole stages and mutation of bits, in generations.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.selection import roulette
 from orchestray.search.methods.evolution.variation import Candidate
+from orchestray.search.methods.space import MAX_DRAWS
 from orchestray.search.spaces.architectures.choices import ChoiceSpace
 
 if TYPE_CHECKING:
@@ -133,8 +134,7 @@ class GeneticCnn(Generational[BitString]):
         self.crossover_probability = crossover_probability
         self.stage_swap_probability = stage_swap_probability
         rng = rng_of(self.seed, 0)
-        drawn = (rng.integers(2, size=len(self.genes.names)) for _ in range(self.population_size))
-        self.members = [self._member(bits, None, "") for bits in drawn]
+        self.members = [self._drawn(rng) for _ in range(self.population_size)]
 
     def next_generation(self, fitness: Sequence[float]) -> list[BitString]:
         rng = rng_of(self.seed, self.generation)
@@ -154,6 +154,8 @@ class GeneticCnn(Generational[BitString]):
         for stage in self.genes.stages:
             if rng.random() < self.stage_swap_probability:
                 a[stage], b[stage] = second.bits[stage], first.bits[stage]
+        if not all(self.space.is_allowed(self._changes(bits)) for bits in (a, b)):
+            return [first, second]
         pair = (self.trial_of[first.key], self.trial_of[second.key])
         return [
             self._member(a, pair[0], f"crossover with trial {pair[1]}"),
@@ -164,9 +166,24 @@ class GeneticCnn(Generational[BitString]):
         if rng.random() >= self.mutation_probability:
             return member
         flips = rng.random(len(member.bits)) < self.bit_flip_probability
+        bits = np.where(flips, 1 - member.bits, member.bits)
+        if not self.space.is_allowed(self._changes(bits)):
+            return member
         flipped = ", ".join(name for name, flip in zip(self.genes.names, flips.tolist(), strict=True) if flip)
-        return self._member(np.where(flips, 1 - member.bits, member.bits), self.trial_of[member.key], f"flip {flipped}")
+        return self._member(bits, self.trial_of[member.key], f"flip {flipped}")
+
+    def _drawn(self, rng: np.random.Generator) -> BitString:
+        for _ in range(MAX_DRAWS):
+            bits = rng.integers(2, size=len(self.genes.names))
+            if self.space.is_allowed(self._changes(bits)):
+                break
+        return self._member(bits, None, "")
+
+    def _changes(self, bits: np.ndarray) -> dict[str, Any]:
+        """Return the hyper-parameters of a string."""
+        return self.space.active(self.genes.candidate(bits).changes)
 
     def _member(self, bits: np.ndarray, parent: int | None, change: str) -> BitString:
         candidate = self.genes.candidate(bits)
+        candidate = replace(candidate, changes=self._changes(bits))
         return BitString(candidate, self.variation.key(candidate), parent, change, bits)

@@ -133,7 +133,7 @@ class LargeScaleEvolution(Evolution):
             return Candidate(genome, parent.changes), change
         if isinstance(self.architecture, GrowingSpace):
             changes = self.variation.perturb_one(parent.changes, rng)
-            described = ", ".join(f"alter {key}" for key in changes if changes[key] != parent.changes[key])
+            described = ", ".join(f"alter {key}" for key in changes if changes[key] != parent.changes.get(key))
             return Candidate(parent.genome, changes), described or "identity"
         return self.variation.mutate(parent, rng)
 

@@ -7,14 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from orchestray.search.methods.space import Space
 from orchestray.search.spaces.architectures.base import key_of, plain_key
-from orchestray.search.spaces.dimensions import sample
 
 if TYPE_CHECKING:
     import numpy as np
 
     from orchestray.search.spaces.architectures.base import ArchitectureSpace
     from orchestray.search.spaces.dimensions import Dimension
+
+
+_TRIES = 8
+"""Draws of another value before one stays the same."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,13 @@ class Variation:
     """The drawing, mutation and crossover of candidates of an architecture space and a space of hyper-parameters."""
 
     def __init__(self, space: Mapping[str, Dimension], architecture: ArchitectureSpace | None) -> None:
-        self.space = space
+        self.space = Space.of(space)
         self.architecture = architecture
 
     def sample(self, rng: np.random.Generator) -> Candidate:
         """Draw a candidate."""
         genome = None if self.architecture is None else self.architecture.sample(rng)
-        return Candidate(genome, sample(self.space, rng))
+        return Candidate(genome, self.space.sample(rng))
 
     def mutate(self, candidate: Candidate, rng: np.random.Generator) -> tuple[Candidate, str]:
         """Change one thing: with equal probability the genome or one hyper-parameter, if both are searched.
@@ -65,14 +69,25 @@ class Variation:
 
     def perturb_one(self, changes: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         """Return the values with one hyper-parameter moved to a value nearby."""
-        keys = list(self.space)
+        keys = [key for key in self.space if key in changes]
         key = keys[int(rng.integers(len(keys)))]
-        return {**changes, key: self.space[key].perturb(changes[key], rng)}
+        for _ in range(_TRIES):  # values without an order are drawn again, and may be drawn as they were
+            moved = self.space[key].perturb(changes[key], rng)
+            made = self.space.completed({**changes, key: moved}, rng)
+            if moved != changes[key] and self.space.is_allowed(made):
+                return made
+        return dict(changes)
 
     def crossover(self, a: Candidate, b: Candidate, rng: np.random.Generator) -> Candidate:
         """Return the space's crossover of two genomes, with each hyper-parameter from either with equal probability."""
         genome = None if self.architecture is None else self.architecture.crossover(a.genome, b.genome, rng)
-        return Candidate(genome, {key: (a if rng.random() < 0.5 else b).changes[key] for key in self.space})
+        mixed = {}
+        for key in self.space:
+            one, other = (a, b) if rng.random() < 0.5 else (b, a)
+            if key in one.changes or key in other.changes:  # a key that only one parent has comes from that one
+                mixed[key] = one.changes[key] if key in one.changes else other.changes[key]
+        changes = self.space.completed(mixed, rng)
+        return Candidate(genome, changes if self.space.is_allowed(changes) else a.changes)
 
     def key(self, candidate: Candidate) -> str:
         """Return the key under which the candidate's score is stored."""

@@ -43,8 +43,9 @@ class Asha(EarlyStopping):
     promoted. Otherwise it is a few more, of the order of the square root of N (section 3.2). Waiting trials are held
     without a process. They are stopped as soon as they cannot be promoted even if all later trials are worse.
 
-    Rung k of bracket s is at grace_steps * eta^(s+k) steps; a trial promoted from the last rung below `steps_per_trial`
-    is trained to its end. Not order-free: promotions depend on the order of reports.
+    Rung k of bracket s is at grace_steps * eta^(s+k) steps. A rung beyond which less than 1/eta of that is left of a
+    trial is left out. A trial promoted from the last rung is trained to its end. Not order-free: promotions depend on
+    the order of reports.
     """
 
     def __init__(self, *, eta: int = 4, grace_steps: int | None = None, brackets: int = 1, **arguments: Any) -> None:
@@ -203,6 +204,11 @@ class Asha(EarlyStopping):
 
 
 def _rung_steps(grace_steps: int, eta: int, steps_per_trial: int) -> list[int]:
-    """Return the steps of the rungs below the end of a trial."""
+    """Return the steps of the rungs below the end of a trial.
+
+    After the last one a trial has at least 1/eta of its steps so far to go: to stop it earlier would save next to
+    nothing, and leave the best one short of its end. The first rung is there in any case.
+    """
     num_rungs = max(0, math.ceil(math.log(steps_per_trial / grace_steps, eta) - 1e-9))
-    return [grace_steps * eta**rung for rung in range(num_rungs)]
+    rungs = [grace_steps * eta**rung for rung in range(num_rungs)]
+    return [rung for rung in rungs if rung == grace_steps or steps_per_trial * eta >= rung * (eta + 1)]

@@ -13,7 +13,6 @@ from orchestray.search.methods.hyper.random import SobolPoints
 from orchestray.search.methods.hyper.surrogates import Candidate, GaussianProcessModel
 from orchestray.search.methods.hyper.tpe import ParzenModel
 from orchestray.search.spaces.architectures.base import Genome
-from orchestray.search.spaces.dimensions import from_units
 
 
 class Bayesian(Proposer):
@@ -74,7 +73,7 @@ class Bayesian(Proposer):
         """Return the best new point of the model; None if all its candidates are known."""
         points = [point for point, _ in self._pending.values()]
         candidates = self.model.propose(self.num_asked, self.history, points)
-        return next((point for point in candidates if not self.is_known(point.values, point.genome)), None)
+        return next((point for point in candidates if self.is_new(point.values, point.genome)), None)
 
     def _spread_out(self) -> Candidate | None:
         """Return the next point of a Sobol sequence, with a random genome; known points are replaced by random ones."""
@@ -83,26 +82,12 @@ class Bayesian(Proposer):
             units = rng.random(len(self.space))
             if self._spread is not None and draw == 0:
                 units = self._spread[self.num_asked]
-            values = from_units(self.space, list(units))
+            values = self.space.from_units(units)
             genome = None if self.architecture is None else self.architecture.sample(rng)
-            if not self.is_known(values, genome):
+            if self.is_new(values, genome):
                 return Candidate(values, genome)
-        return self._last_points()
-
-    def _last_points(self) -> Candidate | None:
-        """Return the first unknown point in the order of the grid; None if the points cannot be counted."""
-        if self.num_points is None:
-            return None
-        indices = [0] * len(self.space)
-        every = [dimension.all_values() or [] for dimension in self.space.values()]
-        while True:
-            values = {key: axis[index] for key, axis, index in zip(self.space, every, indices, strict=True)}
-            if not self.is_known(values):
-                return Candidate(values, None)
-            for place in reversed(range(len(indices))):
-                indices[place] = (indices[place] + 1) % len(every[place])
-                if indices[place]:
-                    break
+        last = self.last_point()
+        return None if last is None else Candidate(last, None)
 
     def tell(self, finished: Finished) -> None:
         point, genome = self._pending.pop(finished.trial)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestray.search.methods.space import Space
 from orchestray.search.spaces.architectures.base import Genome
 from orchestray.search.spaces.dimensions import Choice, Dimension
 
@@ -22,6 +23,8 @@ _MAX_SNAPPED = 4096
 ABSENT = -1
 """Code of a column in which a genome has no scalar."""
 _CODE_BITS = 32
+_INACTIVE = 0.5
+"""Place in [0, 1] of a number that a point does not have."""
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 """Types of JSON scalars."""
 
@@ -65,7 +68,7 @@ class Encoder:
     """The conversion of points to arrays and back."""
 
     def __init__(self, space: Mapping[str, Dimension], has_genomes: bool) -> None:
-        self.space, self.has_genomes = dict(space), has_genomes
+        self.space, self.has_genomes = Space.of(space), has_genomes
         self.unordered = {key: d for key, d in space.items() if isinstance(d, Choice) and not d.is_ordered}
         self.numeric = {key: d for key, d in space.items() if key not in self.unordered}
         self._tables = [_places(dimension) for dimension in self.numeric.values()]
@@ -93,10 +96,10 @@ class Encoder:
         return np.array(lengths)
 
     def encode(self, values: Mapping[str, Any], genome: Genome = None) -> Encoded:
-        """Return one point as a batch of one, [1, ...]."""
-        units = [dimension.to_unit(values[key]) for key, dimension in self.numeric.items()]
+        """Return one point as a batch of one, [1, ...]; keys that it does not have are at a fixed place."""
+        units = [d.to_unit(values[key]) if key in values else _INACTIVE for key, d in self.numeric.items()]
         keys = zip(self.unordered, self._choice_codes, strict=True)
-        choices = [codes[repr(values[key])] for key, codes in keys]
+        choices = [codes[repr(values[key])] if key in values else 0 for key, codes in keys]
         genes = self.encode_genomes([genome] if self.has_genomes else [None])
         return Encoded(np.array([units], dtype=float), np.array([choices], dtype=np.int64), genes)
 
@@ -134,11 +137,29 @@ class Encoder:
         return column << _CODE_BITS | codes.setdefault(scalar, len(codes))
 
     def decode(self, units: np.ndarray, choices: np.ndarray) -> dict[str, Any]:
-        """Return the values of one point, in the order of the space."""
+        """Return the values of one point, in the order of the space, without keys that it does not have."""
         values = {key: d.from_unit(float(unit)) for (key, d), unit in zip(self.numeric.items(), units, strict=True)}
         for (key, dimension), code in zip(self.unordered.items(), choices, strict=True):
             values[key] = dimension.all_values()[int(code)]
-        return {key: values[key] for key in self.space}
+        return self.space.active({key: values[key] for key in self.space})
+
+    def active(self, points: Encoded) -> tuple[np.ndarray, np.ndarray]:
+        """Return True for each key that a point has: [n, num_units] and [n, num_choices]."""
+        if not self.space.is_conditional:
+            return np.ones(points.units.shape, bool), np.ones(points.choices.shape, bool)
+        rows = [self.decode(units, choices) for units, choices in zip(points.units, points.choices, strict=True)]
+        masks = [
+            np.array([[key in row for key in keys] for row in rows], bool) for keys in (self.numeric, self.unordered)
+        ]
+        return masks[0].reshape(points.units.shape), masks[1].reshape(points.choices.shape)
+
+    def imputed(self, points: Encoded) -> Encoded:
+        """Return points with a fixed place for each key that they do not have: they differ by the others only."""
+        if not self.space.is_conditional:
+            return points
+        of_units, of_choices = self.active(points)
+        units, choices = np.where(of_units, points.units, _INACTIVE), np.where(of_choices, points.choices, 0)
+        return Encoded(units, choices, points.genes)
 
     def snap(self, units: np.ndarray) -> np.ndarray:
         """Round places in [0, 1] to the nearest places of values: [n, num_units]."""

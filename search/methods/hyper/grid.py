@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -54,8 +53,8 @@ class Grid(Proposer):
         if isinstance(self.architecture, ChoiceSpace):
             genomes = iter(self.architecture.enumerate())
         for genome in genomes:
-            for values in product(*self.axes.values()):
-                yield dict(zip(self.axes, values, strict=True)), genome
+            for values in self.space.points(self.axes):
+                yield values, genome
 
     def _look_ahead(self) -> None:
         """Find the next point that was not proposed.
@@ -64,11 +63,13 @@ class Grid(Proposer):
             ConfigError: too many points in a row are known: the space is too large for a grid.
         """
         self._next = None
-        for passed, point in enumerate(self._walk):
-            if not self.is_known(*point):
+        num_known = 0
+        for point in self._walk:
+            if self.is_new(*point):
                 self._next = point
                 break
-            if passed == _MOST_ALIKE:
+            num_known += self.is_known(*point)
+            if num_known > _MOST_ALIKE:
                 raise ConfigError(
                     f"{_MOST_ALIKE:,} genomes in a row are networks that the grid has had: the space is too large to "
                     "be walked; use random or an evolution, or narrow search.architecture"

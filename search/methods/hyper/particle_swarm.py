@@ -11,11 +11,10 @@ import numpy as np
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal, rng_of
-from orchestray.search.methods.hyper.proposer import Proposer
+from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.methods.hyper.random import SobolPoints
-from orchestray.search.spaces.dimensions import from_units
 
-_VELOCITY_DRAW = 0x950
+_VELOCITY_DRAW, _PLACE_DRAW = 0x950, 0x951
 
 
 @dataclass
@@ -89,10 +88,23 @@ class ParticleSwarm(Proposer):
         if self.is_done or not self._ready:
             return None
         particle = self._ready.popleft()
-        values = from_units(self.space, list(self.particles[particle].position))
+        values = self._values(particle)
         proposal = self.propose(values, change=f"particle {particle}")
         self._flying[proposal.trial] = particle
         return proposal
+
+    def _values(self, number: int) -> dict[str, Any]:
+        """Return the values at a particle; one at a point that no trial can have is moved to a random place first."""
+        particle = self.particles[number]
+        values = self.space.from_units(particle.position)
+        draws = rng_of(self.seed, _PLACE_DRAW, number, self.num_asked)
+        for _ in range(MAX_DRAWS):
+            if self.space.is_allowed(values):
+                break
+            particle.position = draws.random(len(self.space))
+            particle.velocity = np.zeros(len(self.space))
+            values = self.space.from_units(particle.position)
+        return values
 
     def tell(self, finished: Finished) -> None:
         particle = self._flying.pop(finished.trial)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal
+from orchestray.search.methods.space import MAX_DRAWS as MAX_DRAWS  # noqa: PLC0414 - proposers take it from here
 from orchestray.search.spaces.architectures.base import Genome, key_of
-
-MAX_DRAWS = 200
-"""Number of draws without a new architecture after which a space counts as exhausted."""
 
 
 class Proposer(Method):
@@ -48,16 +45,23 @@ class Proposer(Method):
     def key(self, values: Mapping[str, Any], genome: Genome = None) -> str:
         """Return a key that is equal for points that make the same trial."""
         architecture = "" if self.architecture is None else key_of(self.architecture, genome)
-        return architecture + json.dumps([values[key] for key in self.space], sort_keys=True)
+        return architecture + json.dumps({key: values[key] for key in self.space if key in values})
 
     def is_known(self, values: Mapping[str, Any], genome: Genome = None) -> bool:
         """Return True if the point was proposed already."""
         return self.key(values, genome) in self._keys
 
+    def is_new(self, values: Mapping[str, Any], genome: Genome = None) -> bool:
+        """Return True if a trial can have the point, and none has had it."""
+        return not self.is_known(values, genome) and self.space.is_allowed(values)
+
     @property
     def num_points(self) -> int | None:
         """Number of points of the space; None if it cannot be counted."""
-        counts = [dimension.num_values for dimension in self.space.values()]
-        if self.architecture is not None or any(count is None for count in counts):
+        return None if self.architecture is not None else self.space.num_points
+
+    def last_point(self) -> dict[str, Any] | None:
+        """Return the first new point in the order of the grid; None if there is none, or they cannot be listed."""
+        if self.architecture is not None or not self.space.is_finite:
             return None
-        return math.prod(count for count in counts if count is not None)
+        return next((values for values in self.space.points() if self.is_new(values)), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,6 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.spaces.architectures.base import Genome
-from orchestray.search.spaces.dimensions import from_units, sample
 
 _BLOCK = 64
 """Points of the Sobol sequence that are computed at a time: a power of two."""
@@ -20,8 +20,9 @@ _BLOCK = 64
 class Random(Proposer):
     """Draws, independent of each other and of every score (Bergstra and Bengio, 2012).
 
-    Order-free: the n-th proposal depends on the seed and n alone. An architecture is not proposed twice with the same
-    values of the space. After 200 draws without a new one the space counts as exhausted and the search ends.
+    Order-free: the n-th proposal depends on the seed, n and the proposals before alone. No point is proposed twice: a
+    known one is drawn again, and the search ends when all are known. With an architecture the space counts as exhausted
+    after 200 draws without a new network.
     """
 
     is_order_free = True
@@ -47,17 +48,23 @@ class Random(Proposer):
         if self.is_done:
             return None
         rng = rng_of(self.seed, self.num_asked)
-        values = (
-            sample(self.space, rng) if self.sobol is None else from_units(self.space, list(self.sobol[self.num_asked]))
-        )
-        if self.architecture is None:
-            return self.propose(values)
+        values = self.space.sample(rng) if self.sobol is None else self.space.from_units(self.sobol[self.num_asked])
         for _ in range(MAX_DRAWS):
-            genome: Genome = self.architecture.sample(rng)
-            if not self.is_known(values, genome):
+            genome: Genome = None if self.architecture is None else self.architecture.sample(rng)
+            if self.is_new(values, genome):
                 return self.propose(values, genome)
-        self.is_exhausted = True
-        return None
+            if self.architecture is None or not self.space.is_allowed(values):
+                values = self.space.sample(rng)
+        last = self.last_point()
+        if last is None:
+            self.is_exhausted = True
+            return None
+        return self.propose(last)
+
+    def propose(self, values: Mapping[str, Any], genome: Genome = None, change: str = "") -> Proposal:
+        proposal = super().propose(values, genome, change)
+        self.is_exhausted = self.num_points is not None and self.num_asked >= self.num_points
+        return proposal
 
 
 class SobolPoints:

@@ -76,12 +76,17 @@ class Spectral(Proposer):
         if self.is_done or (len(self.terms) < self.stages and len(self._signs) >= self.samples):
             return None
         rng = rng_of(self.seed, self.num_asked)
+        known: tuple[np.ndarray, dict[str, Any]] | None = None
         for _ in range(MAX_DRAWS):
             signs = self._draw(rng)
-            values = {key: two[int(sign < 0)] for (key, two), sign in zip(self._two.items(), signs, strict=True)}
-            if not self.is_known(values):
+            drawn = {key: two[int(sign < 0)] for (key, two), sign in zip(self._two.items(), signs, strict=True)}
+            values = self.space.active(drawn)
+            if self.is_new(values):
                 break
+            if self.space.is_allowed(values):
+                known = signs, values
         else:
+            signs, values = known or (signs, values)
             if len(self.terms) >= self.stages:
                 self.is_exhausted = True
                 return None

@@ -227,6 +227,7 @@ class GaussianProcessModel:
             np.column_stack([np.empty((num_drawn, 0), int), *(rng.integers(n, size=num_drawn) for n in self._options)]),
             self.encoder.encode_genomes(genomes),
         )
+        drawn = self.encoder.imputed(drawn)
         best = Pool(history.points()[leaders], [history.genomes[row] for row in leaders])
         parts = [
             self._around(best, num_near // len(leaders) // len(_NEAR_STEPS) + 1, step, rng) for step in _NEAR_STEPS
@@ -257,7 +258,7 @@ class GaussianProcessModel:
             chance = 0.5 if self.encoder.space else 1.0
             architecture = self.architecture
             genomes = [architecture.mutate(g, rng) if rng.random() < chance else g for g in genomes]
-        return Pool(Encoded(units, choices, self.encoder.encode_genomes(genomes)), genomes)
+        return Pool(self.encoder.imputed(Encoded(units, choices, self.encoder.encode_genomes(genomes))), genomes)
 
     def _candidate(self, pool: Pool, row: int) -> Candidate:
         points = pool.points

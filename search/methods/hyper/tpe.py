@@ -46,22 +46,29 @@ class ParzenModel:
         num_good = min(max(2, math.ceil(_GOOD_PART * len(order))), _MAX_GOOD)
         points = history.points()
         good, bad = points[order[:num_good]], stack([points[order[num_good:]], *pending])
-        gains = np.zeros(_NUM_CANDIDATES)
-        units = np.empty((_NUM_CANDIDATES, points.units.shape[1]))
-        for axis in range(units.shape[1]):
-            among_good, among_bad = Parzen(good.units[:, axis]), Parzen(bad.units[:, axis])
+        (has_good, chose_good), (has_bad, chose_bad) = self.encoder.active(good), self.encoder.active(bad)
+        of_units = np.empty((_NUM_CANDIDATES, points.units.shape[1]))
+        units = np.empty_like(of_units)
+        for axis in range(units.shape[1]):  # only the trials that have a key say which of its values are good
+            among_good = Parzen(good.units[has_good[:, axis], axis])
+            among_bad = Parzen(bad.units[has_bad[:, axis], axis])
             units[:, axis] = among_good.sample(_NUM_CANDIDATES, rng)
-            gains += among_good.log_density(units[:, axis]) - among_bad.log_density(units[:, axis])
+            of_units[:, axis] = among_good.log_density(units[:, axis]) - among_bad.log_density(units[:, axis])
         choices = np.empty((_NUM_CANDIDATES, points.choices.shape[1]), dtype=np.int64)
+        of_choices = np.empty(choices.shape)
         for axis, options in enumerate(self.encoder.num_options):
-            likely, unlikely = _shares(good.choices[:, axis], options), _shares(bad.choices[:, axis], options)
+            likely = _shares(good.choices[chose_good[:, axis], axis], options)
+            unlikely = _shares(bad.choices[chose_bad[:, axis], axis], options)
             choices[:, axis] = rng.choice(options, size=_NUM_CANDIDATES, p=likely)
-            gains += np.log(likely / unlikely)[choices[:, axis]]
+            of_choices[:, axis] = np.log(likely / unlikely)[choices[:, axis]]
+        units = self.encoder.snap(units)
+        none = np.empty((_NUM_CANDIDATES, 0), dtype=np.int64)
+        has_units, has_choices = self.encoder.active(Encoded(units, choices, none))
+        gains = np.where(has_units, of_units, 0.0).sum(1) + np.where(has_choices, of_choices, 0.0).sum(1)
         genomes: list[Genome] = [None] * _NUM_CANDIDATES
         if self.architecture is not None:
             genomes = [self._genome(self.architecture, history, order[:num_good], rng) for _ in range(_NUM_CANDIDATES)]
             gains += _log_ratio(self.encoder.encode_genomes(genomes), good.genes, bad.genes)
-        units = self.encoder.snap(units)
         best_first = np.argsort(-gains, kind="stable")
         return [Candidate(self.encoder.decode(units[row], choices[row]), genomes[row]) for row in best_first]
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
+from orchestray.platform.config.metric_names import mode_of_metric
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report, rng_of
 from orchestray.search.spaces.architectures.base import key_of
@@ -139,10 +140,13 @@ def reward_of(given: str | None, metric: str, mode: str) -> Mapping[str, Any]:
     """Return the arguments of a program that define the reward of a network; empty for the program's own default.
 
     Args:
-        given: metric in the method's section, which takes precedence.
+        given: metric in the method's section, which takes precedence; maximised unless its name says otherwise.
         metric: the search's first objective; for `loss` or a measure of the network the reward is minus the loss.
         mode: `max` or `min`.
     """
-    if given is not None or metric == "loss" or metric in MEASURES:
+    if given is not None:
+        direction = mode if given == metric else mode_of_metric(given)
+        return {"less_is_better": True} if direction == "min" else {}
+    if metric == "loss" or metric in MEASURES:
         return {}
     return {"metric": metric, "less_is_better": mode == "min"}

@@ -45,7 +45,8 @@ class Enas(OneShot):
     type: Literal["enas"]
     """The method `enas`."""
     metric: Text | None = None
-    """Metric of the task that rewards the controller, to be maximised; null: the search's first objective."""
+    """Metric of the task that rewards the controller, to be maximised unless its name says otherwise; null: the
+    search's first objective."""
     controller_every: Positive = 10
     """Steps of the shared weights between two turns of the controller."""
     controller_steps: Positive = 5
@@ -89,4 +90,5 @@ class Smash(OneShot):
     num_judged: Positive = 64
     """Networks drawn at the end, of which the best by written weights are the finalists."""
     metric: Text | None = None
-    """Metric of the task that they are judged by, to be maximised; null: the search's first objective."""
+    """Metric of the task that they are judged by, to be maximised unless its name says otherwise; null: the
+    search's first objective."""

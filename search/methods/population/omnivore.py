@@ -7,7 +7,6 @@ and the best trains on until the next retune.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -146,8 +145,7 @@ def _points(method: Omnivore) -> list[dict[str, Any]]:
         )
     if problems:
         raise ConfigError(problems)
-    every = itertools.product(*(there or () for there in values.values()))
-    points = [dict(zip(values, point, strict=True)) for point in every]
+    points = [point for point in method.space.points() if method.space.is_allowed(point)]
     if method.trials is not None and len(points) > method.trials:
         raise ConfigError(
             f"search.space: its grid has {len(points)} points, and the budget {method.trials} trials; use "

@@ -27,7 +27,6 @@ from orchestray.search.methods.population import packing
 from orchestray.search.methods.population.exploit import ExploitRule, choose_source
 from orchestray.search.methods.population.explore import Explore, describe_changes, explored
 from orchestray.search.methods.population.time_sharing import Turns
-from orchestray.search.spaces.dimensions import sample
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig
@@ -91,7 +90,7 @@ class PopulationBasedTraining(Method):
             ConfigError: an argument is missing, or two do not fit each other.
         """
         super().__init__(**arguments)
-        _check(self, population, interval_steps, initial)
+        _check(self, population, interval_steps, initial, packed=packed)
         self.population, self.interval_steps = population, interval_steps
         self._exploit, self._fraction, self._p, self._num_evaluations = exploit, fraction, p, evaluations
         self._explore, self._factors, self._resample_probability = explore, tuple(factors), resample_probability
@@ -171,8 +170,9 @@ class PopulationBasedTraining(Method):
         return [self._first_values(number) for number in range(self.population)]
 
     def _first_values(self, number: int) -> dict[str, Any]:
-        drawn = sample(self.space, rng_of(self.seed, _INITIAL, number))
-        return drawn | (self._initial[number] if number < len(self._initial) else {})
+        rng = rng_of(self.seed, _INITIAL, number)
+        given = self._initial[number] if number < len(self._initial) else {}
+        return self.space.completed(self.space.sample(rng) | given, rng)
 
     def _proposed(self, proposal: Proposal, must_copy: int | None = None) -> Proposal:
         member = Member(proposal.changes, must_copy=must_copy)
@@ -289,7 +289,9 @@ def _counted(score: float) -> float:
     return score if math.isfinite(score) else -math.inf
 
 
-def _check(method: PopulationBasedTraining, population: int, interval_steps: int, initial: Sequence[Any]) -> None:
+def _check(
+    method: PopulationBasedTraining, population: int, interval_steps: int, initial: Sequence[Any], *, packed: bool
+) -> None:
     problems = []
     if method.architecture is not None:
         problems.append(
@@ -307,6 +309,10 @@ def _check(method: PopulationBasedTraining, population: int, interval_steps: int
         problems.append(
             f"search.method.interval_steps: {interval_steps} leaves no step after the first look at the others; it "
             f"must be below steps_per_trial: {method.steps_per_trial}"
+        )
+    if packed and method.space.is_conditional:
+        problems.append(
+            "search.space: members of a packed population have the same keys; use packed: false, or no when"
         )
     if len(initial) > population:
         problems.append(f"search.method.initial: has {len(initial)} members, and the population {population}")

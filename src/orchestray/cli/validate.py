@@ -15,6 +15,7 @@ from orchestray.search.config.schema import SearchConfig
 from orchestray.serving.config.load import is_serve_source, load_serve_config
 from orchestray.serving.config.schema import Scaling, ServeConfig
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.modes import goals_text
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.task_lint import module_problems
 
@@ -123,9 +124,9 @@ def _search_summary(config: SearchConfig, folder: Path) -> str:
     what = [f"{len(search.space)} key{'s' if len(search.space) > 1 else ''}"] if search.space else []
     what += [f"{_as_given(search.architecture.space, folder)} networks"] if search.architecture else []
     length = f"{trials} of {config.steps_per_trial} steps"
-    return (
-        f"ok ({search.method.type} over {' and '.join(what)} of {_as_given(config.base.task.type, folder)}, {length})"
-    )
+    goals = " and ".join(f"{goal.metric} ({goal.mode})" for goal in search.objective)
+    task = _as_given(config.base.task.type, folder)
+    return f"ok ({search.method.type} over {' and '.join(what)} of {task} for {goals}, {length})"
 
 
 def _as_given(place: str, folder: Path) -> str:
@@ -140,4 +141,6 @@ def _summary(config: TrainConfig) -> str:
     length = f"{train.epochs} epochs" if train.epochs else f"{train.steps} steps"
     num_workers = network.data * network.tensor * network.pipeline
     workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
-    return f"ok ({config.task.type}, {length} of {train.optimizer.type} in batches of {train.batch_size}, {workers})"
+    goals = f", {text}" if (text := goals_text(config)) else ""
+    batches = f"in batches of {train.batch_size}"
+    return f"ok ({config.task.type}, {length} of {train.optimizer.type} {batches}, {workers}{goals})"

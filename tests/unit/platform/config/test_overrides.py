@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import copy
 
+import pytest
+from pydantic import ConfigDict, Field
+
+from orchestray.platform.config import overrides
+from orchestray.platform.config.base import Section
 from orchestray.platform.config.overrides import parse
 
 
@@ -81,3 +86,42 @@ def test_a_line_that_may_be_text_or_keys_is_refused(text: str) -> None:
     pairs, (problem,) = parse([f"task.text={text}"])
     assert not pairs
     assert "it may be text, or keys or a list; quote what is text" in problem.line("config")
+
+
+class Free(Section):
+    """A section with arguments of the user's."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Whole(Section):
+    """A config with such a section."""
+
+    task: Free = Free()
+    known: dict[str, int] = Field(default_factory=dict)
+
+
+def test_the_longest_key_of_a_mapping_counts() -> None:
+    data = {"task": {"scales": {"a.b": 1, "a.b.c": {"d.e": 2}, "a": {"b": 3}}}}
+    for path, value in (("a.b", 10), ("a.b.c.d.e", 20)):
+        keys = ("task", "scales", *path.split("."))
+        assert overrides.apply(data, keys, value, Whole) is None
+        assert overrides.find(data, keys) == value
+    assert data == {"task": {"scales": {"a.b": 10, "a.b.c": {"d.e": 20}, "a": {"b": 3}}}}
+
+
+@pytest.mark.parametrize("path", ["task.scales.a.x", "task.scales.b", "task.deep.0.scale", "task.scales.ab.c"])
+def test_a_key_that_a_mapping_of_the_user_lacks_is_refused(path: str) -> None:
+    data = {"task": {"scales": {"a.b": 1}, "deep": [{"scales": 1}]}}
+    before = copy.deepcopy(data)
+    problem = overrides.apply(data, tuple(path.split(".")), 2, Whole)
+    assert problem is not None
+    assert "is no key of task." in problem.text
+    assert data == before
+
+
+@pytest.mark.parametrize("path", ["task.more", "task.empty.a", "task.none.a.b", "task.new.a", "known.b"])
+def test_arguments_of_the_user_and_keys_of_empty_mappings_may_be_new(path: str) -> None:
+    data: dict[str, object] = {"task": {"empty": {}, "none": None}, "known": {"a": 1}}
+    assert overrides.apply(data, tuple(path.split(".")), 2, Whole) is None
+    assert overrides.find(data, tuple(path.split("."))) == 2

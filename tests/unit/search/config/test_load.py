@@ -76,6 +76,24 @@ def test_the_mode_of_an_objective_follows_from_its_name(metric: str, mode: str) 
     assert objective.sign == (1.0 if mode == "max" else -1.0)
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_an_unknown_metric_needs_a_mode_that_the_task_or_the_config_says(tmp_path: Path, is_listed: bool) -> None:
+    methods = "".join(f"\n    def {name}(self, *_): ..." for name in ("build_model", "dataset", "to_batch", "loss"))
+    listed = "\n    lower_is_better = ('closeness',)" if is_listed else ""
+    (tmp_path / "mine.py").write_text(f"class Mine:{listed}{methods}\n    metrics = loss\n")
+    base = {**GOOD["base"], "task": {"type": f"{tmp_path}/mine.py:Mine"}}
+    source = {**GOOD, "base": base, "search": {**GOOD["search"], "objective": {"metric": "closeness"}}}
+    source["search"]["space"] = {"train.optimizer.lr": {"type": "uniform", "low": 0.1, "high": 0.2}}
+    if is_listed:
+        config = load_search_config(source)
+        assert config.search.objective[0].mode == "min"
+        assert load_search_config(yaml_text.read(dump_search_yaml(config))) == config
+        return
+    with pytest.raises(ConfigError, match=r"search\.objective\.0\.mode: is required, and missing: .*mode: min"):
+        load_search_config(source)
+    assert load_search_config(source, ["search.objective.mode=max"]).search.objective[0].mode == "max"
+
+
 def test_a_trial_is_an_ordinary_training_config_with_the_values_put_in() -> None:
     config = config_of()
     made = trial_config(config, {"train.optimizer.lr": 0.5, "task.hidden.1": 4}, steps=7, trial=3)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -331,3 +333,20 @@ def test_a_base_that_is_not_there_or_no_config_is_named(tmp_path: Path) -> None:
         load_search_config({"name": "a", "search": GOOD["search"]})
     with pytest.raises(ConfigError, match="config: search: is required, and missing"):
         load_search_config({"name": "a", "base": BASE})
+
+
+def test_a_class_of_a_notebook_is_refused_with_what_to_do_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = ModuleType("__main__")
+    exec("class InCell: ...", cell.__dict__)  # noqa: S102 - as a notebook does
+    monkeypatch.setitem(sys.modules, "__main__", cell)
+    for kind in (cell.InCell, "__main__:InCell"):
+        for path in ("search.architecture.space", "base.task.type", "base.train.optimizer.type"):
+            source = copy.deepcopy(GOOD)
+            source["search"]["architecture"] = {"space": "chain"}
+            place: Any = source
+            *sections, last = path.split(".")
+            for section in sections:
+                place = place[section]
+            place[last] = kind
+            with pytest.raises(ConfigError, match=r"class InCell is written in a notebook.* give task\.py:InCell"):
+                load_search_config(source)

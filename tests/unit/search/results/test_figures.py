@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from orchestray.search.results.figures import (
     Goal,
@@ -100,6 +101,20 @@ def test_a_genome_has_an_axis_for_each_choice_that_nearly_all_make_and_one_for_i
     axes = parallel_coordinates(lines, UP)["axes"]
     assert [axis["label"] for axis in axes] == ["genome.layers", "parameters", "accuracy"]
     assert axes[1]["ticks"] == [[2.0, "100"], [np.log10(200), "200"]]
+
+
+def test_trials_without_a_key_have_a_place_of_their_own_on_an_axis_of_numbers() -> None:
+    kinds = [{"type": "a", "momentum": 0.5}, {"type": "b"}, {"type": "a", "momentum": 0.9}]
+    lines = [line(trial, 0.1, config=config) for trial, config in enumerate(kinds)]
+    momentum = parallel_coordinates(lines, UP)["axes"][1]
+    assert momentum["values"] == pytest.approx([0.5, 0.44, 0.9])
+    assert momentum["ticks"] == [[pytest.approx(0.44), "-"], [0.5, "0.5"], [0.9, "0.9"]]
+
+
+def test_a_key_that_some_trials_lack_is_important_as_far_as_it_matters_to_the_others() -> None:
+    lines = [line(trial, float(trial % 5), config={"kind": "a", "x": 10.0 * (trial % 5)}) for trial in range(20)]
+    lines += [line(20 + trial, 2.0, config={"kind": "b"}) for trial in range(5)]
+    assert importance(lines, UP)[0]["key"] == "x"
 
 
 def test_the_lineage_of_an_evolution_lies_by_generations() -> None:

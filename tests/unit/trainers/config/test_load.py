@@ -138,7 +138,8 @@ def test_a_number_is_a_number_however_it_is_written(tmp_path: Path, text: str) -
         ("loss", None, "min"),
         ("mean_squared_error", None, "min"),
         ("loss", "max", "max"),
-        ("lossless", None, "max"),
+        ("lossless", "max", "max"),
+        ("neg_mean_squared_error", None, "max"),
     ],
 )
 def test_the_direction_of_a_goal_follows_from_its_metric(metric: str, mode: str | None, resolved: str) -> None:

@@ -106,3 +106,12 @@ def test_keys_of_a_pipeline_without_one_are_refused(key: str, value: Any) -> Non
             "raise strategy.network.pipeline, or take it out"
         )
     ]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_key_of_a_member_counts_in_a_section_of_the_member_in_whatever_order(is_first: bool) -> None:
+    changes = {"train.optimizer.lr": 0.5, "train.optimizer": {"type": "sgd", "lr": 0.1}}
+    member = dict(sorted(changes.items(), reverse=is_first))
+    strategy = {**TWO["strategy"], "exchange": {"type": "independent", "members": [member, {}]}}
+    config = load_train_config({**TWO, "strategy": strategy})
+    assert member_config(config, 0).train.optimizer.lr == 0.5

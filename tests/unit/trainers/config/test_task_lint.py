@@ -188,7 +188,7 @@ def test_a_goal_that_no_validation_tells_of_is_refused_as_far_as_a_look_tells(
     (tmp_path / "my_task.py").write_text(
         f"class Mine:{methods}\n    def metrics(self, outputs, batch):\n        return {returned}\n"
     )
-    goal = {"metric": "acuracy", "value": 1}
+    goal = {"metric": "acuracy", "value": 1, "mode": "max"}
     source = {
         "name": "a",
         "task": {"type": f"{tmp_path / 'my_task.py'}:Mine"},

@@ -177,3 +177,29 @@ def test_a_range_without_rungs_is_refused() -> None:
         asha(brackets=4)
     with pytest.raises(ConfigError, match="no method"):
         asha(proposals={"type": "clairvoyance"})
+
+
+@pytest.mark.parametrize(
+    ("steps", "grace", "eta", "rungs"),
+    [
+        (81, 5, 4, [5, 20]),
+        (64, 1, 4, [1, 4, 16]),
+        (65, 1, 4, [1, 4, 16]),
+        (100, 5, 4, [5, 20, 80]),
+        (99, 5, 4, [5, 20]),
+        (96, 1, 2, [1, 2, 4, 8, 16, 32, 64]),
+        (95, 1, 2, [1, 2, 4, 8, 16, 32]),
+        (81, 80, 4, [80]),
+    ],
+)
+def test_no_rung_but_the_first_is_all_but_at_the_end(steps: int, grace: int, eta: int, rungs: list[int]) -> None:
+    method = asha(steps_per_trial=steps, grace_steps=grace, eta=eta)
+    assert [rung.steps for rung in method.brackets[0]] == rungs
+
+
+def test_the_best_of_16_is_trained_to_the_end_of_a_budget_one_step_beyond_a_power() -> None:
+    searched = simulate(
+        asha(trials=16, steps_per_trial=81, grace_steps=5), lambda proposal, _step: float(proposal.trial), workers=1
+    )
+    assert searched.trials[15].status == "succeeded"
+    assert searched.trials[15].reports[-1][0] == 81

@@ -136,3 +136,5 @@ def test_networks_are_found_by_what_the_search_looks_for_unless_the_method_names
     assert told("loss", "min") == (None, False)
     assert told("latency_ms", "min") == (None, False)
     assert told("accuracy", "max", given="recall") == ("recall", False)
+    assert told("accuracy", "max", given="rmse") == ("rmse", True)
+    assert told("closeness", "min", given="closeness") == ("closeness", True)
