@@ -57,6 +57,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "architectures-random": (2, []),
     "asha": (4, ["search.method.eta=2", "search.method.grace_steps=1"]),
     "bayesian": (3, ["search.method.initial=2"]),
+    "conditional": (5, ["search.method.initial=2"]),
     "blocks": (3, ["search.architecture.nodes=2", "search.architecture.channels=4"]),
     "codeepneat": (
         4,
