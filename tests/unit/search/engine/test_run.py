@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestray.search.config.load import load_search_config
 from orchestray.search.engine.run import _finish
 from orchestray.search.results.writer import SearchRecords
-from support.search_loop import base, loop_of
+from support.search_loop import base, begin, loop_of
 
 
 def test_a_best_that_has_to_be_trained_again_is_left_to_the_next_attempt_where_the_search_is_stopped(
@@ -39,19 +39,19 @@ def test_a_time_limit_that_passes_before_any_report_is_a_failure_that_says_what_
     with SearchRecords.create(tmp_path, "short") as records:
         loop = loop_of(config, records)
         loop.close()
-        assert loop.conductor.begin() is not None
+        assert begin(loop.conductor) is not None
         loop.conductor.suspend()
-        ended = _finish(loop.conductor, records, loop.rules, None, None, is_stopped=False)
+        ended = _finish(loop.conductor, records, loop.rules, None, is_stopped=False)
         assert ended.status == "failed"
         for advice in ("search.budget.time_limit_s", "search.budget.steps_per_trial", "asha"):
             assert advice in (ended.error or "")
-        assert _finish(loop.conductor, records, loop.rules, None, None, is_stopped=True).status == "interrupted"
+        assert _finish(loop.conductor, records, loop.rules, None, is_stopped=True).status == "interrupted"
     with SearchRecords.create(tmp_path, "enough") as records:
         loop = loop_of(config, records)
         while not records.lines:
             assert loop.step()
         loop.conductor.suspend()
-        ended = _finish(loop.conductor, records, loop.rules, None, None, is_stopped=False)
+        ended = _finish(loop.conductor, records, loop.rules, None, is_stopped=False)
         loop.close()
         assert (ended.status, ended.best) == ("succeeded", 0)
         assert (records.paths.best / "model").is_dir()

@@ -30,7 +30,7 @@ from orchestray.search.trials.program import OF_REPLICAS, TrialState
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.core.outcome import Outcome
-from support.search_loop import ACCURACY, MemoryRecords, base, make_config
+from support.search_loop import ACCURACY, MemoryRecords, base, begin, make_config
 
 
 def gang(directory: Path) -> GangTrial:
@@ -279,7 +279,7 @@ def test_a_gang_that_becomes_another_in_its_own_process_is_a_gang_still(tmp_path
     )
     session, files = MethodSession(method, MemoryJournal()), StateFiles(tmp_path)
     search = SearchController(session, two_workers, ACCURACY, MemoryRecords(), files, parallel=2)
-    good, bad = search.begin(), search.begin()
+    good, bad = begin(search), begin(search)
     assert good is not None
     assert bad is not None
     search.receive(TrialResult(good.trial, good.until, {"accuracy": 0.9}))
