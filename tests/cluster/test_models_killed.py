@@ -28,7 +28,7 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
 
 
-@pytest.mark.parametrize("name", ["contrastive", "lora", "quantised"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
 def test_a_worker_that_is_killed_changes_no_bit_of_the_model(name: str, cluster: Cluster, tmp_path: Path) -> None:
     file = MODELS / f"{name}.yaml"
     whole = orchestray.train(file, overrides=SHORT, runs_dir=tmp_path, name="whole")
