@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.core.batch_norm import average_buffers, has_synchronized, synchronize
+from orchestray.trainers.core.batch_norm import (
+    Averaging,
+    average_buffers,
+    has_synchronized,
+    running_statistics,
+    synchronize,
+)
 from support.threads import run_replicas
 
 NUM_SAMPLES = 9
@@ -189,3 +195,25 @@ def test_local_buffers_become_the_average_by_samples_the_same_on_every_replica(s
             else:
                 assert torch.equal(value, torch.stack(own).amax(0))
         assert torch.equal(after[0], torch.tensor([0.1, 1 / 3])), "what is equal everywhere stays as it is"
+
+
+def test_buffers_that_are_being_averaged_keep_their_values_until_the_wait() -> None:
+    def replica(collective: Collective) -> list[list[Any]]:
+        norm = nn.BatchNorm1d(2)
+        norm(torch.full((4, 2), float(collective.rank)).mul_(torch.arange(4.0).view(4, 1)))
+        before = [buffer.clone() for buffer in norm.buffers()]
+        averaging = Averaging(running_statistics([norm]), collective, 1, 2)
+        assert all(map(torch.equal, norm.buffers(), before))
+        averaging.wait()
+        return [buffer.tolist() for buffer in norm.buffers()]
+
+    first, second = run_replicas(2, replica)
+    assert first == second
+    mean, _, count = first
+    assert mean == pytest.approx([0.1 * 1.5 / 2] * 2)
+    assert count == 1
+
+
+def test_only_normalisations_in_training_mode_have_statistics_to_average() -> None:
+    norms = [nn.BatchNorm1d(1), nn.BatchNorm1d(1).eval(), nn.BatchNorm1d(1, track_running_stats=False), nn.Linear(1, 1)]
+    assert [id(buffer) for buffer in running_statistics(norms)] == [id(buffer) for buffer in norms[0].buffers()]
