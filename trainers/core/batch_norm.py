@@ -223,7 +223,7 @@ class _Normalize(torch.autograd.Function):
         is_counted: bool,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         count, mean, variance = _global_statistics(x, collective, is_counted=is_counted)
-        kind = weight.dtype if weight is not None else x.dtype
+        kind = weight.dtype if weight is not None else _of_statistics(x.dtype)
         mean_x, variance_x = mean.to(kind), variance.to(kind)
         ctx.save_for_backward(x, weight, mean_x, variance_x)
         ctx.eps, ctx.collective, ctx.count, ctx.is_counted = eps, collective, count, is_counted
@@ -307,7 +307,9 @@ def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -
     num_channels = x.shape[1]
     own = torch.zeros(2 * num_channels + 1, dtype=torch.float64, device=x.device)
     if x.numel() and is_counted:
-        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+        # Given others, it computes its own in their precision; in that of bfloat16 a mean has three digits.
+        running = x.new_zeros(2, num_channels, dtype=_of_statistics(x.dtype))
+        mean, variance = torch.batch_norm_update_stats(x, *running.unbind(), 0.0)
         own = torch.cat([mean.double(), variance.double(), own[-1:].fill_(x.numel() // num_channels)])
     rows = collective.all_gather(own)
     counts, means, variances = rows[:, -1:], rows[:, :num_channels], rows[:, num_channels:-1]
@@ -317,6 +319,11 @@ def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -
     mean = (counts * means).sum(0) / count
     variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
     return count, mean, variance
+
+
+def _of_statistics(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which torch keeps the statistics of such inputs: that of the inputs, at least float32."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _local_gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:

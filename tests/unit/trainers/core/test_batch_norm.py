@@ -134,6 +134,38 @@ def test_bfloat16_inputs_with_float32_parameters_stay_close_to_one_process() -> 
     torch.testing.assert_close(outputs, expected, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_low_precision_inputs_are_as_precise_as_those_of_one_process(
+    dtype: torch.dtype, affine: bool
+) -> None:
+    torch.manual_seed(0)
+    x, upstream = (20 + 0.3 * torch.randn(9, 3, 2, 2)).to(dtype), torch.randn(9, 3, 2, 2).to(dtype)
+
+    def normalise(norm: nn.Module, x: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
+        x = x.clone().requires_grad_()
+        outputs = norm(x)
+        outputs.backward(upstream)
+        assert x.grad is not None
+        return outputs.detach(), x.grad, *(parameter.grad for parameter in norm.parameters())
+
+    def replica(collective: Collective) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        norm = synchronize(nn.BatchNorm2d(3, affine=affine), lambda: collective)
+        own = [whole.split(SHARES[2])[collective.rank] for whole in (x, upstream)]
+        return normalise(norm, *own), list(norm.buffers())
+
+    alone, exact = nn.BatchNorm2d(3, affine=affine), nn.BatchNorm2d(3, affine=affine).double()
+    found, wanted = normalise(alone, x, upstream), normalise(exact, x.double(), upstream.double())
+    (first, buffers), (second, _) = run_replicas(2, replica)
+    parts = [torch.cat([first[index], second[index]]) for index in (0, 1)]
+    parts += [a + b for a, b in zip(first[2:], second[2:], strict=True)]
+    for together, own, right in zip(
+        [*parts, *buffers[:2]], [*found, *alone.buffers()][:-1], [*wanted, *exact.buffers()][:-1], strict=True
+    ):
+        apart = [float((each.double() - right).abs().max()) for each in (together, own)]
+        assert apart[0] <= 2 * apart[1] + 1e-5 * float(right.abs().max())
+
+
 def test_modules_names_and_parameters_stay_and_one_replica_is_plain_batch_norm() -> None:
     original = model_of(2, {}, torch.float64)
     model = copy.deepcopy(original)
