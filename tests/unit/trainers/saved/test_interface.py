@@ -1,4 +1,4 @@
-"""What callers of a trained model must know is written with it, and read back as it was."""
+"""The interface of a trained model, which its callers must know, is written with it and read back as it was."""
 
 from __future__ import annotations
 
