@@ -309,7 +309,7 @@ def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -
     if x.numel() and is_counted:
         # Given others, it computes its own in their precision; in that of bfloat16 a mean has three digits.
         running = x.new_zeros(2, num_channels, dtype=_of_statistics(x.dtype))
-        mean, variance = torch.batch_norm_update_stats(x, *running.unbind(), 0.0)
+        mean, variance = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
         own = torch.cat([mean.double(), variance.double(), own[-1:].fill_(x.numel() // num_channels)])
     rows = collective.all_gather(own)
     counts, means, variances = rows[:, -1:], rows[:, :num_channels], rows[:, num_channels:-1]
