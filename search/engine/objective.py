@@ -76,9 +76,7 @@ class Objectives:
             if objective.metric not in metrics:
                 raise ConfigError(_missing(objective.metric, metrics))
             if not math.isfinite(metrics[objective.metric]):
-                raise TrainingError(
-                    f"The metric {objective.metric!r} is {metrics[objective.metric]}, no finite number."
-                )
+                raise TrainingError(_no_number(objective.metric, metrics[objective.metric]))
         return tuple(objective.score(float(metrics[objective.metric])) for objective in self._all)
 
     def evaluations(self, validations: Sequence[Mapping[str, float]]) -> tuple[float, ...]:
@@ -89,6 +87,12 @@ class Objectives:
     def values(self, scores: Sequence[float]) -> dict[str, float]:
         """Return the value of each objective by its metric, with the user's sign."""
         return {objective.metric: objective.value(score) for objective, score in zip(self._all, scores, strict=True)}
+
+
+def _no_number(metric: str, value: float) -> str:
+    if metric == "flops":
+        return "The flops of the network are not known: the warnings of the trial name what cannot be counted."
+    return f"The metric {metric!r} is {value}, no finite number."
 
 
 def _missing(metric: str, reported: Collection[str]) -> str:

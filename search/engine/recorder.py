@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -188,7 +189,7 @@ class Account:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None or not math.isfinite(value) else int(value)
 
 
 def _best_of(best: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from orchestray.platform.comm.collective import SoloCollective
-from orchestray.platform.errors import CheckpointError, TrainingError
+from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.recorder import Recorder
 from orchestray.search.spaces.architectures.inherit import inherited
@@ -21,7 +23,7 @@ from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.forward import Forward
-from orchestray.trainers.core.inputs import described, inputs_of
+from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
@@ -126,24 +128,22 @@ class TrainingTrial:
     def measures(self) -> dict[str, float]:
         """Return `parameters`, `flops` and `latency_ms` of a searched network, or of any with `is_measured`.
 
-        Raises:
-            TrainingError: the inputs of the task's own network are not one tensor of floating-point numbers.
+        A number that would be too small is not given: `flops` is NaN if operations could not be counted.
         """
         is_searched = self._settings.task.type == SEARCHED_TASK
         if (is_searched or self._is_measured) and not self._measures:
             from orchestray.search.spaces.architectures.measure import measure
 
-            inputs = inputs_of(self._stream("train", 0).one_sample())
-            if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-                kind = inputs.dtype if isinstance(inputs, Tensor) else described(inputs)
-                raise TrainingError(
-                    "parameters, flops and latency_ms are measured on inputs of floating point numbers, and this "
-                    f"task's are {kind}; choose another objective"
+            found = measure(self._replica.model, inputs_of(self._stream("train", 0).one_sample()))
+            if found.flops.uncounted:
+                warnings.warn(
+                    "The operations of a forward pass are not known: there is no formula for "
+                    f"{', '.join(found.flops.uncounted)}. flops is left out.",
+                    stacklevel=1,
                 )
-            found = measure(self._replica.model, inputs.shape[1:])
             self._measures = {
                 "parameters": float(found.parameters),
-                "flops": float(found.flops),
+                "flops": math.nan if found.flops.uncounted else float(found.flops.counted),
                 "latency_ms": found.latency_ms,
             }
         return self._measures
