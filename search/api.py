@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
 from orchestray.platform.process.stopping import Asked, stop_on_signals
 from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.terminal.format import number
 from orchestray.search.config.load import (
     SearchSource,
     dump_search_yaml,
@@ -23,7 +24,7 @@ from orchestray.search.engine.resume import session_of
 from orchestray.search.registry.check import check_method, space_of
 from orchestray.search.results.figures import best_line, front_of
 from orchestray.search.results.paths import is_search
-from orchestray.search.results.report import goals_of, report_html
+from orchestray.search.results.report import bounds_text, goals_of, report_html
 from orchestray.search.results.run import SearchRun, load_search
 from orchestray.search.results.schema import SearchOutcome
 from orchestray.search.results.writer import SearchRecords
@@ -167,6 +168,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
         best = records.lines.get(outcome.best, best)
     counts = Counter(line["status"] for line in lines)
     return {
+        **_infeasible(config, best),
         "status": outcome.status,
         "trials": len(lines),
         "best": None if best is None else _short(config, best),
@@ -179,9 +181,30 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
     }
 
 
+def _infeasible(config: SearchConfig, best: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the sentence of a search in which no trial keeps all bounds, which names the nearest."""
+    if best is None or best.get("feasible", True):
+        return {}
+    values = ", ".join(f"{name} {number(value)}" for name, value in best["constraints"].items())
+    return {
+        "infeasible": f"no trial is feasible, with {bounds_text(config)}; the best is that with the least violation, "
+        f"trial {best['trial']}: {values}"
+    }
+
+
 def _short(config: SearchConfig, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial as `best` of the result, with a readable description of its network."""
-    names = ("trial", "objective", "objectives", "config", "genome", "parameters", "flops", "latency_ms")
+    names: tuple[str, ...] = (
+        "trial",
+        "objective",
+        "objectives",
+        "config",
+        "genome",
+        "parameters",
+        "flops",
+        "latency_ms",
+    )
+    names += ("constraints", "feasible", "violation")
     summary = {name: line[name] for name in names if name in line}
     summary["config"] = line.get("best_config", summary.get("config"))
     if (genome := summary.get("genome")) is not None and (space := space_of(config)) is not None:

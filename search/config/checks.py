@@ -64,10 +64,32 @@ def _known_metric(parts: Parts) -> Iterator[Problem]:
         return
     there_are = sorted({*names, "loss", "train_loss", *(() if base.distill is None else ("task_loss",)), *MEASURES})
     for place, objective in enumerate(parts.objectives):
-        if objective.metric not in there_are and not objective.metric.startswith("members."):
-            hint = nearest(objective.metric, there_are)
-            text = f"the task has no metric {objective.metric!r}{hint} (there are: {', '.join(there_are)})"
-            yield Problem(f"search.objective.{place}.metric", text)
+        at = f"search.objective.{place}"
+        named = {f"{at}.metric": objective.metric, **{f"{at}.subject_to.{one}": one for one in objective.subject_to}}
+        for path, metric in named.items():
+            if metric not in there_are and not metric.startswith("members."):
+                text = f"the task has no metric {metric!r}{nearest(metric, there_are)}"
+                yield Problem(path, f"{text} (there are: {', '.join(there_are)})")
+
+
+def _subject_to(parts: Parts) -> Iterator[Problem]:
+    """Refuse bounds that say nothing, exclude each other, or do not reach the trials."""
+    first: dict[str, int] = {}
+    for place, objective in enumerate(parts.objectives):
+        at = f"search.objective.{place}.subject_to"
+        for metric, bounds in objective.subject_to.items():
+            if (before := first.setdefault(metric, place)) != place:
+                text = f"has bounds in search.objective.{before} as well: write all bounds of a metric in one place"
+                yield Problem(f"{at}.{metric}", text)
+            if bounds.max is None and bounds.min is None:
+                yield Problem(f"{at}.{metric}", "must have a bound, got none: say max, the most, or min, the least")
+            elif bounds.max is not None and bounds.min is not None and bounds.min > bounds.max:
+                text = f"must be at most max ({bounds.max:g}), got {bounds.min:g}; are the two reversed?"
+                yield Problem(f"{at}.{metric}.min", text)
+        if objective.subject_to and parts.method is not None and parts.method.is_one_process:
+            instead = "use another method" if parts.method.shares_weights else "use packed: false"
+            text = f"is not for {parts.method.type} in one process, which compares by one number itself; {instead}"
+            yield Problem(at, text)
 
 
 def _something_to_search(parts: Parts) -> Iterator[Problem]:
@@ -222,6 +244,7 @@ _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _method,
     _objective,
     _known_metric,
+    _subject_to,
     _budget,
     _length,
     _engine,

@@ -67,7 +67,8 @@ def load_search_config(
     parts = _parts(data, base)
     if parts is not None:
         reported = [problem.path for problem in problems]
-        problems += [problem for problem in find_search_problems(parts) if not _is_reported(problem, reported)]
+        broken = [_plainly(problem, data) for problem in find_search_problems(parts)]
+        problems += [problem for problem in broken if not _is_reported(problem, reported)]
     if problems or config is None:
         raise ConfigError([problem.line(origin.label) for problem in problems])
     return config

@@ -6,11 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from orchestray.platform.config.base import AboveZero, Count, Positive, Section, Text
+from orchestray.platform.config.base import AboveZero, Count, Number, Positive, Section, Text
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
 from orchestray.search.spaces.architectures.measures import MEASURES
 from orchestray.trainers.config.schema import RunName, TrainConfig
+
+
+class Bounds(Section):
+    """The values that a metric may have in a feasible trial."""
+
+    max: Number | None = None
+    """The most that it may be."""
+    min: Number | None = None
+    """The least that it may be."""
 
 
 class Objective(Section):
@@ -21,6 +30,8 @@ class Objective(Section):
     mode: Literal["max", "min"] | None = None
     """Direction; null: `min` for a metric that ends with "loss" or "error" and for the network's measures, else
     `max`."""
+    subject_to: dict[Text, Bounds] = Field(default_factory=dict)
+    """Bounds of metrics, or of the network's measures: the best trial is the best of those that keep them all."""
 
     @field_validator("mode", mode="after")
     @classmethod
@@ -88,6 +99,11 @@ class SearchSection(Section):
     """Number of concurrent trials."""
     seed: Count = 0
     """Seed of the search's random numbers; that of the trials is `base.train.seed`."""
+
+    @property
+    def bounds(self) -> dict[str, Bounds]:
+        """Bounds of metrics, of all objectives."""
+        return {metric: bounds for one in self.objective for metric, bounds in one.subject_to.items()}
 
 
 class SearchConfig(Section):

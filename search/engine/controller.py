@@ -184,7 +184,8 @@ class SearchController:
             self.failed(trial, result.error)
             return None
         try:
-            scores = self._objectives.scores({**result.measures, **result.metrics})
+            values = {**result.measures, **result.metrics}
+            scores, violations = self._objectives.scores(values), self._objectives.violations(values)
         except OrchestrayError as error:
             if isinstance(error, ConfigError) and not self._is_reported:
                 raise  # no trial has reported it yet, and none will
@@ -195,14 +196,15 @@ class SearchController:
         standing, held = self.session.trials[trial], set(self._held)
         evaluations = self._objectives.evaluations([{**result.measures, **each} for each in result.evaluations])
         before = standing.num_reports, dict(standing.changes)
-        report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told))
+        report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told), violations)
         self.session.report(report, seconds=self._account.seconds(trial))
         self.states.lies(result.place, (trial, before[0] + 1))
         self._account.members_reported(result)
         if result.is_written:
-            self.states.keep(BestCheckpoint(scores[0], trial, result.step, before[0] + 1, before[1]))
+            self.states.keep(BestCheckpoint(scores[0], trial, result.step, before[0] + 1, before[1], report.violation))
         waits = isinstance(standing.decision, Pause)
-        self._account.show(trial, "waiting" if waits else "running", scores[0], result.metrics)
+        status = "waiting" if waits else "running"
+        self._account.show(trial, status, scores[0], result.metrics, violation=report.violation)
         if waits:
             self._held.add(trial)
         self._released(held)
@@ -281,7 +283,7 @@ class SearchController:
         self._account.ended(trial, status, error=error, reason=reason)
         self.session.tell(trial, status, error=error)
         standing = self.session.trials[trial]
-        self._account.show(trial, status, standing.score, error=error)
+        self._account.show(trial, status, standing.score, error=error, violation=standing.violation)
         self._ended.append(trial)
         self.states.ended(trial)
         self._released(held)

@@ -12,7 +12,7 @@ from orchestray.search.spaces.registry import text_of
 if TYPE_CHECKING:
     from orchestray.search.engine.messages import TrialResult
     from orchestray.search.engine.objective import Objectives
-    from orchestray.search.engine.session import MethodSession
+    from orchestray.search.engine.session import MethodSession, TrialStanding
     from orchestray.search.methods.base import Exploit, PackedMember
 
 
@@ -148,8 +148,15 @@ class Account:
             flops=_whole(measures.get("flops")),
             latency_ms=measures.get("latency_ms"),
             change=proposal.change,
-            more={**more, **_best_of(standing.best_changes, standing.changes)},
+            more={**more, **self._kept_bounds(standing), **_best_of(standing.best_changes, standing.changes)},
         )
+
+    def _kept_bounds(self, standing: TrialStanding) -> dict[str, Any]:
+        """Return the values that have bounds, and by how much they break them."""
+        if not standing.violations:
+            return {}
+        values, violation = self._objectives.bounded(standing.violations), standing.violation
+        return {"constraints": values, "feasible": not violation, "violation": violation}
 
     def show(
         self,
@@ -158,6 +165,8 @@ class Account:
         score: float | None = None,
         metrics: Mapping[str, float] | None = None,
         error: str | None = None,
+        *,
+        violation: float = 0.0,
     ) -> None:
         """Show the status of a trial, or of each member of a packed population."""
         standing, method = self._session.trials[trial], self._session.method
@@ -170,7 +179,9 @@ class Account:
         space, found = method.architecture, method.genome_of(standing.proposal)
         network = None if space is None or found is None else text_of(space, found)
         numbers = dict(metrics or {})
-        self._on_change(TrialChange(trial, status, standing.step, value, standing.changes, network, numbers, error))
+        self._on_change(
+            TrialChange(trial, status, standing.step, value, standing.changes, network, numbers, error, violation)
+        )
 
     def _member_change(
         self, number: int, member: PackedMember, step: int, status: Any, error: str | None

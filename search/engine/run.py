@@ -21,7 +21,7 @@ from orchestray.search.config.gangs import most_workers
 from orchestray.search.config.trial import trial_config
 from orchestray.search.engine.controller import SearchController
 from orchestray.search.engine.messages import GANG, ORDINARY, TrialLimits
-from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.engine.objective import objectives_of
 from orchestray.search.engine.placement_watch import PlacementWatch
 from orchestray.search.engine.resume import session_of
 from orchestray.search.engine.session import SearchError
@@ -85,7 +85,7 @@ def run_search(
         OrchestrayError: the search cannot continue.
     """
     prepare(address)
-    objectives = Objectives([Objective(one.metric, str(one.mode)) for one in config.search.objective])
+    objectives = objectives_of(config)
     files = StateFiles(records.paths.trial_states)
     if resume:
         files.remove_remains()

@@ -11,7 +11,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report, Stop
+from orchestray.search.methods.base import (
+    Continue,
+    Decision,
+    Exploit,
+    Finished,
+    Method,
+    Pause,
+    Proposal,
+    Report,
+    Stop,
+    merit,
+    violation_of,
+)
 from orchestray.search.registry.programs import program_name
 
 
@@ -52,7 +64,7 @@ class TrialStanding:
     decision: Decision | None = None
     """Answer to its last report, not carried out yet."""
     score: float | None = None
-    """Best reported score."""
+    """Best reported score, of a feasible report if there is one."""
     best_step: int | None = None
     """Step of that report."""
     best_report: int | None = None
@@ -61,6 +73,8 @@ class TrialStanding:
     """Hyper-parameters at that report."""
     scores: tuple[float, ...] = ()
     """Scores of all objectives at that report."""
+    violations: tuple[float, ...] = ()
+    """Violations of the bounds at that report."""
     ended: Finished | None = None
     num_reports: int = 0
     seconds: float = 0.0
@@ -69,6 +83,11 @@ class TrialStanding:
     """State (trial, report) of another trial that it takes over since its last report; None: its own."""
     taken: list[tuple[int, Exploit]] = field(default_factory=list)
     """Record of every exploit or change: the step, and the decision."""
+
+    @property
+    def violation(self) -> float:
+        """Sum of the bounds that the best report breaks; 0 if it is feasible."""
+        return violation_of(self.violations)
 
     @property
     def at(self) -> tuple[int, int] | None:
@@ -146,7 +165,14 @@ class MethodSession:
         """Report the end of a trial to the method."""
         standing = self.trials[trial]
         finished = Finished(
-            trial, status, standing.step, standing.score, standing.scores, told=dict(told or {}), error=error
+            trial,
+            status,
+            standing.step,
+            standing.score,
+            standing.scores,
+            told=dict(told or {}),
+            error=error,
+            violations=standing.violations,
         )
         self.method.tell(finished)
         self._ended(finished)
@@ -177,7 +203,9 @@ class MethodSession:
         standing.seconds = seconds
         standing.step, standing.decision = report.step, decision
         standing.num_reports, standing.origin = standing.num_reports + 1, None
-        if standing.score is None or report.score > standing.score:
+        before = None if standing.score is None else merit(standing.score, standing.violation)
+        if before is None or merit(report.score, report.violation) > before:
+            standing.violations = report.violations
             standing.score, standing.best_step, standing.scores = report.score, report.step, report.scores
             standing.best_report, standing.best_changes = standing.num_reports, dict(standing.changes)
         self._follow(standing, decision)
@@ -216,12 +244,12 @@ class MethodSession:
             self._allowed(entry["trials"])
             return
         if call == "report":
-            report = Report(**_tuples(entry["report"], "scores", "evaluations"))
+            report = Report(**_tuples(entry["report"], "scores", "evaluations", "violations"))
             decision = self.method.report(report)
             self._check(number, call, entry["decision"], _told(decision))
             self._reported(report, decision, entry.get("seconds", 0.0))
         else:
-            finished = Finished(**_tuples(entry["finished"], "scores"))
+            finished = Finished(**_tuples(entry["finished"], "scores", "violations"))
             self.method.tell(finished)
             self._ended(finished)
         self._check(number, call, entry["released"], self._release())

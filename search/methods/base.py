@@ -49,6 +49,20 @@ class Proposal:
     """Arguments of the program."""
 
 
+def violation_of(violations: Sequence[float]) -> float:
+    """Return the sum of the broken bounds of a trial; 0 if it is feasible."""
+    return sum(max(0.0, one) for one in violations)
+
+
+def merit(score: float, violation: float) -> tuple[float, float]:
+    """Return the key by which trials compare, larger for better ones.
+
+    A feasible trial is better than an infeasible one. Of two infeasible ones the less violating is better (Deb, An
+    efficient constraint handling method for genetic algorithms, 2000, section 3).
+    """
+    return -violation, score
+
+
 @dataclass(frozen=True)
 class Report:
     """A report of a trial."""
@@ -63,6 +77,13 @@ class Report:
     """Scores of the validations since the previous report, in order, for statistical tests."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """Results of a program for its method, as JSON values."""
+    violations: tuple[float, ...] = ()
+    """By how much the trial breaks each bound of a metric, relative to the bound; 0 or less where it is kept."""
+
+    @property
+    def violation(self) -> float:
+        """Sum of the broken bounds; 0 if the trial is feasible."""
+        return violation_of(self.violations)
 
 
 @dataclass(frozen=True)
@@ -78,6 +99,13 @@ class Finished:
     scores: tuple[float, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    violations: tuple[float, ...] = ()
+    """Violations at the report of that score."""
+
+    @property
+    def violation(self) -> float:
+        """Sum of the broken bounds; 0 if the trial is feasible."""
+        return violation_of(self.violations)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def report_html(
         "name": config.name,
         "about": about(config),
         "tiles": _tiles(result, goals[0]),
-        "error": result.get("error"),
+        "error": result.get("error") or result.get("infeasible"),
         "best": _best_values(best, goals[0]),
         "best_trial": best.get("trial"),
         "figures": all_figures(lines, reports, nodes, goals, log_keys),
@@ -77,7 +77,19 @@ def about(config: SearchConfig) -> str:
     search = config.search
     what = [*search.space, *([f"{search.architecture.space} networks"] if search.architecture else [])]
     goals = " and ".join(f"{goal.metric} ({goal.mode})" for goal in search.objective)
+    if bounds := bounds_text(config):
+        goals += f", subject to {bounds}"
     return f"{search.method.type} over {', '.join(what)} for {goals}; task {config.base.task.type}"
+
+
+def bounds_text(config: SearchConfig) -> str:
+    """Return the bounds of a search, "parameters at most 50,000 and accuracy at least 0.5"; empty without bounds."""
+    limits = [
+        (name, *limit)
+        for name, one in config.search.bounds.items()
+        for limit in (("most", one.max), ("least", one.min))
+    ]
+    return " and ".join(f"{name} at {which} {number(limit)}" for name, which, limit in limits if limit is not None)
 
 
 def drawn_network(config: SearchConfig, genome: Any) -> str | None:
@@ -122,8 +134,10 @@ def _best_values(best: Mapping[str, Any], goal: Goal) -> list[list[str]]:
         return []
     rows = [["trial", str(best["trial"])], [goal.metric, number(best.get("objective"))]]
     rows += [[key, _text(value)] for key, value in (best.get("config") or {}).items()]
-    measures = ("parameters", "flops", "latency_ms")
-    rows += [[name, number(best[name])] for name in measures if best.get(name) is not None]
+    measures = {name: best[name] for name in ("parameters", "flops", "latency_ms") if best.get(name) is not None}
+    rows += [[name, number(value)] for name, value in {**measures, **(best.get("constraints") or {})}.items()]
+    if "feasible" in best:
+        rows.append(["feasible", "yes" if best["feasible"] else "no"])
     if best.get("genome") is not None:
         text = best.get("network") or json.dumps(best["genome"])
         rows.append(["network", text if len(text) <= _MAX_NETWORK else f"{text[: _MAX_NETWORK - 1]}…"])

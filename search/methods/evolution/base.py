@@ -103,7 +103,7 @@ class Evolution(Method):
             self.failed(key)
             return
         scores = finished.scores if len(finished.scores) > 1 else ()
-        individual = Individual(finished.trial, score, candidate, scores, key)
+        individual = Individual(finished.trial, score, candidate, scores, key, finished.violation)
         self.known[key] = individual
         self.enter(individual)
 

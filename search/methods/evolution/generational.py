@@ -55,6 +55,8 @@ class Generational(Evolution, Generic[_Member]):
         """Maps a key to the trial that evaluates, or has evaluated, a member with this key."""
         self.scores: dict[str, tuple[float, ...] | None] = {}
         """Maps a key to one score or several; None if the trial failed."""
+        self.violations: dict[str, float] = {}
+        """Maps a key to the sum of the bounds that its trial breaks."""
 
     @abstractmethod
     def next_generation(self, fitness: Sequence[float]) -> list[_Member]:
@@ -88,6 +90,7 @@ class Generational(Evolution, Generic[_Member]):
 
     def enter(self, individual: Individual) -> None:
         self.scores[individual.key] = individual.scores or (individual.score,)
+        self.violations[individual.key] = individual.violation
 
     def failed(self, key: str) -> None:
         self.scores[key] = None
@@ -102,6 +105,7 @@ class Generational(Evolution, Generic[_Member]):
         known = {key: scores for key in keys if (scores := self.scores[key]) is not None}
         if not known:
             return [0.0] * len(keys)
-        standing = standings_of(np.array(list(known.values())))
+        violations = np.array([self.violations[key] for key in known])
+        standing = standings_of(np.array(list(known.values())), violations)
         fitness = dict(zip(known, standing.tolist(), strict=True))
         return [fitness.get(key, min(fitness.values())) for key in keys]

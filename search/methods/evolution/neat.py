@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.base import merit, rng_of
 from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.architectures.topology import Topology, TopologyGenome
@@ -28,7 +28,8 @@ class Species:
     representative: TopologyGenome
     members: list[int] = field(default_factory=list)
     """Indices into the generation."""
-    best: float = -math.inf
+    best: tuple[float, float] = (-math.inf, -math.inf)
+    """Best merit of its members so far."""
     last_progress: int = 0
     """Last generation in which the best score rose."""
 
@@ -114,8 +115,10 @@ class Neat(Generational[Member]):
                 self.species.append(Species(genome, [index], last_progress=self.generation))
         self.species = [species for species in self.species if species.members]
         for species in self.species:
-            reached = [self.scores[self.members[index].key] for index in species.members]
-            best = max((scores[0] for scores in reached if scores is not None), default=-math.inf)
+            keys = [self.members[index].key for index in species.members]
+            reached = [(self.scores[key], self.violations.get(key, 0.0)) for key in keys]
+            merits = [merit(scores[0], violation) for scores, violation in reached if scores is not None]
+            best = max(merits, default=(-math.inf, -math.inf))
             if best > species.best:
                 species.best, species.last_progress = best, self.generation
             chosen = species.members[int(rng.integers(len(species.members)))]

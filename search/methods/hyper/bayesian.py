@@ -24,6 +24,10 @@ class Bayesian(Proposer):
     so that concurrent trials differ. `tpe` models the densities of good and bad
     points, and proposes points that are likelier among the good (Bergstra et al., 2011).
 
+    Trials may have to keep bounds. Then `gaussian_process` multiplies the expected improvement on the best feasible
+    trial by the probability that a point keeps them (Gardner et al., 2014). `tpe` orders the trials feasible first,
+    then by violation.
+
     Numbers, integers, choices and architectures can be searched together. No point is proposed twice; the search ends
     when all are known. Not order-free: a proposal depends on the trials that have ended.
     """
@@ -106,4 +110,6 @@ class Bayesian(Proposer):
 
     def tell(self, finished: Finished) -> None:
         point, genome = self._pending.pop(finished.trial)
-        self.history.add(point, genome, None if finished.status == "failed" else finished.score)
+        is_failed = finished.status == "failed"
+        violations = () if is_failed else finished.violations
+        self.history.add(point, genome, None if is_failed else finished.score, violations)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.base import Finished, Proposal, merit, rng_of
 from orchestray.search.methods.hyper.proposer import Proposer
 from orchestray.search.methods.hyper.random import SobolPoints
 from orchestray.search.spaces.dimensions import from_units
@@ -26,7 +26,7 @@ class Particle:
     velocity: np.ndarray
     best: np.ndarray = field(init=False)
     """Position of the best score."""
-    best_score: float = -math.inf
+    best_merit: tuple[float, float] = (-math.inf, -math.inf)
 
     def __post_init__(self) -> None:
         self.best = self.position
@@ -77,11 +77,11 @@ class ParticleSwarm(Proposer):
         self.particles = [Particle(starts[number], speeds[number]) for number in range(population)]
         self.best = self.particles[0].position
         """Position of the best score of all; a synchronous swarm updates it when it moves."""
-        self.best_score = -math.inf
+        self.best_merit = (-math.inf, -math.inf)
         self._ready = deque(range(population))
         """Particles whose position has not been proposed yet."""
-        self._arrived: dict[int, float | None] = {}
-        """Scores of the particles that have ended and not moved yet; None: the trial failed."""
+        self._arrived: dict[int, tuple[float, float] | None] = {}
+        """Merits of the particles that have ended and not moved yet; None: the trial failed."""
         self._flying: dict[int, int] = {}
         """Maps a running trial to its particle."""
 
@@ -96,21 +96,21 @@ class ParticleSwarm(Proposer):
 
     def tell(self, finished: Finished) -> None:
         particle = self._flying.pop(finished.trial)
-        is_scored = finished.status != "failed" and finished.score is not None
-        self._arrived[particle] = finished.score if is_scored else None
+        is_failed = finished.status == "failed" or finished.score is None
+        self._arrived[particle] = None if is_failed else merit(finished.score or 0.0, finished.violation)
         if not self.synchronous or len(self._arrived) == len(self.particles):
             arrived, self._arrived = sorted(self._arrived.items()), {}
             # In the order of numbers, not of arrival: among equal best scores the first particle counts.
-            for number, score in arrived:
-                self._score(self.particles[number], -math.inf if score is None else score)
+            for number, reached in arrived:
+                self._score(self.particles[number], reached or (-math.inf, -math.inf))
             for number, _ in arrived:
                 self._move(number, finished.trial)
 
-    def _score(self, particle: Particle, score: float) -> None:
-        if score > particle.best_score:
-            particle.best, particle.best_score = particle.position, score
-        if score > self.best_score:
-            self.best, self.best_score = particle.position, score
+    def _score(self, particle: Particle, reached: tuple[float, float]) -> None:
+        if reached > particle.best_merit:
+            particle.best, particle.best_merit = particle.position, reached
+        if reached > self.best_merit:
+            self.best, self.best_merit = particle.position, reached
 
     def _move(self, number: int, trial: int) -> None:
         particle = self.particles[number]

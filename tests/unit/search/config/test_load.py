@@ -142,7 +142,7 @@ def test_the_arguments_of_a_method_are_the_keys_of_its_section_but_its_name() ->
 
 
 def test_a_metric_that_the_task_does_not_report_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"objective\.0\.metric: the task has no metric 'acuracy'; did you mean"):
+    with pytest.raises(ConfigError, match=r"objective\.metric: the task has no metric 'acuracy'; did you mean"):
         config_of(objective={"metric": "acuracy"})
     for known in ("accuracy", "loss", "train_loss", "parameters", "members.0.accuracy"):
         assert config_of(objective={"metric": known}).search.objective[0].metric == known
