@@ -20,6 +20,7 @@ from orchestray.search.config.load import (
 )
 from orchestray.search.config.resume import search_differences
 from orchestray.search.display import SearchProgress, SearchView
+from orchestray.search.engine.earlier import check_earlier
 from orchestray.search.engine.resume import session_of
 from orchestray.search.registry.check import check_method, space_of
 from orchestray.search.results.figures import best_line, front_of
@@ -70,6 +71,7 @@ def search(
     check_layout(config.base, label=f"{label}: base")
     cautions = check_method(config, label=label)
     if not resume:
+        cautions = [*cautions, *check_earlier(config, label=label)]
         with SearchRecords.create(runs_dir, config.name) as records:
             session = session_of(config, records.journal)
             return _attempt(config, records, session, address, quiet, resume=False, cautions=cautions)
@@ -85,7 +87,7 @@ def search(
                 progress.finish(result)
             return load_search(records.paths.path)
         # First, so that a method which rejects its journal leaves the search unchanged.
-        session = session_of(config, records.journal, trials_before=previous.search.budget.trials)
+        session = session_of(config, records.journal, previous=previous)
         return _attempt(config, records, session, address, quiet, resume=True)
 
 

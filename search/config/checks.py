@@ -38,6 +38,7 @@ class Parts:
     names_space: bool
     """True if `space` is not empty."""
     names_architecture: bool
+    start: tuple[Mapping[str, Any], ...] = ()
 
 
 def find_search_problems(parts: Parts) -> list[Problem]:
@@ -153,6 +154,23 @@ def _method(parts: Parts) -> Iterator[Problem]:
         yield from parts.method.problems("search.method", Searched(parts.keys, _usable(parts), why_outside, trials))
 
 
+def _start(parts: Parts) -> Iterator[Problem]:
+    """Refuse first trials that are not in the space, or come twice."""
+    trials = None if parts.budget is None else parts.budget.trials
+    if trials is not None and len(parts.start) > trials:
+        text = f"must have at most the budget's trials ({trials}), got {len(parts.start)}; raise search.budget.trials"
+        yield Problem("search.start", text)
+    for place, values in enumerate(parts.start):
+        for key, value in values.items():
+            path = f"search.start.{place}.{key}"
+            if key not in parts.keys:
+                yield Problem(path, f"is no key of search.space{nearest(key, parts.keys)}")
+            elif key in parts.dimensions and (why := why_outside(parts.dimensions[key], value)) is not None:
+                yield Problem(path, f"{why}; widen search.space.{key}, or start with another value")
+        if (before := parts.start.index(values)) < place:
+            yield Problem(f"search.start.{place}", f"is search.start.{before} as well: name each trial once")
+
+
 def _budget(parts: Parts) -> Iterator[Problem]:
     if parts.method is None or parts.budget is None:
         return
@@ -242,6 +260,7 @@ _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _bounds,
     _base_takes_them,
     _method,
+    _start,
     _objective,
     _known_metric,
     _subject_to,

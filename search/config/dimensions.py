@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import reduce
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -79,6 +81,14 @@ def edges(dimension: Any) -> tuple[Any, ...]:
     if isinstance(dimension, Choice):
         return dimension.values
     return (False, True) if isinstance(dimension, Binary) else (dimension.low, dimension.high)
+
+
+def value_at(data: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key in a config's plain data; None if there is none."""
+    try:
+        return reduce(lambda place, name: place[name], key.split("."), data)
+    except (KeyError, TypeError):
+        return None
 
 
 def why_outside(dimension: Any, value: Any) -> str | None:

@@ -125,12 +125,16 @@ def _read_base(data: dict[str, Any], origin: Origin, given: Sequence[Any]) -> No
 
 
 def _resolve(data: dict[str, Any], base: str) -> None:
-    """Make the path of a user's own space absolute, in place."""
+    """Make the paths of a user's own space and of earlier searches absolute, in place."""
     architecture = _section(_section(data, "search"), "architecture")
     space = architecture.get("space")
     if isinstance(space, str) and is_file_type(space):
         place, _, class_name = space.rpartition(":")
         architecture["space"] = f"{absolute(place, base)}:{class_name}"
+    search = _section(data, "search")
+    if isinstance(earlier := search.get("learn_from"), str | list | tuple):
+        places = [earlier] if isinstance(earlier, str) else earlier
+        search["learn_from"] = [absolute(place, base) if isinstance(place, str) else place for place in places]
 
 
 def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[Problem]:
@@ -190,6 +194,7 @@ def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:
         architecture=_valid(Architecture, architecture),
         keys=tuple(keys),
         names_space=bool(space),
+        start=_valid(tuple[dict[str, Any], ...], search.get("start", ())) or (),
         names_architecture=architecture is not None,
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from orchestray.platform.config.base import AboveZero, Count, Number, Positive, Section, Text
-from orchestray.search.config.dimensions import Dimension
+from orchestray.search.config.dimensions import Dimension, value_at, why_outside
 from orchestray.search.config.methods import AnyMethod
 from orchestray.search.spaces.architectures.measures import MEASURES
 from orchestray.trainers.config.schema import RunName, TrainConfig
@@ -79,6 +79,10 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, dict | Objective) else value
 
 
+def _as_texts(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
 Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_as_list), Field(min_length=1)]
 
 
@@ -95,6 +99,11 @@ class SearchSection(Section):
     """Space of networks that replace the task's own."""
     budget: Budget = Budget()
     """Budget of the search."""
+    start: tuple[dict[Text, Any], ...] = ()
+    """Values of the first trials: mappings of keys of `space`. A key that is left out has the base's value or, if that
+    is outside of the space, one that the method proposes."""
+    learn_from: Annotated[tuple[Text, ...], BeforeValidator(_as_texts)] = ()
+    """Directories of earlier searches, or runs, whose results the method learns from: one, or a list."""
     parallel: Positive = 1
     """Number of concurrent trials."""
     seed: Count = 0
@@ -115,6 +124,14 @@ class SearchConfig(Section):
     """Base of each trial: the path of a training config, or its content."""
     search: SearchSection
     """Settings of the search."""
+
+    @property
+    def first_trials(self) -> list[dict[str, Any]]:
+        """The values of `search.start`, completed by those of the base that are inside the space."""
+        base = self.base.model_dump(mode="json")
+        of_base = {key: value_at(base, key) for key in self.search.space}
+        inside = {key: one for key, one in of_base.items() if why_outside(self.search.space[key], one) is None}
+        return [inside | dict(values) for values in self.search.start]
 
     @property
     def steps_per_trial(self) -> int:

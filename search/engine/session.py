@@ -17,6 +17,7 @@ from orchestray.search.methods.base import (
     Exploit,
     Finished,
     Method,
+    Observation,
     Pause,
     Proposal,
     Report,
@@ -24,7 +25,11 @@ from orchestray.search.methods.base import (
     merit,
     violation_of,
 )
+from orchestray.search.registry.check import dimensions_of
 from orchestray.search.registry.programs import program_name
+
+Sections = Mapping[str, Mapping[str, Any]]
+"""The sections of dimensions as plain data, by key."""
 
 
 class SearchError(OrchestrayError):
@@ -183,6 +188,29 @@ class MethodSession:
         self._journal.append("allow", before=self.method.trials, trials=trials)
         self._allowed(trials)
 
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        """Give the method trials of earlier searches, before it proposes any; return True if it learns from them.
+
+        The journal keeps them: a search that is resumed does not read the earlier ones again.
+        """
+        does = self.method.learn(observations)
+        if does:
+            self._journal.append("learn", observations=[asdict(one) for one in observations])
+        return does
+
+    def widen(self, before: Sections, space: Sections) -> bool:
+        """Have the method continue over a wider space; return True if it can.
+
+        Args:
+            before: sections of the dimensions so far, as plain data.
+            space: those from now on.
+        """
+        can = self.method.widen(dimensions_of(space))
+        if can:
+            self._journal.append("widen", before=before, space=space)
+            self._news = True
+        return can
+
     # -- what follows from them ----------------------------------------------------------------------------------------
 
     def _asked(self, proposal: Proposal | None) -> None:
@@ -242,6 +270,12 @@ class MethodSession:
             return
         if call == "allow":
             self._allowed(entry["trials"])
+            return
+        if call == "learn":
+            self.method.learn([Observation(**_tuples(one, "scores", "violations")) for one in entry["observations"]])
+            return
+        if call == "widen":
+            self._news = self.method.widen(dimensions_of(entry["space"]))
             return
         if call == "report":
             report = Report(**_tuples(entry["report"], "scores", "evaluations", "violations"))

@@ -109,6 +109,23 @@ class Finished:
 
 
 @dataclass(frozen=True)
+class Observation:
+    """A trial of an earlier search, as JSON values."""
+
+    changes: Mapping[str, Any]
+    """All dotted keys of the space, with values inside it."""
+    genome: Any
+    score: float
+    scores: tuple[float, ...] = ()
+    violations: tuple[float, ...] = ()
+
+    @property
+    def violation(self) -> float:
+        """Sum of the broken bounds; 0 if the trial was feasible."""
+        return violation_of(self.violations)
+
+
+@dataclass(frozen=True)
 class Continue:
     """The decision to train on."""
 
@@ -215,6 +232,28 @@ class Method(ABC):
             metric: a validation metric.
             mode: `max` or `min`.
         """
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        """Propose these values first; keys that are left out get those that the method would propose.
+
+        Args:
+            start: values of the first trials, each inside the space.
+
+        Returns:
+            True if the method does.
+
+        Raises:
+            ConfigError: there are more of them than it can begin with.
+        """
+        return False
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        """Take in trials of earlier searches, before the first proposal; return True if the method does."""
+        return False
+
+    def widen(self, space: Mapping[str, Dimension]) -> bool:
+        """Continue over a space with the same keys that contains the present one; return True if the method does."""
+        return False
 
     @abstractmethod
     def ask(self) -> Proposal | None:

@@ -10,11 +10,13 @@ from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.spaces.registry import make_space
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from orchestray.search.config.schema import SearchConfig
     from orchestray.search.methods.base import Method
     from orchestray.search.spaces.architectures.base import ArchitectureSpace
+    from orchestray.search.spaces.dimensions import Dimension
 
 
 def check_method(config: SearchConfig, *, label: str = "config") -> Sequence[str]:
@@ -42,30 +44,40 @@ def space_of(config: SearchConfig) -> ArchitectureSpace | None:
     return None if architecture is None else make_space(architecture.space, **architecture.arguments)
 
 
-def method_of(config: SearchConfig, *, trials: int | None = None) -> Method:
+def dimensions_of(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Dimension]:
+    """Return the dimensions of a space from their sections, as plain data."""
+    return {key: make_dimension(**section) for key, section in sections.items()}
+
+
+def method_of(
+    config: SearchConfig, *, trials: int | None = None, space: Mapping[str, Mapping[str, Any]] | None = None
+) -> Method:
     """Return a new method for a search.
 
     Args:
         config: config of the search.
         trials: most trials; None: the config's budget.
+        space: sections of the dimensions; None: those of the config.
 
     Raises:
         ConfigError: the method cannot search these spaces.
     """
     search = config.search
-    space = {
-        key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type"}))
-        for key, dimension in search.space.items()
-    }
+    sections = {key: dimension.model_dump() for key, dimension in search.space.items()} if space is None else space
     method = make_method(
         search.method.type,
-        space=space,
+        space=dimensions_of(sections),
         architecture=space_of(config),
         seed=search.seed,
         trials=search.budget.trials if trials is None else trials,
         steps_per_trial=config.steps_per_trial,
         **search.method.arguments,
     )
+    if search.start and not method.begin_with(config.first_trials):
+        raise ConfigError(
+            f"search.start: is not for {search.method.type}, which chooses all of its trials itself; take it out, or "
+            "use a method that proposes hyper-parameters"
+        )
     first = search.objective[0]
     method.check_base(config.base)
     method.judge_by(first.metric, str(first.mode))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from orchestray.search.methods.evolution.selection import standings_of
 if TYPE_CHECKING:
     from orchestray.search.methods.base import Proposal
     from orchestray.search.methods.evolution.variation import Candidate, Individual
+    from orchestray.search.spaces.dimensions import Dimension
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,12 @@ class Generational(Evolution, Generic[_Member]):
         """Maps a key to one score or several; None if the trial failed."""
         self.violations: dict[str, float] = {}
         """Maps a key to the sum of the bounds that its trial breaks."""
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        return False  # the first generation is made of parts, or of bits
+
+    def widen(self, space: Mapping[str, Dimension]) -> bool:
+        return False
 
     @abstractmethod
     def next_generation(self, fitness: Sequence[float]) -> list[_Member]:

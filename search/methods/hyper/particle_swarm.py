@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,12 +86,29 @@ class ParticleSwarm(Proposer):
         self._flying: dict[int, int] = {}
         """Maps a running trial to its particle."""
 
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        """Place the first particles at these values.
+
+        Raises:
+            ConfigError: there are more of them than particles.
+        """
+        if len(start) > len(self.particles):
+            raise ConfigError(
+                f"search.start: has {len(start)} trials, and the swarm {len(self.particles)} particles; raise "
+                "search.method.population"
+            )
+        for particle, values in zip(self.particles, start, strict=False):
+            units = enumerate(self.space.items())
+            at = [d.to_unit(values[key]) if key in values else particle.position[axis] for axis, (key, d) in units]
+            particle.position = particle.best = np.array(at)
+        return super().begin_with(start)
+
     def ask(self) -> Proposal | None:
         if self.is_done or not self._ready:
             return None
         particle = self._ready.popleft()
         values = from_units(self.space, list(self.particles[particle].position))
-        proposal = self.propose(values, change=f"particle {particle}")
+        proposal = self.propose(self.completed(values), change=f"particle {particle}")
         self._flying[proposal.trial] = particle
         return proposal
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestray.platform.errors import ConfigError
@@ -31,6 +31,16 @@ class Proposer(Method):
         self.is_exhausted = False
         """True if every point has been proposed."""
         self._keys: set[str] = set()
+        self._start: list[Mapping[str, Any]] = []
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        self._start = list(start)
+        return True
+
+    def completed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the next trial: those it is to begin with, before those that the method proposes."""
+        first = self._start[self.num_asked] if self.num_asked < len(self._start) else {}
+        return {**values, **first}
 
     @property
     def is_done(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.spaces.architectures.base import Genome
-from orchestray.search.spaces.dimensions import from_units, sample
+from orchestray.search.spaces.dimensions import Dimension, from_units, sample
 
 _BLOCK = 64
 """Points of the Sobol sequence that are computed at a time: a power of two."""
@@ -43,6 +44,11 @@ class Random(Proposer):
             )
         self.sobol = SobolPoints(len(self.space), self.seed) if sequence == "sobol" else None
 
+    def widen(self, space: Mapping[str, Dimension]) -> bool:
+        self.space = dict(space)
+        self.is_exhausted = False
+        return True
+
     def ask(self) -> Proposal | None:
         if self.is_done:
             return None
@@ -50,6 +56,7 @@ class Random(Proposer):
         values = (
             sample(self.space, rng) if self.sobol is None else from_units(self.space, list(self.sobol[self.num_asked]))
         )
+        values = self.completed(values)
         if self.architecture is None:
             return self.propose(values)
         for _ in range(MAX_DRAWS):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.base import Finished, Observation, Proposal, rng_of
 from orchestray.search.methods.hyper.boolean_polynomials import Term, best_assignments, num_parities, sparse_terms
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.spaces.dimensions import Binary, Choice
@@ -79,6 +80,8 @@ class Spectral(Proposer):
         for _ in range(MAX_DRAWS):
             signs = self._draw(rng)
             values = {key: two[int(sign < 0)] for (key, two), sign in zip(self._two.items(), signs, strict=True)}
+            values = self.completed(values)
+            signs = self._signs_of(values)
             if not self.is_known(values):
                 break
         else:
@@ -89,6 +92,17 @@ class Spectral(Proposer):
         if len(self.terms) < self.stages:
             self._signs[self.num_asked] = signs
         return self.propose(values)
+
+    def _signs_of(self, values: Mapping[str, Any]) -> np.ndarray:
+        return np.array([1 - 2 * two.index(values[key]) for key, two in self._two.items()])
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        """Take in trials of earlier searches as samples of the first stage."""
+        for number, one in enumerate(observations[-self.samples :], start=1):
+            self._signs[-number], self._scores[-number] = self._signs_of(one.changes), one.score
+        if len(self._scores) >= self.samples:
+            self._end_stage()
+        return True
 
     def _draw(self, rng: np.random.Generator) -> np.ndarray:
         """Return the signs of all bits: fixed ones from one of their best assignments, the others random."""

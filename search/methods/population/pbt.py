@@ -31,6 +31,7 @@ from orchestray.search.methods.population.time_sharing import Turns
 from orchestray.search.spaces.dimensions import sample
 
 if TYPE_CHECKING:
+    from orchestray.search.spaces.dimensions import Dimension
     from orchestray.trainers.config.schema import TrainConfig
 
 _INITIAL, _SURVIVOR, _EXPLOIT, _EXPLORE = range(4)
@@ -129,6 +130,26 @@ class PopulationBasedTraining(Method):
 
     def judge_by(self, metric: str, mode: str) -> None:
         self._objective = {"metric": metric, "mode": mode}
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        """Begin the first members with these values.
+
+        Raises:
+            ConfigError: there are more of them than members, or `initial` says it already.
+        """
+        if self._initial:
+            raise ConfigError("search.start: says the same as search.method.initial; name the values in one of them")
+        if len(start) > self.population:
+            raise ConfigError(
+                f"search.start: has {len(start)} trials, and the population {self.population} members; raise "
+                "search.method.population"
+            )
+        self._initial = [dict(values) for values in start]
+        return True
+
+    def widen(self, space: Mapping[str, Dimension]) -> bool:
+        self.space = dict(space)
+        return not self._packed
 
     def ask(self) -> Proposal | None:
         if self._packed:

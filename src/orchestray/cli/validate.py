@@ -90,9 +90,10 @@ def _check(file: str, overrides: list[str]) -> str:
         search = load_search_config(file, overrides)
         _check_module(search.base, label=f"{file}: base")
         check_layout(search.base, label=f"{file}: base")
+        from orchestray.search.engine.earlier import check_earlier
         from orchestray.search.registry.check import check_method
 
-        cautions = check_method(search, label=file)
+        cautions = [*check_method(search, label=file), *check_earlier(search, label=file)]
         return "".join(
             [_search_summary(search, Path(file).absolute().parent), *(f"\n  note: {one}" for one in cautions)]
         )

@@ -155,8 +155,8 @@ def test_bounds_of_a_config_are_those_of_all_objectives() -> None:
                 "space": {"train.optimizer.lr": {"type": "uniform", "low": 0.1, "high": 0.2}},
             },
             (
-                "search.objective.subject_to: is not for population_based_training in one process, which compares by one "
-                "number itself; use packed: false"
+                "search.objective.subject_to: is not for population_based_training in one process, which compares by "
+                "one number itself; use packed: false"
             ),
         ),
     ],
