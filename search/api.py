@@ -178,6 +178,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
         "error": outcome.error,
         "counts": {status: counts[status] for status in _STATUSES},
         "steps": sum(int(line.get("steps") or 0) for line in lines),
+        "unit": config.unit,
         "method": config.search.method.type,
         "objectives": [{"metric": goal.metric, "mode": goal.mode} for goal in goals_of(config)],
     }

@@ -183,12 +183,28 @@ def _budget(parts: Parts) -> Iterator[Problem]:
 def _length(parts: Parts) -> Iterator[Problem]:
     if parts.base is None or parts.budget is None:
         return
-    if parts.budget.steps_per_trial is None and parts.base.train.steps is None:
+    budget = parts.budget
+    named = ("steps_per_trial", "epochs_per_trial", "samples_per_trial")
+    given = [name for name in named if getattr(budget, name) is not None]
+    if not given and parts.base.train.steps is None:
         yield Problem(
             "search.budget.steps_per_trial",
-            "is required, and missing: how long is each trial trained? (base.train.steps would do as well; epochs have "
-            "as many steps as the batch size makes them)",
+            "is required, and missing: how long is each trial trained? (epochs_per_trial, samples_per_trial or "
+            "base.train.steps would do as well)",
         )
+    for name in given[1:]:
+        yield Problem(f"search.budget.{name}", f"is given beside {given[0]}: say the length of a trial in one unit")
+    if parts.method is None or not given or given == ["steps_per_trial"]:
+        return
+    if parts.method.is_one_process:
+        text = f"is not for {parts.method.type} in one process, which counts steps; use steps_per_trial"
+        yield Problem(f"search.budget.{given[0]}", text)
+    elif parts.method.changes_running and "train.batch_size" in parts.keys:
+        text = (
+            f"must stay as it is while a trial is counted in {given[0].partition('_')[0]}, and {parts.method.type} "
+            "changes it in the middle of trials; use steps_per_trial"
+        )
+        yield Problem("search.space.train.batch_size", text)
 
 
 def _engine(parts: Parts) -> Iterator[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -170,11 +171,21 @@ def _check_base(data: dict[str, Any], look_at_task: bool) -> tuple[TrainConfig |
         return None, [Problem("base", f"must be the path of a training config, or one itself, got {shown(base)}")]
     base.setdefault("name", data.get("name", "unnamed"))
     budget = _section(_section(data, "search"), "budget")
-    steps = budget.get("steps_per_trial")
-    if isinstance(steps, int) and steps > 0 and isinstance(base.get("train"), dict):
-        base["train"] = {**base["train"], "epochs": None, "steps": steps}
+    if isinstance(base.get("train"), dict):
+        base["train"] = {**base["train"], **_length(budget, base["train"])}
     config, problems = check_data(base, look_at_task=look_at_task)
     return config, [Problem(f"base.{problem.path}" if problem.path else "base", problem.text) for problem in problems]
+
+
+def _length(budget: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return `epochs` and `steps` of the base by the budget of a trial; empty if that says nothing valid."""
+    steps, epochs, samples = (budget.get(f"{unit}_per_trial") for unit in ("steps", "epochs", "samples"))
+    if isinstance(epochs, int) and epochs > 0:
+        return {"epochs": epochs, "steps": None}
+    size = train.get("batch_size")
+    if isinstance(samples, int) and isinstance(size, int) and min(samples, size) > 0:
+        return {"epochs": None, "steps": math.ceil(samples / size)}
+    return {"epochs": None, "steps": steps} if isinstance(steps, int) and steps > 0 else {}
 
 
 def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:

@@ -15,8 +15,8 @@ from orchestray.trainers.config.schema import TrainConfig
 
 _SET_ELSEWHERE = {
     "name": "names the run, and is given to each trial by the search",
-    "train.steps": "is what search.budget.steps_per_trial says",
-    "train.epochs": "is replaced by search.budget.steps_per_trial",
+    "train.steps": "is what search.budget says",
+    "train.epochs": "is replaced by search.budget",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -67,6 +68,10 @@ class Budget(Section):
     steps_per_trial: Positive | None = None
     """Training steps of each trial, instead of the base's `train.epochs` and `train.steps`; null: the base's
     `train.steps`."""
+    epochs_per_trial: Positive | None = None
+    """Epochs of each trial, instead of steps: batches of any size see the same data. Methods count in epochs."""
+    samples_per_trial: Positive | None = None
+    """Samples that each trial trains on, instead of steps; the last step may have more. Methods count in samples."""
     time_limit_s: AboveZero | None = None
     """Seconds after which no trial continues."""
     trial_time_limit_s: AboveZero | None = None
@@ -135,7 +140,23 @@ class SearchConfig(Section):
 
     @property
     def steps_per_trial(self) -> int:
-        """Training steps of each trial."""
-        steps = self.search.budget.steps_per_trial or self.base.train.steps
-        assert steps is not None  # checked when it was loaded
-        return steps
+        """Length of each trial, in the unit of the budget: what methods take for steps."""
+        budget, train = self.search.budget, self.base.train
+        given = (budget.epochs_per_trial, budget.samples_per_trial, budget.steps_per_trial, train.steps)
+        length = next((amount for amount in given if amount is not None), None)
+        assert length is not None  # checked when it was loaded
+        return length
+
+    @property
+    def unit(self) -> Literal["steps", "epochs", "samples"]:
+        """Unit in which the length of trials is given, and in which methods count."""
+        budget = self.search.budget
+        if budget.epochs_per_trial is not None:
+            return "epochs"
+        return "steps" if budget.samples_per_trial is None else "samples"
+
+    def length_of(self, units: int, batch_size: int) -> dict[str, int | None]:
+        """Return `train.epochs` and `train.steps` of a trial of so many units."""
+        if self.unit == "epochs":
+            return {"epochs": units, "steps": None}
+        return {"epochs": None, "steps": units if self.unit == "steps" else math.ceil(units / batch_size)}

@@ -35,7 +35,7 @@ def trial_config(
         config: config of the search.
         changes: dotted keys of the base config, and their values.
         genome: the architecture; None: the task's own model.
-        steps: training steps; None (or 0, for a trial that is only validated): the budget's.
+        steps: length in the unit of the budget; None (or 0, for a trial that is only validated): the budget's.
         trial: number of the trial, for its name.
 
     Raises:
@@ -43,8 +43,11 @@ def trial_config(
     """
     data = config.base.model_dump(mode="json")
     data["name"] = f"{config.name}-trial" if trial is None else f"{config.name}-trial-{trial}"
-    data["train"] |= {"epochs": None, "steps": steps or config.steps_per_trial}
+    units = steps or config.steps_per_trial
+    data["train"] |= config.length_of(units, config.base.train.batch_size)
     problems = put_in(data, config.base, changes)
+    if config.unit == "samples" and isinstance(batch_size := data["train"].get("batch_size"), int) and batch_size > 0:
+        data["train"] |= config.length_of(units, batch_size)
     if genome is not None:
         data["task"] = searched_task(data["task"], config, genome)
     made = problems or checked(data, look_at_task=False)

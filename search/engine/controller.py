@@ -45,6 +45,7 @@ class SearchController:
         files: StateFiles,
         *,
         parallel: int = 1,
+        unit: str = "steps",
         on_change: Callable[[TrialChange], None] = lambda _change: None,
     ) -> None:
         """Take over the state of the session; unfinished trials resume from their files.
@@ -56,6 +57,7 @@ class SearchController:
             records: records of the search.
             files: files of states that outlive their processes.
             parallel: number of concurrent trials.
+            unit: unit in which the method counts, and trials report: `steps`, `epochs` or `samples`.
             on_change: called with each status change of a trial, for a display.
         """
         self.session = session
@@ -63,6 +65,9 @@ class SearchController:
         self._account = Account(session, objectives, records, on_change)
         self._make_config, self._objectives, self._records = make_config, objectives, records
         self._parallel = parallel
+        self.unit = unit
+        self._of_all = {} if unit == "steps" else {"unit": unit}
+        """Arguments of the programs of all trials."""
         self._ready: deque[int] = deque()
         """Trials that have begun, are not in a process, and are to continue."""
         self._held: set[int] = set()
@@ -146,7 +151,7 @@ class SearchController:
             config=config,
             begins=True,
             program=_program(proposal, config),
-            arguments=proposal.arguments,
+            arguments={**proposal.arguments, **self._of_all},
             source=source,
             partly=partly,
             overlaps=proposal.overlaps,
@@ -239,7 +244,8 @@ class SearchController:
         proposal, config = standing.proposal, self._config(trial)
         source = None if standing.origin is None else self.states.place(standing.origin)
         program = _program(proposal, config)  # rebuilds what cannot change in place
-        return replace(order, config=config, program=program, arguments=proposal.arguments, source=source)
+        arguments = {**proposal.arguments, **self._of_all}
+        return replace(order, config=config, program=program, arguments=arguments, source=source)
 
     def _released(self, held: set[int]) -> None:
         """Continue or end the paused trials that are due."""

@@ -124,7 +124,7 @@ def _tiles(result: Mapping[str, Any], goal: Goal) -> list[list[str]]:
         ["status", str(result.get("status"))],
         [f"best {goal.metric}", number(best.get("objective"))],
         [f"trials ({by_status})" if by_status else "trials", number(result.get("trials"))],
-        ["steps in all", number(result.get("steps"))],
+        [f"{result.get('unit', 'steps')} in all", number(result.get("steps"))],
         ["time", duration(result.get("seconds"))],
     ]
 

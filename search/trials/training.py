@@ -16,6 +16,7 @@ from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.recorder import Recorder
 from orchestray.search.spaces.architectures.inherit import inherited
+from orchestray.search.trials.clock import Clock
 from orchestray.search.trials.metric_names import metric_names
 from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, RESUME, Progress, TrialState, part
 from orchestray.search.trials.task_cache import SEARCHED_TASK, TaskCache
@@ -51,7 +52,13 @@ class TrainingTrial:
     """
 
     def __init__(
-        self, config: TrainConfig, *, task_cache: TaskCache | None = None, is_measured: bool = False, **arguments: Any
+        self,
+        config: TrainConfig,
+        *,
+        task_cache: TaskCache | None = None,
+        is_measured: bool = False,
+        unit: str = "steps",
+        **arguments: Any,
     ) -> None:
         """Build the model, without training.
 
@@ -59,6 +66,7 @@ class TrainingTrial:
             config: config of a run with one worker.
             task_cache: cache of tasks and data that this process shares between trials; default: a new one.
             is_measured: True to measure the network even if it is the task's own.
+            unit: unit in which `advance` counts: `steps`, `epochs` or `samples`.
             arguments: must be empty.
 
         Raises:
@@ -67,6 +75,7 @@ class TrainingTrial:
         if arguments:
             raise TypeError(f"an ordinary trial takes no arguments, got {', '.join(arguments)}")
         self._task_cache, self._is_measured = task_cache or TaskCache(), is_measured
+        self._unit = unit
         self._lines: list[dict[str, Any]] = []
         self._started_at = time.time()
         self._trained_s = 0.0
@@ -83,6 +92,8 @@ class TrainingTrial:
         self._recorder = Recorder()
         self._replica = Replica(self._task, self._settings, self._stream, recorder=self._recorder, device=device)
         self._replica.connect(SoloCollective())
+        batch_size = config.train.batch_size
+        self._clock = Clock.of(self._unit, batch_size, lambda: self._stream("train", 0).steps_per_epoch)
 
     def _stream(self, split: str, rank: int) -> SampleStream:
         if split not in self._streams:
@@ -96,17 +107,17 @@ class TrainingTrial:
         return self._replica.position.step
 
     def advance(self, step: int) -> Progress:
-        """Train until `step` is completed (at most the budget's steps), and validate.
+        """Train until `step` units are completed (at most the budget's), and validate.
 
         Raises:
             OrchestrayError: the training failed; the text says why.
         """
-        replica = self._replica
-        replica.pause_at = step
+        replica, until = self._replica, self._clock.steps(step)
+        replica.pause_at = until
         began_s = time.perf_counter()
         self._outcome = replica.run(self._started_at)
         replica.stop_requested = False  # it has been obeyed, or came too late
-        is_interrupted = self._outcome.ended == "interrupted" and replica.position.step < step
+        is_interrupted = self._outcome.ended == "interrupted" and replica.position.step < until
         is_validated = replica.position.validation is not None
         if not is_interrupted and not (is_validated and replica.position.validated_step == replica.position.step):
             replica.validate()
@@ -118,7 +129,7 @@ class TrainingTrial:
         if (trained := (self._outcome.final.get("train") or {}).get("loss")) is not None:
             metrics["train_loss"] = float(trained)
         return Progress(
-            replica.position.step,
+            self._clock.reached(replica.position.step, step),
             metrics,
             tuple(validations),
             is_over=self._outcome.ended in ("until", "early_stopping"),

@@ -81,6 +81,7 @@ class Loop:
         journal: Journal | None = None,
         objectives: Objectives = ACCURACY,
         make: Callable[..., TrainConfig] = make_config,
+        unit: str = "steps",
         records: Any = None,
         **rules: Any,
     ) -> None:
@@ -99,6 +100,7 @@ class Loop:
             self.records,
             self.files,
             parallel=parallel,
+            unit=unit,
             on_change=self.shown.append,
         )
         self.orders: dict[int, TrialTask] = {}
@@ -152,6 +154,7 @@ def loop_of(config: SearchConfig, records: SearchRecords, **rules: Any) -> Loop:
         journal=records.journal,
         objectives=objectives_of(config),
         make=make,
+        unit=config.unit,
         records=records,
         **rules,
     )
