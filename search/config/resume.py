@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from orchestray.platform.config.problems import shown
-from orchestray.search.config.dimensions import Binary, Choice, Dimension
+from orchestray.search.config.dimensions import Choice, Dimension, Range
 from orchestray.search.config.schema import SearchConfig
 from orchestray.trainers.config.resume import flat
 
@@ -74,10 +74,11 @@ def space_differences(old: Mapping[str, Dimension], new: Mapping[str, Dimension]
 
 
 def _contains(wide: Dimension, narrow: Dimension) -> bool:
-    if wide.type != narrow.type:
+    others = [one.model_dump(exclude={"low", "high", "values"}) for one in (wide, narrow)]
+    if others[0] != others[1]:
         return False
     if isinstance(wide, Choice) and isinstance(narrow, Choice):
         return all(value in wide.values for value in narrow.values)
-    if isinstance(wide, Binary) or isinstance(narrow, Binary | Choice) or isinstance(wide, Choice):
-        return True
+    if not isinstance(wide, Range) or not isinstance(narrow, Range):
+        return False
     return wide.low <= narrow.low and narrow.high <= wide.high

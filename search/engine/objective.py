@@ -99,7 +99,7 @@ class Objectives:
         reported = [*known, "loss", "train_loss"]
         for metric in self.of_task:
             if metric not in reported and nearest(metric, reported):
-                return _missing(metric, reported)
+                return self._missing(metric, reported)
         return None
 
     def scores(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
@@ -111,7 +111,7 @@ class Objectives:
         """
         for metric in self._metrics:
             if metric not in metrics:
-                raise ConfigError(_missing(metric, metrics))
+                raise ConfigError(self._missing(metric, metrics))
             if not math.isfinite(metrics[metric]):
                 raise TrainingError(_no_number(metric, metrics[metric]))
         return tuple(objective.score(float(metrics[objective.metric])) for objective in self._all)
@@ -128,6 +128,14 @@ class Objectives:
         """Return the scores of validations by the first objective, for those that have it."""
         values = [validation.get(self.first.metric, math.nan) for validation in validations]
         return tuple(self.first.score(float(value)) for value in values if math.isfinite(value))
+
+    def _missing(self, metric: str, reported: Collection[str]) -> str:
+        from orchestray.platform.config.problems import (
+            nearest,
+        )  # imports pydantic, which a trial needs for nothing else
+
+        key = "metric" if any(one.metric == metric for one in self._all) else f"subject_to.{metric}"
+        return f"search.objective.{key}: no trial reports {metric!r}; what is reported is {', '.join(sorted(reported)) or 'nothing'}{nearest(metric, reported)}"
 
     def values(self, scores: Sequence[float]) -> dict[str, float]:
         """Return the value of each objective by its metric, with the user's sign."""
@@ -147,12 +155,3 @@ def _no_number(metric: str, value: float) -> str:
     if metric == "flops":
         return "The flops of the network are not known: the warnings of the trial name what cannot be counted."
     return f"The metric {metric!r} is {value}, no finite number."
-
-
-def _missing(metric: str, reported: Collection[str]) -> str:
-    from orchestray.platform.config.problems import nearest  # imports pydantic, which a trial does not need otherwise
-
-    return (
-        f"search.objective.metric: no trial reports {metric!r}; what is reported is "
-        f"{', '.join(sorted(reported)) or 'nothing'}{nearest(metric, reported)}"
-    )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from orchestray.search.config.schema import SearchConfig
     from orchestray.search.engine.session import Journal
 
+_DIMENSIONS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Dimension])
+
 
 def session_of(config: SearchConfig, journal: Journal, *, previous: SearchConfig | None = None) -> MethodSession:
     """Return the session of a search's method, with the journal replayed and the config's number of trials.
@@ -39,7 +41,8 @@ def session_of(config: SearchConfig, journal: Journal, *, previous: SearchConfig
     last = _sections(before)
     widened = [call for call in calls if call["call"] == "widen"]
     first, last = (widened[0]["before"], widened[-1]["space"]) if widened else (last, last)
-    session = MethodSession(method_of(config, trials=trials, space=first), journal)
+    begun = config.search.model_copy(update={"space": _DIMENSIONS.validate_python(first)})
+    session = MethodSession(method_of(config.model_copy(update={"search": begun}), trials=trials), journal)
     if not calls and config.search.learn_from and not session.learn(earlier_trials(config).observations):
         raise ConfigError(does_not_learn(config))
     if (now := _sections(config)) != last:
@@ -54,8 +57,7 @@ def _sections(config: SearchConfig) -> dict[str, Any]:
 
 
 def _widen(session: MethodSession, config: SearchConfig, before: dict[str, Any], now: dict[str, Any]) -> None:
-    known = TypeAdapter(dict[str, Dimension]).validate_python(before)
-    if differences := space_differences(known, config.search.space):
+    if differences := space_differences(_DIMENSIONS.validate_python(before), config.search.space):
         raise ConfigError([f"a resumed search may not change {difference}" for difference in differences])
     if not session.widen(before, now):
         raise ConfigError(

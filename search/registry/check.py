@@ -49,24 +49,20 @@ def dimensions_of(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Dimens
     return {key: make_dimension(**section) for key, section in sections.items()}
 
 
-def method_of(
-    config: SearchConfig, *, trials: int | None = None, space: Mapping[str, Mapping[str, Any]] | None = None
-) -> Method:
+def method_of(config: SearchConfig, *, trials: int | None = None) -> Method:
     """Return a new method for a search.
 
     Args:
         config: config of the search.
         trials: most trials; None: the config's budget.
-        space: sections of the dimensions; None: those of the config.
 
     Raises:
         ConfigError: the method cannot search these spaces.
     """
     search = config.search
-    sections = {key: dimension.model_dump() for key, dimension in search.space.items()} if space is None else space
     method = make_method(
         search.method.type,
-        space=dimensions_of(sections),
+        space=dimensions_of({key: dimension.model_dump() for key, dimension in search.space.items()}),
         architecture=space_of(config),
         seed=search.seed,
         trials=search.budget.trials if trials is None else trials,

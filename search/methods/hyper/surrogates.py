@@ -202,23 +202,24 @@ class GaussianProcessModel:
     def _view(self, before: View, history: History, scores: np.ndarray, rows: np.ndarray) -> View:
         """Return the view of the trials `rows`; the kernel is kept while few trials have ended since its fit."""
         standardised = _standardised(scores[rows])
+        # With bounds it knows all rows, and the best of them are feasible.
+        order = history.best_first() if history.has_bounds else np.argsort(-standardised, kind="stable")
         kernel, num_at_fit = before.kernel, before.num_at_fit
         if num_at_fit == 0 or len(history) - num_at_fit >= max(1, num_at_fit // 16):
-            some = self._kept(standardised, _MAX_FITTED)
+            some = self._kept(order, _MAX_FITTED)
             points = history.points()[rows[some]]
             distances = self.encoder.distances(points, points)
             kernel = fit(distances, standardised[some], self.prior, kernel, _FIT_ITERATIONS)
             num_at_fit = len(history)
-        kept = self._kept(standardised, _MAX_MODELLED)
+        kept = self._kept(order, _MAX_MODELLED)
         return View(rows[kept], standardised[kept], kernel, num_at_fit)
 
-    def _kept(self, scores: np.ndarray, limit: int) -> np.ndarray:
-        """Return the indices of at most `limit` trials: the best half, and a fixed random sample of the others."""
-        if len(scores) <= limit:
-            return np.arange(len(scores))
-        order = np.argsort(-scores, kind="stable")
+    def _kept(self, order: np.ndarray, limit: int) -> np.ndarray:
+        """Return at most `limit` of the trials `order`, the best first: the first half, and a fixed sample of the rest."""
+        if len(order) <= limit:
+            return np.arange(len(order))
         best, others = order[: limit // 2], order[limit // 2 :]
-        lots = rng_of(self.seed, _SAMPLE_DRAW).random(len(scores))  # the n-th trial's number never changes
+        lots = rng_of(self.seed, _SAMPLE_DRAW).random(len(order))  # the n-th trial's number never changes
         drawn = others[np.argsort(lots[others], kind="stable")[: limit - limit // 2]]
         return np.sort(np.concatenate([best, drawn]))
 

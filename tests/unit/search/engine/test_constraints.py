@@ -105,7 +105,7 @@ def test_a_metric_with_bounds_has_to_be_reported_as_an_objective_has() -> None:
     objectives = Objectives([Objective("accuracy")], [Bound("parameters", 10.0), Bound("f1", 0.5, is_most=False)])
     assert objectives.are_of_network
     assert objectives.of_task == ["accuracy", "f1"]
-    with pytest.raises(ConfigError, match="no trial reports 'f1'"):
+    with pytest.raises(ConfigError, match=r"^search.objective.subject_to.f1: no trial reports 'f1'"):
         objectives.scores({"accuracy": 0.5, "parameters": 3.0})
 
 

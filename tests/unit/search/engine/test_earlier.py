@@ -186,3 +186,12 @@ def test_a_grid_cannot_become_wider_and_says_what_can_be_done() -> None:
     with pytest.raises(ConfigError, match=r"grid cannot go on over a wider space.*learn_from"):
         session_of(config(method=method), journal, previous=config(high=0.5, method=method))
     assert len(journal.entries()) == num_calls
+
+
+def test_first_trials_are_completed_by_the_space_that_the_search_began_with() -> None:
+    narrow = config(high=0.05, method={"type": "random"}, start=[{MOMENTUM: 0.5}])  # the base's rate, 0.1, is outside
+    journal = MemoryJournal()
+    (first,) = run(session_of(narrow, journal), 1)
+    assert first[LR] <= 0.05
+    session = session_of(config(method={"type": "random"}, start=[{MOMENTUM: 0.5}]), journal, previous=narrow)
+    assert dict(session.trials[0].changes) == first
