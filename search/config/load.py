@@ -133,9 +133,11 @@ def _resolve(data: dict[str, Any], base: str) -> None:
         place, _, class_name = space.rpartition(":")
         architecture["space"] = f"{absolute(place, base)}:{class_name}"
     search = _section(data, "search")
-    if isinstance(earlier := search.get("learn_from"), str | list | tuple):
-        places = [earlier] if isinstance(earlier, str) else earlier
-        search["learn_from"] = [absolute(place, base) if isinstance(place, str) else place for place in places]
+    if isinstance(earlier := search.get("learn_from"), str | os.PathLike | list | tuple):
+        places = [earlier] if isinstance(earlier, str | os.PathLike) else earlier
+        is_path = (isinstance(place, str | os.PathLike) for place in places)
+        pairs = zip(places, is_path, strict=True)
+        search["learn_from"] = [absolute(os.fspath(place), base) if known else place for place, known in pairs]
 
 
 def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[Problem]:

@@ -156,7 +156,7 @@ class SearchConfig(Section):
         return "steps" if budget.samples_per_trial is None else "samples"
 
     def length_of(self, units: int, batch_size: int) -> dict[str, int | None]:
-        """Return `train.epochs` and `train.steps` of a trial of so many units."""
+        """Return `train.epochs` and `train.steps` of a trial, from its length in the unit."""
         if self.unit == "epochs":
             return {"epochs": units, "steps": None}
         return {"epochs": None, "steps": units if self.unit == "steps" else math.ceil(units / batch_size)}

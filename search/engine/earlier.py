@@ -59,6 +59,8 @@ def earlier_trials(config: SearchConfig) -> Earlier:
         reasons = [f"{len(trials) - len(inside)} lie outside of search.space"] if len(inside) < len(trials) else []
         if len(used) < len(inside):
             reasons.append(f"{len(inside) - len(used)} lack a value of the objective or of a bound")
+        if (length := _other_length(config, Path(place))) is not None:
+            reasons.append(length)
         text = f"{_WHY}: {len(used)} of {len(trials)} trials of {place} are used"
         notes.append("; ".join([text, *reasons]))
     return Earlier(tuple(observations), tuple(notes))
@@ -128,6 +130,15 @@ def _of_run(config: SearchConfig, place: Path, result: Mapping[str, Any]) -> _Tr
     validation = (result.get("final") or {}).get("validation") or {}
     metrics = {name: value for name, value in validation.items() if isinstance(value, int | float)}
     return _Trial({key: value_at(data, key) for key in config.search.space}, None, metrics)
+
+
+def _other_length(config: SearchConfig, place: Path) -> str | None:
+    """Return a warning that earlier trials were longer or shorter, which makes their scores others."""
+    if not is_search(place):
+        return None
+    before = load_search_config(SearchPaths(place).config, look_at_task=False)
+    was, now = (f"{one.steps_per_trial} {one.unit}" for one in (before, config))
+    return None if was == now else f"its trials had {was}, and these have {now}: scores may not compare"
 
 
 def _is_inside(config: SearchConfig, changes: Mapping[str, Any]) -> bool:

@@ -130,12 +130,11 @@ class Objectives:
         return tuple(self.first.score(float(value)) for value in values if math.isfinite(value))
 
     def _missing(self, metric: str, reported: Collection[str]) -> str:
-        from orchestray.platform.config.problems import (
-            nearest,
-        )  # imports pydantic, which a trial needs for nothing else
+        from orchestray.platform.config.problems import nearest  # imports pydantic, which trials do not need otherwise
 
         key = "metric" if any(one.metric == metric for one in self._all) else f"subject_to.{metric}"
-        return f"search.objective.{key}: no trial reports {metric!r}; what is reported is {', '.join(sorted(reported)) or 'nothing'}{nearest(metric, reported)}"
+        names, hint = ", ".join(sorted(reported)) or "nothing", nearest(metric, reported)
+        return f"search.objective.{key}: no trial reports {metric!r}; what is reported is {names}{hint}"
 
     def values(self, scores: Sequence[float]) -> dict[str, float]:
         """Return the value of each objective by its metric, with the user's sign."""

@@ -36,7 +36,7 @@ class Clock:
         return cls(num_units=batch_size) if unit == "samples" else cls()
 
     def steps(self, units: int) -> int:
-        """Return the least number of steps that are at least so many units."""
+        """Return the least number of steps that completes a number of units."""
         return -(-units * self.num_steps // self.num_units)
 
     def reached(self, steps: int, wanted: int) -> int:

@@ -215,7 +215,7 @@ class GaussianProcessModel:
         return View(rows[kept], standardised[kept], kernel, num_at_fit)
 
     def _kept(self, order: np.ndarray, limit: int) -> np.ndarray:
-        """Return at most `limit` of the trials `order`, the best first: the first half, and a fixed sample of the rest."""
+        """Return at most `limit` of the trials, given the best first: half of them, and a fixed sample of the rest."""
         if len(order) <= limit:
             return np.arange(len(order))
         best, others = order[: limit // 2], order[limit // 2 :]

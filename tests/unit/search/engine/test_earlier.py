@@ -123,6 +123,11 @@ def test_a_search_that_has_learnt_goes_on_with_the_same_bits_when_the_earlier_on
     assert run(again, 2) == run(undisturbed, 2)
 
 
+def test_trials_of_another_length_are_used_with_a_warning(earlier: Path) -> None:
+    (note,) = check_earlier(config(learn_from=earlier, budget={"trials": 9, "epochs_per_trial": 2}))
+    assert note.endswith("its trials had 4 steps, and these have 2 epochs: scores may not compare")
+
+
 def test_a_run_is_an_observation(tmp_path: Path) -> None:
     made = config(learn_from=str(tmp_path / "run"))
     with RunDirectory.create(tmp_path, "run") as directory:
