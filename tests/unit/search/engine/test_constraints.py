@@ -73,6 +73,14 @@ def test_the_best_trial_is_the_best_of_the_feasible_ones_and_its_state_is_kept(s
     assert "infeasible" not in result
 
 
+def test_a_feasible_state_is_kept_after_infeasible_ones_with_better_scores(searched: Any) -> None:
+    space = {"task.hidden": {"type": "choice", "values": HIDDEN[::-1]}}
+    loop, _ = searched(config(PARAMETERS[0], space=space), save_every_s=100.0)
+    best = loop.conductor.best()
+    assert (best.trial, best.is_lost) == (3, False)
+    assert loop.files.is_whole(3, best.report, is_best=True)
+
+
 def test_without_a_feasible_trial_that_with_the_least_violation_is_named(searched: Any) -> None:
     loop, result = searched(config(PARAMETERS[0] - 1))
     assert loop.conductor.best().trial == result["best"]["trial"] == 0
