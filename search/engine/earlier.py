@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.directory import RunPaths, read_result
 from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.terminal.format import short_path
 from orchestray.search.config.dimensions import value_at, why_outside
 from orchestray.search.config.load import load_search_config
 from orchestray.search.engine.objective import Objectives, objectives_of
@@ -61,7 +62,7 @@ def earlier_trials(config: SearchConfig) -> Earlier:
             reasons.append(f"{len(inside) - len(used)} lack a value of the objective or of a bound")
         if (length := _other_length(config, Path(place))) is not None:
             reasons.append(length)
-        text = f"{_WHY}: {len(used)} of {len(trials)} trials of {place} are used"
+        text = f"{_WHY}: {len(used)} of {len(trials)} trials of {short_path(Path(place))} are used"
         notes.append("; ".join([text, *reasons]))
     return Earlier(tuple(observations), tuple(notes))
 
