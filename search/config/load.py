@@ -21,7 +21,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.config.checks import Parts, find_search_problems
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
-from orchestray.search.config.schema import Architecture, Budget, Objectives, SearchConfig
+from orchestray.search.config.schema import Architecture, Budget, Objectives, SearchConfig, Start
 from orchestray.trainers.config.load import Origin, check_data, read, set_name, without_problems
 from orchestray.trainers.config.schema import TrainConfig
 
@@ -187,7 +187,10 @@ def _length(budget: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, in
     size = train.get("batch_size")
     if isinstance(samples, int) and isinstance(size, int) and min(samples, size) > 0:
         return {"epochs": None, "steps": math.ceil(samples / size)}
-    return {"epochs": None, "steps": steps} if isinstance(steps, int) and steps > 0 else {}
+    if isinstance(steps, int) and steps > 0:
+        return {"epochs": None, "steps": steps}
+    is_said = any(one is not None for one in (steps, epochs, samples))
+    return {"epochs": None, "steps": 1} if is_said else {}  # a length that is wrong is reported by itself
 
 
 def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:
@@ -207,7 +210,7 @@ def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:
         architecture=_valid(Architecture, architecture),
         keys=tuple(keys),
         names_space=bool(space),
-        start=_valid(tuple[dict[str, Any], ...], search.get("start", ())) or (),
+        start=_valid(Start, search.get("start", ())) or (),
         names_architecture=architecture is not None,
     )
 

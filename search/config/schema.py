@@ -84,6 +84,9 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, dict | Objective) else value
 
 
+Start = Annotated[tuple[dict[Text, Any], ...], BeforeValidator(_as_list)]
+
+
 def _as_texts(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -104,9 +107,9 @@ class SearchSection(Section):
     """Space of networks that replace the task's own."""
     budget: Budget = Budget()
     """Budget of the search."""
-    start: tuple[dict[Text, Any], ...] = ()
-    """Values of the first trials: mappings of keys of `space`. A key that is left out has the base's value or, if that
-    is outside of the space, one that the method proposes."""
+    start: Start = ()
+    """Values of the first trials: one mapping of keys of `space`, or a list. A key that is left out has the base's value
+    or, if that is outside of the space, one that the method proposes."""
     learn_from: Annotated[tuple[Text, ...], BeforeValidator(_as_texts)] = ()
     """Directories of earlier searches, or runs, whose results the method learns from: one, or a list."""
     parallel: Positive = 1

@@ -71,6 +71,13 @@ def test_the_first_trials_are_those_of_start_completed_by_the_base(method: dict[
     assert points[2] not in points[:2]
 
 
+def test_one_first_trial_needs_no_list() -> None:
+    assert (
+        config({"type": "random"}, start={LR: 0.1}).first_trials
+        == config({"type": "random"}, start=[{LR: 0.1}]).first_trials
+    )
+
+
 def test_a_value_of_the_base_outside_of_the_space_is_left_to_the_method() -> None:
     plain, begun = (method_of(config({"type": "random"}, start=start)) for start in ([], [{LR: 0.1}]))
     first, other = plain.ask(), begun.ask()

@@ -141,6 +141,7 @@ def test_the_curve_of_the_best_run_is_in_steps() -> None:
             {"budget": {"epochs_per_trial": 1, "samples_per_trial": 3}},
             "search.budget.samples_per_trial: is given beside epochs_per_trial: say the length of a trial in one unit",
         ),
+        ({"budget": {"epochs_per_trial": 1.5}}, "search.budget.epochs_per_trial: must be a whole number, got 1.5"),
         ({"budget": {"trials": 3}}, "is required, and missing: how long is each trial trained"),
         (
             {
@@ -162,4 +163,6 @@ def test_the_curve_of_the_best_run_is_in_steps() -> None:
 def test_budgets_that_do_not_fit_are_refused(search: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config(**search)
-    assert expected in str(caught.value)
+    *others, problem = caught.value.problems
+    assert expected in problem
+    assert not others or "trials" in search["budget"], "one mistake is one line"
