@@ -98,10 +98,10 @@ def search_schema() -> dict[str, Any]:
     base = schema["properties"]["base"]
     reference = {"$ref": base.pop("$ref")}
     base["anyOf"] = [{"type": "string", "minLength": 1}, reference]
-    objectives = schema["$defs"]["SearchSection"]["properties"]["objective"]
-    one = {"$ref": "#/$defs/Objective"}
-    many = {key: objectives.pop(key) for key in ("items", "minItems", "type") if key in objectives}
-    objectives["anyOf"] = [one, many]
+    for name in ("objective", "start", "learn_from"):  # one, or a list
+        entry = schema["$defs"]["SearchSection"]["properties"][name]
+        many = {key: entry.pop(key) for key in ("items", "minItems", "type") if key in entry}
+        entry["anyOf"] = [many["items"], many]
     return schema
 
 

@@ -108,8 +108,8 @@ class SearchSection(Section):
     budget: Budget = Budget()
     """Budget of the search."""
     start: Start = ()
-    """Values of the first trials: one mapping of keys of `space`, or a list. A key that is left out has the base's value
-    or, if that is outside of the space, one that the method proposes."""
+    """Values of the first trials: one mapping of keys of `space`, or a list. A key that is left out has the base's
+    value or, if that is outside of the space, one that the method proposes."""
     learn_from: Annotated[tuple[Text, ...], BeforeValidator(_as_texts)] = ()
     """Directories of earlier searches, or runs, whose results the method learns from: one, or a list."""
     parallel: Positive = 1

@@ -132,6 +132,9 @@ def test_search_configs_are_told_from_training_configs(tmp_path: Path) -> None:
 def test_the_schema_lets_a_base_be_a_path_and_an_objective_stand_alone() -> None:
     schema = search_schema()
     assert {"type": "string", "minLength": 1} in schema["properties"]["base"]["anyOf"]
+    search = schema["$defs"]["SearchSection"]["properties"]
+    kinds = {name: [one.get("type") for one in search[name]["anyOf"]] for name in ("start", "learn_from")}
+    assert kinds == {"start": ["object", "array"], "learn_from": ["string", "array"]}
     objective = schema["$defs"]["SearchSection"]["properties"]["objective"]["anyOf"]
     assert {"$ref": "#/$defs/Objective"} in objective
     assert "array" in {form.get("type") for form in objective}

@@ -82,6 +82,7 @@ def earlier(tmp_path: Path) -> Path:
         {"type": "bayesian"},
         {"type": "bayesian", "model": "tpe", "initial": 4},
         {"type": "regularized_evolution", "population": 6},
+        {"type": "hierarchical_evolution", "population": 6, "tournament_fraction": 0.5},
         {"type": "asha", "proposals": {"type": "bayesian"}, "grace_steps": 2},
     ],
 )
