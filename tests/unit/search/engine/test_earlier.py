@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestray.platform.config import yaml_text
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.search.config.load import dump_search_yaml, load_search_config
@@ -19,7 +20,7 @@ from orchestray.search.results.schema import TrialLine
 from orchestray.search.results.writer import SearchRecords
 from orchestray.trainers.config.dump import dump_yaml
 
-LR, MOMENTUM = "train.optimizer.lr", "train.optimizer.momentum"
+LR, MOMENTUM, TYPE = "train.optimizer.lr", "train.optimizer.momentum", "train.optimizer.type"
 BEST = (0.3, 0.6)
 
 
@@ -57,6 +58,33 @@ def run(session: MethodSession, num: int) -> list[Any]:
         assert proposal is not None
         points.append(dict(proposal.changes))
         session.report(Report(proposal.trial, 4, score(proposal.changes)))
+        session.tell(proposal.trial, "succeeded")
+    return points
+
+
+def optimizers(high: float = 0.95, types: tuple[str, ...] = ("sgd", "adamw"), **more: Any) -> dict[str, Any]:
+    """Return a space in which only `sgd` has a momentum; further keys of its dimension replace that."""
+    momentum = {"type": "uniform", "low": 0.0, "high": high, "when": {TYPE: "sgd"}, **more}
+    return {TYPE: {"type": "choice", "values": list(types)}, MOMENTUM: momentum}
+
+
+def ended(made: Any, directory: Path, points: list[dict[str, Any]]) -> Path:
+    """Write a search whose trials have these values, and their rank as accuracy."""
+    with SearchRecords.create(directory, "earlier") as records:
+        records.write_config(dump_search_yaml(made))
+        for trial, changes in enumerate(points):
+            records.finished(TrialLine(trial, "succeeded", trial / len(points), changes))
+    return directory / "earlier"
+
+
+def proposed(session: MethodSession, num: int) -> list[dict[str, Any]]:
+    """Return the values of some trials, which end one after the other with equal scores."""
+    points = []
+    for _ in range(num):
+        proposal = session.ask()
+        assert proposal is not None
+        points.append(dict(proposal.changes))
+        session.report(Report(proposal.trial, 4, 0.5))
         session.tell(proposal.trial, "succeeded")
     return points
 
@@ -201,3 +229,92 @@ def test_first_trials_are_completed_by_the_space_that_the_search_began_with() ->
     assert first[LR] <= 0.05
     session = session_of(config(method={"type": "random"}, start=[{MOMENTUM: 0.5}]), journal, previous=narrow)
     assert dict(session.trials[0].changes) == first
+
+
+POINTS = [{TYPE: "adamw"}, *({TYPE: "sgd", MOMENTUM: 0.1 * place} for place in range(1, 9))]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"type": "bayesian", "initial": 4},
+        {"type": "bayesian", "model": "tpe", "initial": 4},
+        {"type": "regularized_evolution", "population": 6},
+        {"type": "hierarchical_evolution", "population": 6},
+    ],
+)
+def test_trials_are_learnt_with_the_keys_that_they_have(tmp_path: Path, method: dict[str, Any]) -> None:
+    place = ended(config(space=optimizers()), tmp_path, POINTS)
+    made = config(space=optimizers(), method=method, learn_from=str(place))
+    assert [one.changes for one in earlier_trials(made).observations] == POINTS
+    for point in proposed(session_of(made, MemoryJournal()), 6):
+        assert (MOMENTUM in point) == (point[TYPE] == "sgd")
+
+
+def test_trials_with_other_keys_than_a_point_of_the_space_or_that_the_base_refuses_are_left_out(tmp_path: Path) -> None:
+    with_when, without = config(space=optimizers()), config(space=optimizers(types=("sgd", "rmsprop"), when={}))
+    place = ended(with_when, tmp_path, [*POINTS, {TYPE: "adamw", MOMENTUM: 0.5}, {TYPE: "sgd"}])
+    for space in (with_when.search.space, without.search.space):
+        found = earlier_trials(config(space=space, learn_from=str(place)))
+        expected = [point for point in POINTS if point[TYPE] == "sgd" or "adamw" in space[TYPE].values]
+        assert [one.changes for one in found.observations] == expected
+    refuses = config(space=optimizers(when={}), learn_from=str(place))
+    assert [one.changes for one in earlier_trials(refuses).observations] == POINTS[1:]
+
+
+def test_the_base_of_a_run_is_an_observation_without_the_keys_that_it_lacks(tmp_path: Path) -> None:
+    made = config(space=optimizers(), learn_from=str(tmp_path / "run"))
+    adamw = config(space={TYPE: optimizers()[TYPE]}, method={"type": "random"}).base
+    optimizer = adamw.train.optimizer.model_dump() | {"type": "adamw"}
+    optimizer = {key: value for key, value in optimizer.items() if key in ("type", "lr")}
+    data = adamw.model_dump(mode="json")
+    data["train"]["optimizer"] = optimizer
+    with RunDirectory.create(tmp_path, "run") as directory:
+        directory.write_config(yaml_text.write(data))
+        directory.write_result({"status": "succeeded", "final": {"validation": {"accuracy": 0.75}}})
+    assert [one.changes for one in earlier_trials(made).observations] == [{TYPE: "adamw"}]
+
+
+def test_values_of_an_earlier_search_are_learnt_as_this_space_has_them(tmp_path: Path) -> None:
+    place = ended(config(space={LR: {"type": "choice", "values": [1, 2]}}), tmp_path, [{LR: 1}, {LR: 2}])
+    made = config(space={LR: {"type": "choice", "values": [2.0, 1.0, 0.5]}}, learn_from=str(place))
+    assert [repr(one.changes[LR]) for one in earlier_trials(made).observations] == ["1.0", "2.0"]
+    assert session_of(made, MemoryJournal()).ask() is not None
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"type": "random"},
+        {"type": "bayesian", "initial": 3},
+        {"type": "bayesian", "model": "tpe", "initial": 3},
+        {"type": "regularized_evolution", "population": 8},
+        {"type": "population_based_training", "population": 14, "interval_steps": 2},
+    ],
+)
+def test_a_wider_space_has_the_conditions_of_the_narrower_one(method: dict[str, Any]) -> None:
+    budget = {"trials": 20, "steps_per_trial": 4}
+    narrow, wide = (config(space=optimizers(high), method=method, budget=budget) for high in (0.2, 0.95))
+    journal = MemoryJournal()
+    proposed(session_of(narrow, journal), 4)
+    session = session_of(wide, journal, previous=narrow)
+    after = proposed(session, 10)
+    assert all((MOMENTUM in point) == (point[TYPE] == "sgd") for point in after)
+    assert max(point.get(MOMENTUM, 0) for point in after) > 0.2
+    again = session_of(wide, MemoryJournal(journal.entries()), previous=narrow)
+    assert [dict(one.changes) for one in again.trials.values()][4:] == after
+
+
+def test_combinations_that_the_base_refuses_in_the_wider_space_only_are_left_out() -> None:
+    narrow, wide = (
+        config(
+            space=optimizers(types=types, when={}),
+            method={"type": "random"},
+            budget={"trials": 20, "steps_per_trial": 4},
+        )
+        for types in (("sgd", "rmsprop"), ("sgd", "rmsprop", "adamw"))
+    )
+    journal = MemoryJournal()
+    proposed(session_of(narrow, journal), 2)
+    for point in proposed(session_of(wide, journal, previous=narrow), 18):
+        assert point[TYPE] != "adamw", "it has no momentum"

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from orchestray.search.methods.base import Exploit, Finished, Method, Report
+from orchestray.search.methods.conditions import conditions_of
 from orchestray.search.methods.evolution.selection import standings_of
+from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
-from orchestray.search.spaces.dimensions import Uniform
+from orchestray.search.spaces.dimensions import Choice, Uniform
 
 SPACE = {"x": Uniform(0.0, 1.0), "y": Uniform(0.0, 1.0)}
 MOST = 0.8
@@ -114,3 +116,22 @@ def test_a_population_copies_its_feasible_members(exploit: str) -> None:
     assert copies
     assert all(source in (0, 2) or (trial, source) == (1, 3) for trial, source in copies)
     assert any(trial in (1, 3) and source in (0, 2) for trial, source in copies)
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_a_model_knows_the_bounds_of_points_that_lack_a_key(model: str) -> None:
+    dimensions = {"kind": Choice(("one", "both")), "x": Uniform(0.0, 1.0), "y": Uniform(0.0, 1.0)}
+    space = Space(dimensions, conditions_of({"y": {"kind": "both"}}, {}))
+    method = make_method("bayesian", space=space, trials=50, model=model, initial=8)
+    totals = []
+    for _ in range(50):
+        proposal = method.ask()
+        assert proposal is not None
+        assert ("y" in proposal.changes) == (proposal.changes["kind"] == "both")
+        total = proposal.changes["x"] + proposal.changes.get("y", 0.0)
+        violations = (total / MOST - 1,)
+        method.report(Report(proposal.trial, 1, total, violations=violations))
+        method.tell(Finished(proposal.trial, "succeeded", 1, total, violations=violations))
+        totals.append(total)
+    assert max(total for total in totals if total <= MOST) > 0.7
+    assert np.median(totals[25:]) < 1.1, "without bounds it would go on towards 2"
