@@ -162,7 +162,8 @@ def _joined(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> tuple[st
         if keys[: len(names)] != names or len(keys) == len(names):
             continue
         rest = keys[len(names) :]
-        if isinstance(given, dict):  # a new dimension, even if the key before its last dot has one
+        # A new dimension, even if the key before its last dot has one; but for the conditions of that.
+        if isinstance(given, dict) and rest[-1] != "when":
             return (*names, ".".join(rest))
         known = reduce(_section, names, data)
         dotted = [".".join(rest[:end]) for end in range(len(rest), 0, -1)]

@@ -162,6 +162,12 @@ class SearchConfig(Section):
             return "epochs"
         return "steps" if budget.samples_per_trial is None else "samples"
 
+    @property
+    def length_text(self) -> str:
+        """Length of each trial in words: `46 steps`, `1 epoch`."""
+        length = self.steps_per_trial
+        return f"{length} {self.unit}" if length != 1 else f"1 {self.unit.removesuffix('s')}"
+
     def length_of(self, units: int, batch_size: int) -> dict[str, int | None]:
         """Return `train.epochs` and `train.steps` of a trial, from its length in the unit."""
         if self.unit == "epochs":

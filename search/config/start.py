@@ -100,4 +100,5 @@ def _why_absent(key: str, first: Mapping[str, Any], conditions: Conditions) -> s
             break
     listed = " or ".join(map(shown, allowed))
     found = "does not name it" if has is ABSENT else f"has {shown(has)}"
-    return f"exists only under {other}: {listed}, and this first trial {found}; name {other} as well, or take it out"
+    text = f"exists only under {other}: {listed}, and this first trial {found}"
+    return f"{text}; name such a value of it, or take the key out"

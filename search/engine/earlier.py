@@ -141,7 +141,7 @@ def _other_length(config: SearchConfig, place: Path) -> str | None:
     if not is_search(place):
         return None
     before = load_search_config(SearchPaths(place).config, look_at_task=False)
-    was, now = (f"{one.steps_per_trial} {one.unit}" for one in (before, config))
+    was, now = before.length_text, config.length_text
     return None if was == now else f"its trials had {was}, and these have {now}: scores may not compare"
 
 

@@ -126,7 +126,7 @@ def _search_summary(config: SearchConfig, folder: Path) -> str:
     trials = "every point" if search.budget.trials is None else f"{search.budget.trials} trials"
     what = [f"{len(search.space)} key{'s' if len(search.space) > 1 else ''}"] if search.space else []
     what += [f"{_as_given(search.architecture.space, folder)} networks"] if search.architecture else []
-    length = f"{trials} of {config.steps_per_trial} {config.unit}"
+    length = f"{trials} of {config.length_text}"
     task = _as_given(config.base.task.type, folder)
     return f"ok ({search.method.type} over {' and '.join(what)} of {task} for {objectives_text(config)}, {length})"
 

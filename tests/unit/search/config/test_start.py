@@ -8,6 +8,7 @@ import pytest
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config
+from orchestray.search.methods.base import Observation
 from orchestray.search.registry.check import method_of
 
 TYPE, MOMENTUM, DECAY, BATCH = (
@@ -77,7 +78,7 @@ def test_first_trials_are_points_of_the_space_whatever_proposes_the_rest(method:
 @pytest.mark.parametrize(
     ("start", "optimizer", "expected"),
     [
-        ({MOMENTUM: 0.5, TYPE: "adamw"}, None, f"{TYPE}: 'sgd', and this first trial has 'adamw'; name {TYPE} as well"),
+        ({MOMENTUM: 0.5, TYPE: "adamw"}, None, f"{TYPE}: 'sgd', and this first trial has 'adamw'; name such a value"),
         ({MOMENTUM: 0.5}, {"type": "lars", "lr": 0.1}, f"{TYPE}: 'sgd', and this first trial does not name it"),
     ],
 )
@@ -144,3 +145,39 @@ def test_a_first_trial_is_not_tried_again_and_values_are_those_of_the_space(meth
     assert points[:2] == [{TYPE: "adamw", BATCH: 16}, {TYPE: "sgd", BATCH: 8}]
     assert isinstance(points[0][BATCH], int)
     assert len(points) == len({tuple(one.values()) for one in points}) == 4
+
+
+def test_a_particle_flies_on_from_the_first_trial_that_it_was_given() -> None:
+    made: Any = method_of(config({TYPE: "sgd", MOMENTUM: 0.19}, method={"type": "particle_swarm", "population": 2}))
+    proposal = made.ask()
+    assert proposal.changes == {TYPE: "sgd", MOMENTUM: 0.19}
+    particle = made.particles[0]
+    assert particle.best is particle.position
+    assert made.space.from_units(particle.position) == {TYPE: "sgd", MOMENTUM: pytest.approx(0.19)}
+
+
+def test_a_switch_that_a_first_trial_lacks_has_a_random_sign_among_the_samples_of_spectral() -> None:
+    flag = {"type": "binary", "when": {TYPE: "sgd"}}
+    space = {TYPE: SPACE[TYPE], "train.optimizer.nesterov": flag}
+    method = {"type": "spectral", "samples": 4, "degree": 1}
+    made: Any = method_of(config({TYPE: "adamw"}, space, method=method))
+    assert made.ask().changes == {TYPE: "adamw"}
+    assert made._signs[0][0] == -1
+    assert abs(made._signs[0][1]) == 1
+    learnt: Any = method_of(config([], space, method={**method, "samples": 9}))
+    assert learnt.learn([Observation({TYPE: "adamw"}, None, score / 8) for score in range(8)])
+    signs = {tuple(one.tolist()) for one in learnt._signs.values()}
+    assert signs == {(-1, -1), (-1, 1)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_first_trial_under_which_some_combinations_are_refused_is_completed_by_one_that_is_not(
+    method: dict[str, Any],
+) -> None:
+    left_out = {"type": "lars", "lr": 0.1, "momentum": 0.9}
+    for seed in range(4):
+        method = {**method, **({"points": {MOMENTUM: 3}} if method["type"] == "grid" else {})}
+        made = method_of(config({MOMENTUM: 0.5}, UNCONDITIONAL, optimizer=left_out, method=method, seed=seed))
+        proposal = made.ask()
+        assert proposal is not None
+        assert proposal.changes == {TYPE: "sgd", MOMENTUM: 0.5}
