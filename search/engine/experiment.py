@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _LOSSES = 2
 """Number of deaths of its process, between two reports, after which a trial has failed."""
+_MOST_STARTS = 5
+"""Number of processes that may die before a trial is in them, idle ones for example; then the trial has failed."""
 GRACE_S = 10.0
 """Seconds after its time limit within which a trial must notice it."""
 
@@ -78,6 +80,8 @@ class Experiment:
         """Those of them that are to go on."""
         self.losses: Counter[int] = Counter()
         """Deaths of the processes of each trial since its last report."""
+        self.starts: Counter[int] = Counter()
+        """Deaths of processes that were to have each trial, since its last report."""
         self.doomed: dict[str, str] = {}
         """Reasons why processes were killed on purpose, by Tune's id of the trial."""
         self.numbers: dict[str, int] = {}
@@ -143,17 +147,24 @@ class Experiment:
         self.tasks.pop(trial.trial_id, None)
         self.since_s.pop(trial.trial_id, None)
 
-    def lost(self, trial: Trial, cause: str) -> None:
-        """Record the death of a trial's process; the trial goes on in another unless it was killed on purpose."""
+    def lost(self, trial: Trial, cause: str, *, was_in_it: bool) -> None:
+        """Record the death of a trial's process; the trial goes on in another unless it was killed on purpose.
+
+        Args:
+            trial: the trial.
+            cause: cause of the death.
+            was_in_it: True if the process had begun with the trial.
+        """
         number = self.numbers[trial.trial_id]
         if trial.trial_id in self.doomed:
             self.attempt(self.controller.failed, number, self.doomed.pop(trial.trial_id))
             return
-        self.losses[number] += 1
-        if self.losses[number] < _LOSSES:
+        deaths, most = (self.losses, _LOSSES) if was_in_it else (self.starts, _MOST_STARTS)
+        deaths[number] += 1
+        if deaths[number] < most:
             self.attempt(self.controller.lost, number)
             return
-        text = f"The trial failed: its process died {_LOSSES} times, the last time because {cause}."
+        text = f"The trial failed: its process died {most} times, the last time because {cause}."
         self.attempt(self.controller.failed, number, text)
 
     def end_the_late(self, trials: list[Trial]) -> None:
@@ -227,7 +238,8 @@ class Decisions(TrialScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         experiment, answer = self.experiment, result[ANSWER]
         experiment.throttle.answered()
-        experiment.losses.pop(answer.trial, None)
+        for deaths in (experiment.losses, experiment.starts):
+            deaths.pop(answer.trial, None)
         further = experiment.attempt(experiment.controller.receive, answer)
         if further is not None:
             if further.config is not None:
@@ -243,13 +255,15 @@ class Decisions(TrialScheduler):
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         experiment = self.experiment
+        was_in_it = trial.trial_id in experiment.since_s
         experiment.left(trial)
         error = _error_of(trial)
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, TrialFailedError):
-            experiment.attempt(experiment.controller.receive, cause.result)
+        raised = getattr(error, "cause", None)
+        if isinstance(raised, TrialFailedError):
+            experiment.attempt(experiment.controller.receive, raised.result)
         else:
-            experiment.lost(trial, "of an unknown reason" if error is None else cause_of(error))
+            cause = "its process was lost" if error is None else cause_of(error)
+            experiment.lost(trial, cause, was_in_it=was_in_it)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Return a held trial that is to go on; new ones start in their order."""

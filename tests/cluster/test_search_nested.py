@@ -169,7 +169,7 @@ def test_a_misspelt_objective_ends_a_search_of_gangs_before_one_has_trained(clus
         {"network": {"data": 2}},
         {"type": "support.odd_task:OddTask", "behaviour": "killed"},
         space={"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.3]}},
-        objective={"metric": "acuracy"},
+        objective={"metric": "acuracy", "mode": "max"},
     )
     with SearchRecords.create(tmp_path, "misspelt") as records, pytest.raises(ConfigError, match="mean 'accuracy'"):
         run_search(wanted, records)

@@ -9,7 +9,7 @@ replicas that normalise separately: it makes their statistics equal.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.collective import Collective, Pending
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import TrainingError
 
@@ -93,48 +93,75 @@ def agreed_statistics(module: nn.Module, batch_norm: str) -> Collection[str]:
 
 
 def sync_statistics(model: nn.Module, collective: Collective, num_samples: int, batch_samples: int) -> None:
-    """Make the running statistics of replicas that normalise separately equal; see `average_buffers`.
+    """Make the running statistics of replicas that normalise separately equal; see `average_buffers`."""
+    Averaging(running_statistics(model.modules()), collective, num_samples, batch_samples).wait()
 
-    Modules in evaluation mode keep theirs, which do not change.
-    """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
+
+def running_statistics(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """Return the running statistics of those modules that normalise batches in training mode; others keep theirs."""
+    norms = [module for module in modules if isinstance(module, _BatchNorm) and module.training]
     buffers = [norm._buffers[name] for norm in norms for name in _STATISTICS]
-    average_buffers([buffer for buffer in buffers if buffer is not None], collective, num_samples, batch_samples)
+    return [buffer for buffer in buffers if buffer is not None]
 
 
-@torch.no_grad()
 def average_buffers(buffers: Sequence[Tensor], collective: Collective, num_samples: int, batch_samples: int) -> None:
-    """Make the replicas' buffers equal, in place.
+    """Make the replicas' buffers equal, in place; see `Averaging`."""
+    Averaging(buffers, collective, num_samples, batch_samples).wait()
+
+
+class Averaging:
+    """A pending operation that makes the replicas' buffers equal.
 
     Floating-point and complex buffers become the average weighted by samples, sum(num_samples x buffer) /
     batch_samples. Integer and boolean buffers become the maximum.
-
-    Args:
-        buffers: the same on every replica, in dtypes and shapes.
-        collective: all its members must call this function.
-        num_samples: number of samples this replica's buffers come from.
-        batch_samples: sum of `num_samples` over the replicas, above 0.
     """
-    buffers = [torch.view_as_real(each) if each.is_complex() else each for each in buffers if each.numel()]
-    if collective.size == 1 or not buffers:
-        return
-    floats = [buffer for buffer in buffers if buffer.is_floating_point()]
-    others = [buffer for buffer in buffers if not buffer.is_floating_point()]
-    if floats:
-        flat = flatten([buffer.double() for buffer in floats])
-        # A replica without samples must add 0, and 0 x infinity would be NaN.
-        flat = flat.mul_(num_samples) if num_samples else flat.zero_()
-        collective.all_reduce(flat)
-        _scatter(flat.div_(batch_samples), floats)
-    if others:
-        flat = flatten([buffer.long() for buffer in others])
-        collective.all_reduce(flat, "max")
-        _scatter(flat, others)
+
+    @torch.no_grad()
+    def __init__(self, buffers: Sequence[Tensor], collective: Collective, num_samples: int, batch_samples: int) -> None:
+        """Start to send the buffers, which keep their values until `wait`.
+
+        Args:
+            buffers: the same on every replica, in dtypes and shapes.
+            collective: all its members must make one of these.
+            num_samples: number of samples this replica's buffers come from.
+            batch_samples: sum of `num_samples` over the replicas, above 0.
+        """
+        if collective.size == 1:
+            buffers = []
+        buffers = [torch.view_as_real(each) if each.is_complex() else each for each in buffers if each.numel()]
+        self._batch_samples = batch_samples
+        self._floats = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._others = [buffer for buffer in buffers if not buffer.is_floating_point()]
+        self._pending: list[Pending] = []
+        if self._floats:
+            flat = _in_double(self._floats)
+            # A replica without samples must add 0, and 0 x infinity would be NaN.
+            self._sums = flat.mul_(num_samples) if num_samples else flat.zero_()
+            self._pending.append(collective.start_all_reduce(self._sums))
+        if self._others:
+            self._most = flatten([buffer.long() for buffer in self._others])
+            self._pending.append(collective.start_all_reduce(self._most, "max"))
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """Write the results into the buffers.
+
+        Raises:
+            PeerLostError: another replica is gone; the buffers have their old values.
+        """
+        for pending in self._pending:
+            pending.wait()
+        if self._floats:
+            torch._foreach_copy_(self._floats, unflatten(self._sums.div_(self._batch_samples), self._floats))
+        if self._others:
+            torch._foreach_copy_(self._others, unflatten(self._most, self._others))
 
 
-def _scatter(flat: Tensor, buffers: list[Tensor]) -> None:
-    for buffer, part in zip(buffers, unflatten(flat, buffers), strict=True):
-        buffer.copy_(part)
+def _in_double(buffers: list[Tensor]) -> Tensor:
+    """Return copies of floating-point buffers as one flat tensor in double precision."""
+    if len({buffer.dtype for buffer in buffers}) == 1:
+        return flatten(buffers).double()
+    return flatten([buffer.double() for buffer in buffers])
 
 
 def _is_synchronized(module: nn.Module) -> bool:
@@ -196,7 +223,7 @@ class _Normalize(torch.autograd.Function):
         is_counted: bool,
     ) -> tuple[Tensor, Tensor, Tensor, int]:
         count, mean, variance = _global_statistics(x, collective, is_counted=is_counted)
-        kind = weight.dtype if weight is not None else x.dtype
+        kind = weight.dtype if weight is not None else _of_statistics(x.dtype)
         mean_x, variance_x = mean.to(kind), variance.to(kind)
         ctx.save_for_backward(x, weight, mean_x, variance_x)
         ctx.eps, ctx.collective, ctx.count, ctx.is_counted = eps, collective, count, is_counted
@@ -280,7 +307,9 @@ def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -
     num_channels = x.shape[1]
     own = torch.zeros(2 * num_channels + 1, dtype=torch.float64, device=x.device)
     if x.numel() and is_counted:
-        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+        # Given others, it computes its own in their precision; in that of bfloat16 a mean has three digits.
+        running = x.new_zeros(2, num_channels, dtype=_of_statistics(x.dtype))
+        mean, variance = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
         own = torch.cat([mean.double(), variance.double(), own[-1:].fill_(x.numel() // num_channels)])
     rows = collective.all_gather(own)
     counts, means, variances = rows[:, -1:], rows[:, :num_channels], rows[:, num_channels:-1]
@@ -290,6 +319,11 @@ def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -
     mean = (counts * means).sum(0) / count
     variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
     return count, mean, variance
+
+
+def _of_statistics(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which torch keeps the statistics of such inputs: that of the inputs, at least float32."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _local_gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -115,6 +115,23 @@ def with_extra_state(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if type(module).get_extra_state is not nn.Module.get_extra_state]
 
 
+class ModuleTree:
+    """The modules of a model, found again after one got other children: walking takes several times as long."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._modules: list[nn.Module] = []
+        self._children: list[nn.Module | None] | None = None
+
+    def modules(self) -> list[nn.Module]:
+        """Return the present modules; the same list as long as they are the same."""
+        children = _children(self._modules)
+        if children != self._children:
+            self._modules = list(self._model.modules())
+            self._children = _children(self._modules)
+        return self._modules
+
+
 class BufferCopies:
     """Copies of all buffers of a model, looked up afresh each time.
 
@@ -122,15 +139,14 @@ class BufferCopies:
 
     Attributes:
         parameters: owners and names of parameters that are treated like buffers.
+        tree: modules of the model.
         modules: all modules of the model when its buffers were copied.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.parameters: list[tuple[nn.Module, str]] = []
-        self._model = model
+        self.tree = ModuleTree(model)
         self.modules: list[nn.Module] = []
-        self._children: list[nn.Module | None] | None = None
-        """Children of these modules, by which a change is seen; walking through them takes several times as long."""
         self._held: dict[nn.Module, dict[str, Any]] = {}
         """The buffers of each module that had any, as it held them."""
         self._tensors: list[Tensor] = []
@@ -139,10 +155,7 @@ class BufferCopies:
     @torch.no_grad()
     def take(self) -> None:
         """Copy the buffers as they are now."""
-        children = [child for module in self.modules for child in module._modules.values()]
-        if children != self._children:
-            self.modules = list(self._model.modules())
-            self._children = [child for module in self.modules for child in module._modules.values()]
+        self.modules = self.tree.modules()
         self._held = {module: dict(module._buffers.items()) for module in self.modules if module._buffers}
         tensors = [tensor for held in self._held.values() for tensor in held.values() if _is_copied(tensor)]
         copied = [*tensors, *(parameter for _, _, parameter in self._watched())]
@@ -172,13 +185,14 @@ class BufferCopies:
         Args:
             without: returns the names of a module's buffers that are not looked at.
         """
-        before = self._by_place()
+        before: dict[tuple[nn.Module, str], Tensor] = {}
         found = []
         for number, module in enumerate(self.modules):
             left_out = without(module) if module._buffers else ()
             for name, tensor in module._buffers.items():
-                if not _is_copied(tensor) or name in left_out:
+                if name in left_out or not _is_copied(tensor):
                     continue
+                before = before or self._by_place()
                 kept = before.get((module, name))
                 if kept is None or not is_same(tensor, kept):
                     found.append((number, module, name))
@@ -233,6 +247,10 @@ def is_same(tensor: Tensor, other: Tensor) -> bool:
         with contextlib.suppress(RuntimeError):  # of memory that begins at an odd place
             tensor, other = tensor.view(-1).view(torch.int64), other.view(-1).view(torch.int64)  # a mask by eight bytes
     return torch.equal(tensor, other)
+
+
+def _children(modules: Iterable[nn.Module]) -> list[nn.Module | None]:
+    return [child for module in modules for child in module._modules.values()]
 
 
 def _is_copied(tensor: Tensor | None) -> TypeGuard[Tensor]:

@@ -212,10 +212,10 @@ def passing(forward: Forward, stream: SampleStream, *, step: int, rank: int) -> 
 class user_code:  # noqa: N801 - used as a function; a generator-based context manager costs several times as much
     """A context that turns an exception of the user's code into a TrainingError with its file and line."""
 
-    __slots__ = ("_rank", "_step")
+    __slots__ = ("_of", "_rank", "_step")
 
-    def __init__(self, step: int, rank: int) -> None:
-        self._step, self._rank = step, rank
+    def __init__(self, step: int, rank: int, of: str = "The model or its loss") -> None:
+        self._step, self._rank, self._of = step, rank, of
 
     def __enter__(self) -> None:
         return
@@ -229,9 +229,14 @@ class user_code:  # noqa: N801 - used as a function; a generator-based context m
         user = [frame for frame in frames if "site-packages" not in frame.filename]
         frame = user[-1] if user else frames[-1]
         raise TrainingError(
-            f"The model or its loss failed at step {self._step} on worker {self._rank}: {type(error).__name__}: "
+            f"{self._of} failed at step {self._step} on worker {self._rank}: {type(error).__name__}: "
             f"{error} ({frame.filename}, line {frame.lineno}){_advice(error)}"
         ) from error
+
+
+def evaluation_code(step: int, rank: int, *, loss_only: bool) -> user_code:
+    """Return the context of a pass that evaluates: it calls the task's metrics as well, unless `loss_only`."""
+    return user_code(step, rank, "The model or its loss" if loss_only else "The model, its loss or a metric")
 
 
 def _advice(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestray.platform.comm import objects
 from orchestray.platform.data.nested import copied
@@ -17,6 +18,8 @@ from orchestray.trainers.core.buffers import BufferCopies, untouched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import nn
 
     from orchestray.platform.data.stream import SampleStream, Share
     from orchestray.platform.task import Task
@@ -112,12 +115,29 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
     text = (
         f"The task's loss is not a mean over samples: of {whole.num_samples} samples it is {at_once:.8g}, and the mean "
         f"of the losses of their {len(in_parts.micro_batches)} parts is {cut:.8g}. With several workers or "
-        "micro-batches the result would depend on how batches are cut. If the loss is divided by another number than "
-        "that of the samples (valid tokens, class weights), give the task a method weight(batch) that returns this "
-        "number. If it compares samples with each other, have loss take `gather`, or set train.loss_is: "
-        "between_samples to train on it as it is."
+        "micro-batches the result would depend on how batches are cut. "
     )
-    return text, changes
+    return text + _advice(network.model), changes
+
+
+def _advice(model: nn.Module) -> str:
+    """Return what to do about a loss that is not a mean over samples."""
+    layers = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm) and not _has_running(each)]
+    if layers:
+        return (
+            f"The model normalises by the batch in evaluation, too, as batch normalisation has no running statistics "
+            f"({', '.join(layers[:3])}): take track_running_stats=False out of it, or train with one worker and "
+            "train.accumulate: 1."
+        )
+    return (
+        "If the loss is divided by another number than that of the samples (valid tokens, class weights), give the "
+        "task a method weight(batch) that returns this number. If it compares samples with each other, have loss take "
+        "`gather`, or set train.loss_is: between_samples to train on it as it is."
+    )
+
+
+def _has_running(layer: _BatchNorm) -> bool:
+    return layer.running_mean is not None
 
 
 def _copied(share: Share) -> Share:

@@ -15,7 +15,6 @@ from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
-from orchestray.trainers.core.batch_norm import sync_statistics
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.batch_loss import check_gather, checked, is_to_be_checked, weighed
@@ -159,9 +158,9 @@ class Loop:
         exchange.weigh(share.fraction(share.weight))
         step.num_samples = share.num_samples
         apart = replica.buffers.apart(is_updated=False) if self._agrees_at_once else 0.0
+        statistics = replica.buffers.start_statistics(share.num_samples, share.batch_samples)
         step.sums = exchange.finish([step.loss, *self._votes(), apart] if self._agrees_at_once else [])
-        if self._settings.batch_norm == "local" and not exchange.diverges:
-            sync_statistics(network.model, replica.groups.data, share.num_samples, share.batch_samples)
+        statistics.wait()
         if step.sums and step.sums[-1]:
             replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
@@ -242,10 +241,10 @@ class Loop:
 
     def _agree_on_buffers(self, apart: float, steps: Sequence[Step]) -> None:
         """Make the replicas' buffers equal after some steps, if the sum over all workers says that they differ."""
-        replica, settings = self._replica, self._settings
+        replica = self._replica
         samples = sum(step.num_samples for step in steps), sum(step.batch_samples for step in steps)
-        if self._network.streams and settings.batch_norm == "local":
-            sync_statistics(self._network.model, replica.groups.data, *samples)
+        if self._network.streams:
+            replica.buffers.start_statistics(*samples).wait()
         if apart:
             replica.buffers.agree(*samples)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm import objects
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.tensor_file import as_bytes
-from orchestray.trainers.core.batch_norm import agreed_statistics, average_buffers
+from orchestray.trainers.core.batch_norm import Averaging, agreed_statistics, average_buffers, running_statistics
 from orchestray.trainers.core.buffer_kinds import kind_of, places_of, set_values
 from orchestray.trainers.core.buffers import BufferCopies
 from orchestray.trainers.core.own_gradients import writes_parameter
@@ -113,6 +113,19 @@ class StepBuffers:
                 "replicas with weights of their own average buffers of fixed shapes. Give it its full size in "
                 "build_model, or use strategy.exchange.type: allreduce."
             )
+
+    def start_statistics(self, num_samples: int, batch_samples: int) -> Averaging:
+        """Start to average the statistics of batch normalisation, if each replica normalises by its own samples.
+
+        All replicas call, and `wait` for the result before the step ends.
+
+        Args:
+            num_samples: number of samples this worker's statistics come from.
+            batch_samples: sum of `num_samples` over the replicas, above 0.
+        """
+        is_local = self._agrees and self._batch_norm == "local"
+        buffers = running_statistics(self._copies.tree.modules()) if is_local else []
+        return Averaging(buffers, self._replicas, num_samples, batch_samples)
 
     # -- agreement -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from orchestray.trainers.core.batch_norm import has_synchronized, needs_every_pass
-from orchestray.trainers.core.forward import empty_pass, pass_without_loss, passing, user_code
+from orchestray.trainers.core.forward import empty_pass, evaluation_code, pass_without_loss, passing, user_code
 from orchestray.trainers.core.network import Usage
 from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import seed_pass
@@ -107,7 +107,8 @@ class WholeNetwork:
         sums: dict[str, Any] = {}
         judge = self._without_gradients[loss_only]
         for micro_batch in share.micro_batches:
-            add(sums, judge.metrics(self._forward, micro_batch, step=self._draw.step, loss_only=loss_only))
+            with evaluation_code(self._draw.step, self._rank, loss_only=loss_only):
+                add(sums, judge.metrics(self._forward, micro_batch, step=self._draw.step, loss_only=loss_only))
         return sums if self.is_reporting else {}
 
     def usage(self) -> Usage:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import torch
 from torch import nn
 
+from orchestray.platform.config.problems import nearest
 from orchestray.platform.data.images import decode_images, image_folder
 from orchestray.platform.data.order import split_rows
 from orchestray.platform.data.retries import read_patiently
@@ -72,21 +73,25 @@ class Images:
         """Return a network from [samples, 3, size, size] to a logit for each class.
 
         Raises:
-            TaskError: torchvision is not installed, or has no such network.
+            TaskError: torchvision is not installed, does not fit torch, or has no such network for images of this size.
         """
         if self._model == "cnn":
             return _convolutions(len(self.classes))
+        models, size = _torchvision_models(self._model), self._size
+        if self._model not in (names := models.list_models(module=models)):
+            hint = nearest(self._model, names)
+            raise TaskError(f"task.model: torchvision has no network {self._model!r} for classification{hint}")
+        options = next((own for start, own in _own_options(size).items() if self._model.startswith(start)), {})
         try:
-            from torchvision import models
-        except ImportError as error:
+            network: nn.Module = models.get_model(self._model, weights=None, num_classes=len(self.classes), **options)
+            with torch.no_grad():
+                network.eval()(torch.zeros(1, 3, size, size))
+        except (RuntimeError, ValueError, AssertionError) as error:
             raise TaskError(
-                f"task.model: {self._model!r} is a network of torchvision, which is not here: pip install torchvision, "
-                "or take the built-in 'cnn'"
+                f"task.size: torchvision's {self._model!r} takes no images of {size} x {size} "
+                f"({str(error).splitlines()[0]}): give another size, such as 224, or another network"
             ) from error
-        if self._model not in models.list_models(module=models):
-            raise TaskError(f"task.model: torchvision has no network {self._model!r} for classification")
-        network: nn.Module = models.get_model(self._model, weights=None, num_classes=len(self.classes))
-        return network
+        return network.train()
 
     def dataset(self, split: str) -> pa.Table | Streamed:
         """Return the images and labels of a split.
@@ -189,6 +194,34 @@ class Images:
         box = (left, top, left + part_width, top + part_height)
         part_of_it = image.resize((self._size, self._size), Resampling.BILINEAR, box=box)
         return part_of_it.transpose(Transpose.FLIP_LEFT_RIGHT) if draws.random() < 0.5 else part_of_it
+
+
+def _torchvision_models(wanted: str) -> Any:
+    """Return the module `torchvision.models`, or raise TaskError."""
+    try:
+        from torchvision import models
+    except ImportError as error:
+        raise TaskError(
+            f"task.model: {wanted!r} is a network of torchvision, which is not here: pip install torchvision, or take "
+            "the built-in 'cnn'"
+        ) from error
+    except (RuntimeError, OSError) as error:  # its library was built for another torch
+        raise TaskError(
+            f"task.model: {wanted!r} is a network of torchvision, and the one that is here does not fit torch "
+            f"{torch.__version__} ({error}): install both from the same index, in releases that belong together, or "
+            "take the built-in 'cnn'"
+        ) from error
+    return models
+
+
+def _own_options(size: int) -> dict[str, dict[str, Any]]:
+    """Return options of networks, by the start of their names, that take one size, or return several outputs."""
+    return {
+        "vit_": {"image_size": size},
+        "maxvit_": {"input_size": (size, size)},
+        "googlenet": {"aux_logits": False, "init_weights": True},
+        "inception_v3": {"aux_logits": False, "init_weights": True},
+    }
 
 
 def _convolutions(num_classes: int) -> nn.Sequential:

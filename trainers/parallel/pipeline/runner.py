@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from orchestray.platform.data.nested import tensors_in
 from orchestray.trainers.core.batch_norm import not_counted
-from orchestray.trainers.core.forward import Forward, refuse_hidden, user_code
+from orchestray.trainers.core.forward import Forward, evaluation_code, refuse_hidden, user_code
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, inputs_of
 from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import seed_pass
@@ -177,7 +177,8 @@ class StageRunner:
             outputs, _ = self._forward.outputs(batch)
             return Values(tuple(outputs), (False,) * len(outputs)), {}
 
-        return self._without_gradients[loss_only](run, micro_batch.batch)
+        with evaluation_code(self._draw.step, self._rank, loss_only=loss_only):
+            return self._without_gradients[loss_only](run, micro_batch.batch)
 
     def expects_gradients(self, key: int) -> bool:
         """Return True if the next stage will send gradients of what it got."""

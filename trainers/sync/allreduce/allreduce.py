@@ -22,6 +22,8 @@ from orchestray.trainers.sync.common.exact_sum import ExactSums
 from orchestray.trainers.sync.common.summed_gradients import SummedGradients
 
 _ALIGNMENT_BYTES = 64
+_CACHED_BYTES = 1 << 20
+"""Size of a bucket whose gradients are all in the processor's cache at the end of the backward pass."""
 
 
 class AllReduce(SummedGradients):
@@ -113,11 +115,13 @@ class _Bucket(Bucket):
             for offset, parameter in zip(self.offsets, self.parameters, strict=True)
         ]
 
-    def store(self, slot: int, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        view = self.views[slot]
-        view.copy_(dense(parameter.grad))
-        parameter.grad = view  # frees the gradient's memory, still in the cache, for the next one
+    @torch.no_grad()
+    def store(self, slots: Sequence[int]) -> None:
+        parameters = [self.parameters[slot] for slot in slots]
+        views = [self.views[slot] for slot in slots]
+        torch._foreach_copy_(views, [dense(grad) for p in parameters if (grad := p.grad) is not None])
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view  # frees the gradient's memory, still in the cache, for the next one
 
     def add(self, slot: int, parameter: Tensor) -> None:
         return  # autograd has added it to the view
@@ -150,6 +154,7 @@ def _place_sums(sums: ExactSums, buckets: list[_Bucket]) -> None:
     start = last.flat.numel()
     last.resize(start + num_slots)
     last.held = True
+    last.is_filled_at_once = last.flat.nbytes <= _CACHED_BYTES
     sums.use(last.flat[start:])
 
 

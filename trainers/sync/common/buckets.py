@@ -28,6 +28,8 @@ class Bucket(ABC):
         """Index of each parameter among those of all buckets."""
         self.held = False
         """True if the bucket is not sent when full, but at the end of the backward pass."""
+        self.is_filled_at_once = False
+        """True if the gradients are put in together at the end of the backward pass, not each when it is there."""
         self.is_sent = False
         self.begin()
 
@@ -51,7 +53,7 @@ class Bucket(ABC):
                 )
             self.add(slot, parameter)
             return False
-        self.store(slot, parameter)
+        self.store([slot])
         self.ready[slot] = True
         self.num_missing -= 1
         return self.num_missing == 0
@@ -60,18 +62,22 @@ class Bucket(ABC):
         """Fill the gaps with zeros once the step has no more gradients, and set
         `used` for the parameters that had one.
         """
+        # Earlier micro-batches may have used a parameter that the last one did not.
+        late = [slot for slot, p in enumerate(self.parameters) if not self.ready[slot] and p.grad is not None]
+        if late:
+            self.store(late)
+        for slot in late:
+            self.ready[slot] = True
+        self.num_missing -= len(late)
         for slot, flag in enumerate(self.flags):
-            # Earlier micro-batches may have used a parameter that the last one did not.
-            if not self.ready[slot] and self.parameters[slot].grad is not None:
-                self.put(slot)
             if self.ready[slot]:
                 used[flag] = True
             else:
                 self.store_zeros(slot)
 
     @abstractmethod
-    def store(self, slot: int, parameter: Tensor) -> None:
-        """Copy `parameter.grad`, which is not None, into the bucket."""
+    def store(self, slots: Sequence[int]) -> None:
+        """Copy the gradients of some parameters, of which none is None, into the bucket."""
 
     @abstractmethod
     def add(self, slot: int, parameter: Tensor) -> None:
@@ -102,7 +108,7 @@ class Filling(Generic[Kind]):
         self._num_sent = 0
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         for bucket in buckets:
-            for slot, parameter in enumerate(bucket.parameters):
+            for slot, parameter in enumerate(() if bucket.is_filled_at_once else bucket.parameters):
                 hook = partial(self._gradient_ready, bucket, slot)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 

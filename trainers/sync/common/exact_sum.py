@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from ctypes import c_float
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def _split(value: float, pieces: int) -> list[float]:
         return [value]
     parts: list[float] = []
     for _ in range(pieces):
-        part = torch.tensor(value, dtype=torch.float32).item()
+        part = c_float(value).value
         parts.append(part)
         value = value - part if math.isfinite(part) else 0.0
     return parts

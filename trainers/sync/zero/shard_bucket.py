@@ -90,11 +90,13 @@ class ShardBucket(Bucket):
         _, start, stop = self._places[slot][self._rank]
         return self.part[start:stop].view(self.own_values(slot).shape)
 
-    def store(self, slot: int, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        for target, rows in self._by_rank(slot, dense(parameter.grad)):
-            target.copy_(rows)
-        parameter.grad = None
+    def store(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            parameter = self.parameters[slot]
+            assert parameter.grad is not None
+            for target, rows in self._by_rank(slot, dense(parameter.grad)):
+                target.copy_(rows)
+            parameter.grad = None
 
     def add(self, slot: int, parameter: Tensor) -> None:
         assert parameter.grad is not None

@@ -124,6 +124,25 @@ def test_a_trial_goes_on_as_another_of_tunes_after_one_death_and_has_failed_afte
     )
 
 
+def test_idle_processes_that_died_unnoticed_do_not_count_against_the_trial_that_was_to_have_them(tunes: Any) -> None:
+    tune = tunes()
+    for _ in range(3):
+        trial = tune.ask()
+        del tune.experiment.since_s[trial.trial_id]  # no task was sent to it
+        tune.lose(trial, RayActorError())
+    tune.lose(tune.ask(), RayActorError())
+    assert tune.work(tune.ask()) == TrialScheduler.STOP
+    assert tune.loop.records.lines[0]["status"] == "succeeded"
+
+
+def test_a_trial_whose_processes_never_start_has_failed_at_last(tunes: Any) -> None:
+    tune = tunes()
+    while (trial := tune.ask()) is not None:
+        del tune.experiment.since_s[trial.trial_id]
+        tune.lose(trial, RayActorError(error_msg="ModuleNotFoundError: No module named 'tasks'"))
+    assert "No module named 'tasks'" in tune.loop.records.lines[0]["error"]
+
+
 def test_deaths_before_a_report_do_not_count_after_it(tunes: Any) -> None:
     space = {LR: make_dimension("choice", values=[0.1])}
     tune = tunes(make_method("median_stopping", space=space, trials=1, steps_per_trial=4, every_steps=1))

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.core.batch_norm import average_buffers, has_synchronized, synchronize
+from orchestray.trainers.core.batch_norm import (
+    Averaging,
+    average_buffers,
+    has_synchronized,
+    running_statistics,
+    synchronize,
+)
 from support.threads import run_replicas
 
 NUM_SAMPLES = 9
@@ -128,6 +134,38 @@ def test_bfloat16_inputs_with_float32_parameters_stay_close_to_one_process() -> 
     torch.testing.assert_close(outputs, expected, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_statistics_of_low_precision_inputs_are_as_precise_as_those_of_one_process(
+    dtype: torch.dtype, affine: bool
+) -> None:
+    torch.manual_seed(0)
+    x, upstream = (20 + 0.3 * torch.randn(9, 3, 2, 2)).to(dtype), torch.randn(9, 3, 2, 2).to(dtype)
+
+    def normalise(norm: nn.Module, x: Tensor, upstream: Tensor) -> tuple[Tensor, ...]:
+        x = x.clone().requires_grad_()
+        outputs = norm(x)
+        outputs.backward(upstream)
+        assert x.grad is not None
+        return outputs.detach(), x.grad, *(parameter.grad for parameter in norm.parameters())
+
+    def replica(collective: Collective) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        norm = synchronize(nn.BatchNorm2d(3, affine=affine), lambda: collective)
+        own = [whole.split(SHARES[2])[collective.rank] for whole in (x, upstream)]
+        return normalise(norm, *own), list(norm.buffers())
+
+    alone, exact = nn.BatchNorm2d(3, affine=affine), nn.BatchNorm2d(3, affine=affine).double()
+    found, wanted = normalise(alone, x, upstream), normalise(exact, x.double(), upstream.double())
+    (first, buffers), (second, _) = run_replicas(2, replica)
+    parts = [torch.cat([first[index], second[index]]) for index in (0, 1)]
+    parts += [a + b for a, b in zip(first[2:], second[2:], strict=True)]
+    for together, own, right in zip(
+        [*parts, *buffers[:2]], [*found, *alone.buffers()][:-1], [*wanted, *exact.buffers()][:-1], strict=True
+    ):
+        apart = [float((each.double() - right).abs().max()) for each in (together, own)]
+        assert apart[0] <= 2 * apart[1] + 1e-5 * float(right.abs().max())
+
+
 def test_modules_names_and_parameters_stay_and_one_replica_is_plain_batch_norm() -> None:
     original = model_of(2, {}, torch.float64)
     model = copy.deepcopy(original)
@@ -189,3 +227,25 @@ def test_local_buffers_become_the_average_by_samples_the_same_on_every_replica(s
             else:
                 assert torch.equal(value, torch.stack(own).amax(0))
         assert torch.equal(after[0], torch.tensor([0.1, 1 / 3])), "what is equal everywhere stays as it is"
+
+
+def test_buffers_that_are_being_averaged_keep_their_values_until_the_wait() -> None:
+    def replica(collective: Collective) -> list[list[Any]]:
+        norm = nn.BatchNorm1d(2)
+        norm(torch.full((4, 2), float(collective.rank)).mul_(torch.arange(4.0).view(4, 1)))
+        before = [buffer.clone() for buffer in norm.buffers()]
+        averaging = Averaging(running_statistics([norm]), collective, 1, 2)
+        assert all(map(torch.equal, norm.buffers(), before))
+        averaging.wait()
+        return [buffer.tolist() for buffer in norm.buffers()]
+
+    first, second = run_replicas(2, replica)
+    assert first == second
+    mean, _, count = first
+    assert mean == pytest.approx([0.1 * 1.5 / 2] * 2)
+    assert count == 1
+
+
+def test_only_normalisations_in_training_mode_have_statistics_to_average() -> None:
+    norms = [nn.BatchNorm1d(1), nn.BatchNorm1d(1).eval(), nn.BatchNorm1d(1, track_running_stats=False), nn.Linear(1, 1)]
+    assert [id(buffer) for buffer in running_statistics(norms)] == [id(buffer) for buffer in norms[0].buffers()]

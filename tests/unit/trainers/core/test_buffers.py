@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.core.buffers import BufferCopies, untouched
+from orchestray.trainers.core.buffers import BufferCopies, ModuleTree, untouched
 
 
 class Stateful(nn.Module):
@@ -108,3 +108,16 @@ def test_an_assigned_buffer_moves_back_into_its_memory_and_one_of_another_size_i
     assert held.tolist() == [1.0, 2.0, 3.0]
     other_kind(model)
     assert copies.move_back() == (model, "two")
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_the_modules_are_the_present_ones_and_the_same_list_as_long_as_none_has_changed(deep: bool) -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(1, 1)))
+    tree = ModuleTree(model)
+    before = tree.modules()
+    assert before == list(model.modules())
+    assert tree.modules() is before
+    (model[0] if deep else model).append(nn.ReLU())  # type: ignore[operator]
+    assert tree.modules() == list(model.modules()) != before
+    model[0][0] = nn.Identity()  # type: ignore[index, operator]
+    assert tree.modules() == list(model.modules())

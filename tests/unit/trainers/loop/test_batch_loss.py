@@ -256,6 +256,23 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused_at_the_first_step(config
         trained(Unweighted(), **config)
 
 
+class NormalisedByTheBatch(Unweighted):
+    """A task whose loss is a mean, and whose model normalises by the batch at all times."""
+
+    def build_model(self) -> nn.Module:
+        layer = nn.BatchNorm1d(LENGTH, track_running_stats=False)
+        return nn.Sequential(nn.Unflatten(1, (LENGTH, 4)), layer, nn.Linear(4, CLASSES))
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return outputs.pow(2).mean()
+
+
+@pytest.mark.parametrize("batch_norm", ["local", "synchronized"])
+def test_batch_normalisation_without_running_statistics_is_named_where_it_makes_losses_differ(batch_norm: str) -> None:
+    with pytest.raises(TrainingError, match=r"no running statistics \(1\): take track_running_stats=False out of it"):
+        trained(NormalisedByTheBatch(), network={"data": 2}, batch_norm=batch_norm)
+
+
 def test_a_loss_that_is_no_mean_is_refused_as_soon_as_a_resumed_run_cuts_batches(tmp_path: Path) -> None:
     alone = layout_settings({"microbatches": None}, steps=3)
     train_laid_out(Unweighted, alone, checkpoints=lambda: CheckpointWriter(str(tmp_path), keep=2))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, TrainingError
 from support.layouts import layout_settings, train_laid_out
 from support.training import Rows, train
 
@@ -93,3 +93,29 @@ def test_totals_in_lists_that_cannot_be_joined_are_refused(values: list[Any]) ->
     task.metrics = lambda outputs, batch: {"scores": values}  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=r"a list for 'scores' that holds .*Return a list of one tensor"):
         train_laid_out(lambda: task, layout_settings({"microbatches": None}, steps=2))
+
+
+class Failing(Judged):
+    """A task of which one method fails in evaluation: a metric, or the loss in the check of the first batch."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self._method = method
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if self._method == "loss" and not outputs.requires_grad:
+            raise ValueError("nothing to measure")
+        return super().loss(outputs, batch)
+
+    def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Any]:
+        raise ValueError("nothing to measure")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("method", "of"), [("metric", "The model, its loss or a metric"), ("loss", "The model or its loss")]
+)
+def test_code_that_fails_in_an_evaluation_is_reported_with_its_file_and_line(method: str, of: str, layout: str) -> None:
+    place = rf"{of} failed at step 1 on worker \d: ValueError: nothing to measure \(.*test_evaluation\.py, line \d+\)"
+    with pytest.raises(TrainingError, match=place):
+        train_laid_out(lambda: Failing(method), layout_settings(**LAYOUTS[layout], steps=1))

@@ -130,6 +130,74 @@ def test_what_cannot_be_is_refused(
         Images(table, **arguments).build_model()
 
 
+TORCHVISION = """
+from torch import nn
+
+def list_models(module):
+    return ["resnet18", "resnet50", "vit_b_16", "googlenet"]
+
+class Of(nn.Sequential):
+    def forward(self, x):
+        if self.size not in (None, x.shape[2]):
+            raise AssertionError(f"Wrong image height! Expected {self.size} but got {x.shape[2]}!\\nAnd more.")
+        found = super().forward(x)
+        return (found, found) if self.is_double and self.training else found
+
+def get_model(name, weights, num_classes, image_size=224, aux_logits=True, init_weights=None):
+    net = Of(nn.Conv2d(3, 4, 9), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+    net.size, net.is_double = image_size if name == "vit_b_16" else None, name == "googlenet" and aux_logits
+    return net
+"""
+"""A package with the traits of torchvision's networks: a least size, one size alone, several outputs in training."""
+
+
+@pytest.fixture
+def torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace torchvision by another package, and return the folder of that."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    folder = tmp_path / "site" / "torchvision"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "models.py").write_text(TORCHVISION)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return folder
+
+
+@pytest.mark.parametrize("model", ["resnet18", "vit_b_16", "googlenet"])
+@pytest.mark.usefixtures("torchvision")
+def test_a_network_of_torchvision_takes_images_of_the_size_and_returns_logits_in_training(model: str) -> None:
+    network = Images("nowhere", size=32, model=model, classes=["a", "b"]).build_model()
+    assert network.training
+    assert network(torch.zeros(4, 3, 32, 32)).shape == (4, 2)
+    assert all(int(count) == 1 for name, count in network.named_buffers() if name.endswith("tracked"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"model": "resnet19"}, r"torchvision has no network 'resnet19' for classification; did you mean 'resnet18'\?"),
+        (
+            {"model": "resnet50", "size": 8},
+            r"task\.size: .*'resnet50' takes no images of 8 x 8 \(.*\): give another size",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("torchvision")
+def test_a_network_that_torchvision_cannot_give_is_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(TaskError, match=sentence):
+        Images("nowhere", classes=["a"], **arguments).build_model()
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "OSError"])
+def test_a_torchvision_that_was_built_for_another_torch_is_named(torchvision: Path, error: str) -> None:
+    (torchvision / "models.py").write_text(f"raise {error}('operator torchvision::nms does not exist')")
+    with pytest.raises(
+        TaskError, match=r"does not fit torch \d.*::nms does not exist\): install both from the same index"
+    ):
+        Images("nowhere", model="resnet18", classes=["a"]).build_model()
+
+
 def test_folders_that_are_no_classes_are_refused(folder: str, tmp_path: Path) -> None:
     other = folder_of_pictures(tmp_path / "other", 2)
     with pytest.raises(

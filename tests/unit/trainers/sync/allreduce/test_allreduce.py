@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective, ring_bytes
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.core.exchange import MAX_EXTRAS
+from orchestray.trainers.sync.allreduce import allreduce
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
+from orchestray.trainers.sync.common.buckets import Filling
 from orchestray.trainers.sync.factory import make_exchange
 from support.threads import make_gloo_threads, run_replicas
 
@@ -147,6 +149,21 @@ def test_gradients_are_the_same_bits_on_every_rank_and_with_overlap_on_or_off(si
     after = replicated(size, torch.float32, bucket_mb=0.0003, overlap=False)
     for result in overlapped + after:
         assert_same_bits(result, overlapped[0])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_small_last_bucket_that_is_filled_at_once_has_the_bits_of_one_that_is_filled_gradient_by_gradient(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooked = []
+    monkeypatch.setattr(Filling, "_gradient_ready", lambda *_: hooked.append(1))
+    at_once = replicated(2, torch.float32, overlap=overlap)
+    assert hooked == []
+    monkeypatch.undo()
+    monkeypatch.setattr(allreduce, "_CACHED_BYTES", 0)
+    one_by_one = replicated(2, torch.float32, overlap=overlap)
+    for a, b in zip(at_once, one_by_one, strict=True):
+        assert_same_bits(a, b)
 
 
 def test_a_parameter_used_in_an_earlier_micro_batch_only_keeps_its_gradient() -> None:
