@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError, RunNameError, TrainingError
 from orchestray.platform.process.stopping import Asked, stop_on_signals
 from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.terminal.format import number
 from orchestray.search.config.load import (
     SearchSource,
     dump_search_yaml,
@@ -19,11 +20,12 @@ from orchestray.search.config.load import (
 )
 from orchestray.search.config.resume import search_differences
 from orchestray.search.display import SearchProgress, SearchView
+from orchestray.search.engine.earlier import check_earlier
 from orchestray.search.engine.resume import session_of
 from orchestray.search.registry.check import check_method, space_of
 from orchestray.search.results.figures import best_line, front_of
 from orchestray.search.results.paths import is_search
-from orchestray.search.results.report import goals_of, objectives_text, report_html
+from orchestray.search.results.report import bounds_text, goals_of, objectives_text, report_html
 from orchestray.search.results.run import SearchRun, load_search
 from orchestray.search.results.schema import SearchOutcome
 from orchestray.search.results.writer import SearchRecords
@@ -69,6 +71,7 @@ def search(
     check_layout(config.base, label=f"{label}: base")
     cautions = check_method(config, label=label)
     if not resume:
+        cautions = [*cautions, *check_earlier(config, label=label)]
         with SearchRecords.create(runs_dir, config.name) as records:
             session = session_of(config, records.journal)
             return _attempt(config, records, session, address, quiet, resume=False, cautions=cautions)
@@ -84,7 +87,7 @@ def search(
                 progress.finish(result)
             return load_search(records.paths.path)
         # First, so that a method which rejects its journal leaves the search unchanged.
-        session = session_of(config, records.journal, trials_before=previous.search.budget.trials)
+        session = session_of(config, records.journal, previous=previous)
         return _attempt(config, records, session, address, quiet, resume=True)
 
 
@@ -168,6 +171,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
         best = records.lines.get(outcome.best, best)
     counts = Counter(line["status"] for line in lines)
     return {
+        **_infeasible(config, best),
         "status": outcome.status,
         "trials": len(lines),
         "best": None if best is None else _short(config, best),
@@ -175,14 +179,36 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
         "error": outcome.error,
         "counts": {status: counts[status] for status in _STATUSES},
         "steps": sum(int(line.get("steps") or 0) for line in lines),
+        "unit": config.unit,
         "method": config.search.method.type,
         "objectives": [{"metric": goal.metric, "mode": goal.mode} for goal in goals_of(config)],
     }
 
 
+def _infeasible(config: SearchConfig, best: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the sentence of a search in which no trial keeps all bounds, which names the nearest."""
+    if best is None or best.get("feasible", True):
+        return {}
+    values = ", ".join(f"{name} {number(value)}" for name, value in best["constraints"].items())
+    return {
+        "infeasible": f"no trial is feasible, with {bounds_text(config)}; the best is that with the least violation, "
+        f"trial {best['trial']}: {values}"
+    }
+
+
 def _short(config: SearchConfig, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial as `best` of the result, with a readable description of its network."""
-    names = ("trial", "objective", "objectives", "config", "genome", "parameters", "flops", "latency_ms")
+    names: tuple[str, ...] = (
+        "trial",
+        "objective",
+        "objectives",
+        "config",
+        "genome",
+        "parameters",
+        "flops",
+        "latency_ms",
+    )
+    names += ("constraints", "feasible", "violation")
     summary = {name: line[name] for name in names if name in line}
     summary["config"] = line.get("best_config", summary.get("config"))
     if (genome := summary.get("genome")) is not None and (space := space_of(config)) is not None:

@@ -49,7 +49,14 @@ class SearchView:
 
         for line in lines.values():
             config = line.get("config") or {}
-            change = TrialChange(line["trial"], line["status"], line["steps"], line["objective"], config, None)
+            change = TrialChange(
+                line["trial"],
+                line["status"],
+                line["steps"],
+                line["objective"],
+                config,
+                violation=line.get("violation", 0.0),
+            )
             self.update(change)
 
     def update(self, change: TrialChange) -> None:
@@ -62,9 +69,11 @@ class SearchView:
             self.ended[change.trial] = change.status
         if change.objective is None or change.status == "failed":
             return
-        best = self.best.objective if self.best is not None else None
-        if best is None or self.goal.sign * change.objective > self.goal.sign * best:
+        if self.best is None or self._merit(change) > self._merit(self.best):
             self.best = change
+
+    def _merit(self, change: TrialChange) -> tuple[float, float]:
+        return -change.violation, self.goal.sign * (change.objective or 0.0)
 
     def counts_text(self) -> str:
         """Return for example `7/32 trials: 5 succeeded, 2 stopped; 2 running`."""
@@ -79,7 +88,8 @@ class SearchView:
         if self.best is None:
             return ""
         made_of = values_text(self.best.config, self.best.genome)
-        text = f"best {self.goal.metric} {number(self.best.objective)} (trial {self.best.trial})"
+        which = f"trial {self.best.trial}" + (", infeasible" if self.best.violation else "")
+        text = f"best {self.goal.metric} {number(self.best.objective)} ({which})"
         return f"{text}: {made_of}" if made_of else text
 
 
@@ -201,9 +211,12 @@ def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list
     if best:
         rows.append(("best", f"{goal.metric} {number(best.get('objective'))}  (trial {best['trial']})"))
         rows += [(key, _value(value)) for key, value in (best.get("config") or {}).items()]
+        rows += [(name, number(value)) for name, value in (best.get("constraints") or {}).items()]
         if best.get("network"):
             rows.append(("network", _shortened(best["network"])))
     rows.append(("time", duration(result.get("seconds"))))
+    if result.get("infeasible"):
+        rows.append(("infeasible", str(result["infeasible"])))
     if result.get("error"):
         rows.append(("error", str(result["error"])))
     if best:

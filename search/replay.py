@@ -20,6 +20,7 @@ from orchestray.platform.errors import ConfigError, RunNameError
 from orchestray.platform.run.files import dump_json, write_atomic
 from orchestray.platform.run.metrics import read_lines
 from orchestray.search.config.trial import put_in
+from orchestray.search.methods.base import merit, violation_of
 from orchestray.search.methods.population import packing
 from orchestray.search.registry.programs import program_name
 from orchestray.search.results.paths import SearchPaths
@@ -67,7 +68,7 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
     paths: dict[int, _Stretch] = {}
     steps: dict[int, int] = {}
     inheriting: set[int] = set()
-    best: tuple[float, int, _Stretch] | None = None
+    best: tuple[tuple[float, float], int, _Stretch] | None = None
     packed = _Packed()
     failed = {e["finished"]["trial"] for e in journal if e["call"] == "tell" and e["finished"]["status"] == "failed"}
     for entry in journal:
@@ -85,8 +86,9 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
             is_packed = reporting in packed.trials  # the winner is a member of it, not a trial with that number
             path = packed.best(report["told"]) if is_packed else paths[reporting]
             is_wanted = reporting not in failed if trial is None or is_packed else reporting == trial
-            if is_wanted and (best is None or report["score"] > best[0]):
-                best = report["score"], reporting, path
+            reached = merit(report["score"], violation_of(report.get("violations", ())))
+            if is_wanted and (best is None or reached > best[0]):
+                best = reached, reporting, path
             decided.append((reporting, entry["decision"]))
         decided += [(released, decision) for released, decision in entry.get("released", ())]
         for member, decision in decided:

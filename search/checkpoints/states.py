@@ -25,13 +25,15 @@ class BestCheckpoint:
     report: int
     changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Hyper-parameters of the trial at that report."""
+    violation: float = 0.0
+    """Sum of the bounds that it breaks; 0 if it is feasible."""
     is_lost: bool = field(default=False, compare=False)
     """True if its file is gone or damaged, and training the trial again reproduces it."""
 
     @property
-    def rank(self) -> tuple[float, int, int]:
-        """Sort key: the best has the smallest; of equal scores, that of the earlier trial."""
-        return (-self.score, self.trial, self.step)
+    def rank(self) -> tuple[float, float, int, int]:
+        """Sort key: the best has the smallest, feasible before infeasible; of equals, that of the earlier trial."""
+        return (self.violation, -self.score, self.trial, self.step)
 
 
 class States:
@@ -61,7 +63,8 @@ class States:
             report = standing.best_report
             if standing.score is not None and report is not None:
                 changes = dict(standing.best_changes)
-                self._found(BestCheckpoint(standing.score, trial, standing.best_step or 0, report, changes))
+                step = standing.best_step or 0
+                self._found(BestCheckpoint(standing.score, trial, step, report, changes, standing.violation))
             if self.are_exact:
                 self._old[trial] = {report for report in files.reports(trial) if report < standing.num_reports}
                 self._forget_old(trial)
@@ -136,11 +139,12 @@ class States:
     def bar(self, trial: int) -> float:
         """Return the score above which a state of a trial is worth a file: its own best, or that of all safe trials.
 
-        States of other running trials do not count, since those may fail yet.
+        States of other running trials do not count, since those may fail yet. Nor do infeasible ones, whatever their
+        score.
         """
         sure, own = self._sure(), self._kept.get(trial)
-        of_all = sure[-1].score if len(sure) >= _KEPT_BEST else float("-inf")
-        return max(of_all, float("-inf") if own is None else own.score)
+        bars = [*sure[_KEPT_BEST - 1 : _KEPT_BEST], *([] if own is None else [own])]
+        return max((one.score for one in bars if not one.violation), default=float("-inf"))
 
     def keep(self, kept: BestCheckpoint) -> None:
         """Keep a state if it may become the best; remove the files it supersedes, including the trial's own earlier

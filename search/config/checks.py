@@ -18,6 +18,7 @@ from orchestray.search.config.dimensions import LogInteger, LogUniform, Range, w
 from orchestray.search.config.gangs import most_workers
 from orchestray.search.config.paths_of_base import path_problems
 from orchestray.search.config.schema import Architecture, Budget, Objective
+from orchestray.search.config.start import start_problems
 from orchestray.search.methods.params import MethodSection, Searched
 from orchestray.search.spaces.architectures.measures import MEASURES
 from orchestray.trainers.config.modes import mode_is_missing
@@ -40,6 +41,7 @@ class Parts:
     names_space: bool
     """True if `space` is not empty."""
     names_architecture: bool
+    start: tuple[Mapping[str, Any], ...] = ()
 
 
 def find_search_problems(parts: Parts) -> list[Problem]:
@@ -60,12 +62,14 @@ def _known_metric(parts: Parts) -> Iterator[Problem]:
     """Refuse a metric that the task does not report, as far as a look at the task shows, or without a direction."""
     there_are = _reported(parts.base)
     for place, objective in enumerate(parts.objectives):
-        if not _may_be_reported(objective, there_are):
-            hint = nearest(objective.metric, there_are or ())
-            text = f"the task has no metric {objective.metric!r}{hint} (there are: {', '.join(there_are or ())})"
-            yield Problem(f"search.objective.{place}.metric", text)
-        elif objective.mode is None:
-            yield Problem(f"search.objective.{place}.mode", mode_is_missing(objective.metric))
+        at = f"search.objective.{place}"
+        named = {f"{at}.metric": objective.metric, **{f"{at}.subject_to.{one}": one for one in objective.subject_to}}
+        unknown = {path: metric for path, metric in named.items() if not _may_be_reported(metric, there_are)}
+        for path, metric in unknown.items():
+            text = f"the task has no metric {metric!r}{nearest(metric, there_are or ())}"
+            yield Problem(path, f"{text} (there are: {', '.join(there_are or ())})")
+        if objective.mode is None and f"{at}.metric" not in unknown:
+            yield Problem(f"{at}.mode", mode_is_missing(objective.metric))
 
 
 def _reported(base: TrainConfig | None) -> list[str] | None:
@@ -77,8 +81,28 @@ def _reported(base: TrainConfig | None) -> list[str] | None:
     return None if names is None else sorted({*names, "loss", "train_loss", *of_distill, *MEASURES})
 
 
-def _may_be_reported(objective: Objective, there_are: Collection[str] | None) -> bool:
-    return there_are is None or objective.metric in there_are or objective.metric.startswith("members.")
+def _may_be_reported(metric: str, there_are: Collection[str] | None) -> bool:
+    return there_are is None or metric in there_are or metric.startswith("members.")
+
+
+def _subject_to(parts: Parts) -> Iterator[Problem]:
+    """Refuse bounds that say nothing, exclude each other, or do not reach the trials."""
+    first: dict[str, int] = {}
+    for place, objective in enumerate(parts.objectives):
+        at = f"search.objective.{place}.subject_to"
+        for metric, bounds in objective.subject_to.items():
+            if (before := first.setdefault(metric, place)) != place:
+                text = f"has bounds in search.objective.{before} as well: write all bounds of a metric in one place"
+                yield Problem(f"{at}.{metric}", text)
+            if bounds.max is None and bounds.min is None:
+                yield Problem(f"{at}.{metric}", "must have a bound, got none: say max, the most, or min, the least")
+            elif bounds.max is not None and bounds.min is not None and bounds.min > bounds.max:
+                text = f"must be at most max ({bounds.max:g}), got {bounds.min:g}; are the two reversed?"
+                yield Problem(f"{at}.{metric}.min", text)
+        if objective.subject_to and parts.method is not None and parts.method.is_one_process:
+            instead = "use another method" if parts.method.shares_weights else "use packed: false"
+            text = f"is not for {parts.method.type} in one process, which compares by one number itself; {instead}"
+            yield Problem(at, text)
 
 
 def _something_to_search(parts: Parts) -> Iterator[Problem]:
@@ -119,7 +143,11 @@ def _bounds(parts: Parts) -> Iterator[Problem]:
 
 def _base_takes_them(parts: Parts) -> Iterator[Problem]:
     if parts.base is not None:
-        yield from path_problems(parts.base, _usable(parts))
+        yield from path_problems(parts.base, _usable(parts), _samples(parts))
+
+
+def _samples(parts: Parts) -> int | None:
+    return None if parts.budget is None else parts.budget.samples_per_trial
 
 
 def _usable(parts: Parts) -> dict[str, Any]:
@@ -142,6 +170,17 @@ def _method(parts: Parts) -> Iterator[Problem]:
         yield from parts.method.problems("search.method", Searched(parts.keys, _usable(parts), why_outside, trials))
 
 
+def _start(parts: Parts) -> Iterator[Problem]:
+    """Refuse more first trials than trials, and those that cannot be."""
+    trials = None if parts.budget is None else parts.budget.trials
+    if trials is not None and len(parts.start) > trials:
+        text = f"must have at most the budget's trials ({trials}), got {len(parts.start)}; raise search.budget.trials"
+        yield Problem("search.start", text)
+    # In a space that has problems itself, values are not tried together.
+    usable = _usable(parts) if parts.start and not any(_base_takes_them(parts)) else {}
+    yield from start_problems(parts.start, list(parts.keys), usable, parts.base, _samples(parts))
+
+
 def _budget(parts: Parts) -> Iterator[Problem]:
     if parts.method is None or parts.budget is None:
         return
@@ -154,12 +193,28 @@ def _budget(parts: Parts) -> Iterator[Problem]:
 def _length(parts: Parts) -> Iterator[Problem]:
     if parts.base is None or parts.budget is None:
         return
-    if parts.budget.steps_per_trial is None and parts.base.train.steps is None:
+    budget = parts.budget
+    named = ("steps_per_trial", "epochs_per_trial", "samples_per_trial")
+    given = [name for name in named if getattr(budget, name) is not None]
+    if not given and parts.base.train.steps is None:
         yield Problem(
             "search.budget.steps_per_trial",
-            "is required, and missing: how long is each trial trained? (base.train.steps would do as well; epochs have "
-            "as many steps as the batch size makes them)",
+            "is required, and missing: how long is each trial trained? (epochs_per_trial, samples_per_trial or "
+            "base.train.steps would do as well)",
         )
+    for name in given[1:]:
+        yield Problem(f"search.budget.{name}", f"is given beside {given[0]}: say the length of a trial in one unit")
+    if parts.method is None or not given or given == ["steps_per_trial"]:
+        return
+    if parts.method.is_one_process:
+        text = f"is not for {parts.method.type} in one process, which counts steps; use steps_per_trial"
+        yield Problem(f"search.budget.{given[0]}", text)
+    elif parts.method.changes_running and "train.batch_size" in parts.keys:
+        text = (
+            f"must stay as it is while a trial is counted in {given[0].partition('_')[0]}, and {parts.method.type} "
+            "changes it in the middle of trials; use steps_per_trial"
+        )
+        yield Problem("search.space.train.batch_size", text)
 
 
 def _engine(parts: Parts) -> Iterator[Problem]:
@@ -233,8 +288,10 @@ _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _bounds,
     _base_takes_them,
     _method,
+    _start,
     _objective,
     _known_metric,
+    _subject_to,
     _budget,
     _length,
     _engine,

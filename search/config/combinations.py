@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.config.problems import Problem, shown
 from orchestray.search.config.conditions import space_conditions
 from orchestray.search.config.dimensions import Integer, LogInteger, LogUniform, Uniform, edges
-from orchestray.search.config.trial import checked, put_in
+from orchestray.search.config.trial import changed
 from orchestray.search.methods.space import Space
 from orchestray.trainers.config.schema import TrainConfig
 
@@ -28,14 +28,20 @@ class Refusal:
     """A function of a point that returns True if the base config refuses its values; picklable."""
 
     base: TrainConfig
+    samples: int | None = None
+    """Samples of each trial, if its length is given in them."""
+
+    @classmethod
+    def of(cls, config: SearchConfig) -> Refusal:
+        """Return the refusal of a search's trials."""
+        return cls(config.base, config.search.budget.samples_per_trial)
 
     def __call__(self, values: Mapping[str, Any]) -> bool:
         return self.problem(values) is not None
 
     def problem(self, values: Mapping[str, Any]) -> Problem | None:
         """Return the first problem of a trial with these values; None if it has none."""
-        data = self.base.model_dump(mode="json")
-        made = put_in(data, self.base, values) or checked(data, look_at_task=False)
+        made = changed(self.base, values, samples=self.samples, look_at_task=False)
         return None if isinstance(made, TrainConfig) else made[0]
 
 
@@ -54,7 +60,7 @@ class Combinations:
     @property
     def refusal(self) -> Refusal | None:
         """Check of a point before it is proposed; None: none can be refused."""
-        return Refusal(self.config.base) if self.refused or not self.are_all else None
+        return Refusal.of(self.config) if self.refused or not self.are_all else None
 
     @property
     def is_every_one_refused(self) -> bool:
@@ -66,7 +72,7 @@ class Combinations:
         """Sentence on combinations that are refused, with a remedy; None if there are none."""
         if not self.refused:
             return None
-        refusal, values = Refusal(self.config.base), dict(self.refused[0])
+        refusal, values = Refusal.of(self.config), dict(self.refused[0])
         for key in list(values):  # what is left is refused by itself
             without = {other: value for other, value in values.items() if other != key}
             if refusal(without):
@@ -89,7 +95,7 @@ class Combinations:
         key = keys[-1]
         for other in keys[:-1] if len(keys) > 1 else [other for other in self.refused[0] if other != key]:
             rest = {name: value for name, value in values.items() if name != other}
-            good = [value for value in _values(space[other]) if not refusal({other: value, **rest})]
+            good = [value for value in tried_values(space[other]) if not refusal({other: value, **rest})]
             if good and not isinstance(space[other], Uniform | LogUniform):
                 listed = ", ".join(map(shown, good))
                 return f"Say when the key exists: search.space.{key}: {{..., when: {{{other}: [{listed}]}}}}"
@@ -102,11 +108,11 @@ def combinations_of(config: SearchConfig) -> Combinations:
 
 
 class _Remembered:
-    """A config that is equal to others with the same base and space."""
+    """A config that is equal to others with the same base, space and length of trials."""
 
     def __init__(self, config: SearchConfig) -> None:
         self.config = config
-        self._key = (config.base.model_dump_json(), repr(config.search.space))
+        self._key = (config.base.model_dump_json(), repr(config.search.space), config.search.budget.samples_per_trial)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Remembered) and self._key == other._key
@@ -118,8 +124,8 @@ class _Remembered:
 @lru_cache(maxsize=4)
 def _tried(remembered: _Remembered) -> Combinations:
     config = remembered.config
-    dimensions, refusal = config.search.space, Refusal(config.base)
-    axes = {key: _values(dimension) for key, dimension in dimensions.items()}
+    dimensions, refusal = config.search.space, Refusal.of(config)
+    axes = {key: tried_values(dimension) for key, dimension in dimensions.items()}
     nothing: Any = dict.fromkeys(dimensions)
     space = Space(nothing, space_conditions(config.base, dimensions))
     points = list(islice(space.points(axes), _MOST_TRIED + 1)) if dimensions else []
@@ -134,8 +140,8 @@ def _tried(remembered: _Remembered) -> Combinations:
     return Combinations(config, len(points), refused, never, are_all)
 
 
-def _values(dimension: Any) -> tuple[Any, ...]:
-    """Return the values of a dimension that are tried."""
+def tried_values(dimension: Any) -> tuple[Any, ...]:
+    """Return the values of a dimension that are tried in combinations: both ends of a range, each of a few others."""
     if isinstance(dimension, Integer | LogInteger) and dimension.high - dimension.low < _MOST_WHOLE:
         return tuple(range(dimension.low, dimension.high + 1))
     return edges(dimension)

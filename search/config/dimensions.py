@@ -8,6 +8,7 @@ from pydantic import Field
 
 from orchestray.platform.config.base import Number, Section, Whole
 from orchestray.platform.config.problems import shown
+from orchestray.search.methods.conditions import is_among
 
 When = dict[str, Any]
 
@@ -95,11 +96,18 @@ def edges(dimension: Any) -> tuple[Any, ...]:
     return (False, True) if isinstance(dimension, Binary) else (dimension.low, dimension.high)
 
 
+def own_value(dimension: Any, value: Any) -> Any:
+    """Return a value inside a dimension as the dimension has it: 1 as 1.0 in a range of numbers, or of a choice."""
+    if isinstance(dimension, Choice):
+        return next(one for one in dimension.values if is_among(value, (one,)))
+    return float(value) if isinstance(dimension, Uniform | LogUniform) else value
+
+
 def why_outside(dimension: Any, value: Any) -> str | None:
     """Return why a value is outside a dimension, as a sentence; None if it is inside."""
     if isinstance(dimension, Choice):
         known = ", ".join(map(shown, dimension.values))
-        return None if value in dimension.values else f"must be one of {known}, got {shown(value)}"
+        return None if is_among(value, dimension.values) else f"must be one of {known}, got {shown(value)}"
     if isinstance(dimension, Binary):
         return None if isinstance(value, bool) else f"must be false or true, got {shown(value)}"
     is_whole = isinstance(dimension, Integer | LogInteger)

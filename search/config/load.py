@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -21,7 +22,7 @@ from orchestray.platform.usercode.class_names import name_of_class
 from orchestray.search.config.checks import Parts, find_search_problems
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.methods import AnyMethod
-from orchestray.search.config.schema import Architecture, Budget, Objectives, SearchConfig
+from orchestray.search.config.schema import Architecture, Budget, Objectives, SearchConfig, Start
 from orchestray.trainers.config.load import Origin, check_data, read, set_name, without_problems
 from orchestray.trainers.config.modes import type_of_task, with_mode
 from orchestray.trainers.config.schema import TrainConfig
@@ -70,7 +71,8 @@ def load_search_config(
     parts = _parts(data, base)
     if parts is not None:
         reported = [problem.path for problem in problems]
-        problems += [problem for problem in find_search_problems(parts) if not _is_reported(problem, reported)]
+        broken = [_plainly(problem, data) for problem in find_search_problems(parts)]
+        problems += [problem for problem in broken if not _is_reported(problem, reported)]
     if problems or config is None:
         raise ConfigError([problem.line(origin.label) for problem in problems])
     return config
@@ -99,10 +101,10 @@ def search_schema() -> dict[str, Any]:
     base = schema["properties"]["base"]
     reference = {"$ref": base.pop("$ref")}
     base["anyOf"] = [{"type": "string", "minLength": 1}, reference]
-    objectives = schema["$defs"]["SearchSection"]["properties"]["objective"]
-    one = {"$ref": "#/$defs/Objective"}
-    many = {key: objectives.pop(key) for key in ("items", "minItems", "type") if key in objectives}
-    objectives["anyOf"] = [one, many]
+    for name in ("objective", "start", "learn_from"):  # one, or a list
+        entry = schema["$defs"]["SearchSection"]["properties"][name]
+        many = {key: entry.pop(key) for key in ("items", "minItems", "type") if key in entry}
+        entry["anyOf"] = [many["items"], many]
     return schema
 
 
@@ -127,7 +129,7 @@ def _read_base(data: dict[str, Any], origin: Origin, given: Sequence[Any]) -> No
 
 
 def _resolve(data: dict[str, Any], base: str) -> None:
-    """Make the paths of a user's own space and callbacks absolute, in place."""
+    """Make the paths of a user's own space and callbacks, and of earlier searches, absolute, in place."""
     resolve_classes(_section(data, "search"), "callbacks", base)
     architecture = _section(_section(data, "search"), "architecture")
     space = architecture.get("space")
@@ -136,6 +138,12 @@ def _resolve(data: dict[str, Any], base: str) -> None:
     if isinstance(space, str) and is_file_type(space):
         place, _, class_name = space.rpartition(":")
         architecture["space"] = f"{absolute(place, base)}:{class_name}"
+    search = _section(data, "search")
+    if isinstance(earlier := search.get("learn_from"), str | os.PathLike | list | tuple):
+        places = [earlier] if isinstance(earlier, str | os.PathLike) else earlier
+        is_path = (isinstance(place, str | os.PathLike) for place in places)
+        pairs = zip(places, is_path, strict=True)
+        search["learn_from"] = [absolute(os.fspath(place), base) if known else place for place, known in pairs]
 
 
 def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[Problem]:
@@ -154,7 +162,8 @@ def _joined(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> tuple[st
         if keys[: len(names)] != names or len(keys) == len(names):
             continue
         rest = keys[len(names) :]
-        if isinstance(given, dict):  # a new dimension, even if the key before its last dot has one
+        # A new dimension, even if the key before its last dot has one; but for the conditions of that.
+        if isinstance(given, dict) and rest[-1] != "when":
             return (*names, ".".join(rest))
         known = reduce(_section, names, data)
         dotted = [".".join(rest[:end]) for end in range(len(rest), 0, -1)]
@@ -174,9 +183,8 @@ def _check_base(data: dict[str, Any], look_at_task: bool) -> tuple[TrainConfig |
         return None, [Problem("base", f"must be the path of a training config, or one itself, got {shown(base)}")]
     base.setdefault("name", data.get("name", "unnamed"))
     budget = _section(_section(data, "search"), "budget")
-    steps = budget.get("steps_per_trial")
-    if isinstance(steps, int) and steps > 0 and isinstance(base.get("train"), dict):
-        base["train"] = {**base["train"], "epochs": None, "steps": steps}
+    if isinstance(base.get("train"), dict):
+        base["train"] = {**base["train"], **_length(budget, base["train"])}
     config, problems = check_data(base, look_at_task=look_at_task)
     return config, [Problem(f"base.{problem.path}" if problem.path else "base", problem.text) for problem in problems]
 
@@ -189,6 +197,20 @@ def _fill_modes(data: dict[str, Any]) -> None:
         search["objective"] = with_mode(objective, task_type)
     elif isinstance(objective, list):
         search["objective"] = [with_mode(one, task_type) if isinstance(one, Mapping) else one for one in objective]
+
+
+def _length(budget: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return `epochs` and `steps` of the base by the budget of a trial; empty if that says nothing valid."""
+    steps, epochs, samples = (budget.get(f"{unit}_per_trial") for unit in ("steps", "epochs", "samples"))
+    if isinstance(epochs, int) and epochs > 0:
+        return {"epochs": epochs, "steps": None}
+    size = train.get("batch_size")
+    if isinstance(samples, int) and isinstance(size, int) and min(samples, size) > 0:
+        return {"epochs": None, "steps": math.ceil(samples / size)}
+    if isinstance(steps, int) and steps > 0:
+        return {"epochs": None, "steps": steps}
+    is_said = any(one is not None for one in (steps, epochs, samples))
+    return {"epochs": None, "steps": 1} if is_said else {}  # a length that is wrong is reported by itself
 
 
 def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:
@@ -208,6 +230,7 @@ def _parts(data: dict[str, Any], base: TrainConfig | None) -> Parts | None:
         architecture=_valid(Architecture, architecture),
         keys=tuple(keys),
         names_space=bool(space),
+        start=_valid(Start, search.get("start", ())) or (),
         names_architecture=architecture is not None,
     )
 
@@ -220,10 +243,11 @@ def _valid(kind: Any, value: Any) -> Any:
 
 
 def _plainly(problem: Problem, data: dict[str, Any]) -> Problem:
-    """Return a problem of a single objective without its index."""
-    objective = _section(data, "search").get("objective")
-    is_alone = not isinstance(objective, list)
-    path = problem.path.replace("search.objective.0", "search.objective") if is_alone else problem.path
+    """Return a problem of a single objective, or first trial, without its index."""
+    path, search = problem.path, _section(data, "search")
+    for name in ("objective", "start"):
+        if not isinstance(search.get(name), list | tuple):
+            path = path.replace(f"search.{name}.0", f"search.{name}")
     return Problem(path, problem.text)
 
 

@@ -17,12 +17,12 @@ from orchestray.trainers.config.schema import TrainConfig
 
 _SET_ELSEWHERE = {
     "name": "names the run, and is given to each trial by the search",
-    "train.steps": "is what search.budget.steps_per_trial says",
-    "train.epochs": "is replaced by search.budget.steps_per_trial",
+    "train.steps": "is what search.budget says",
+    "train.epochs": "is replaced by search.budget",
 }
 
 
-def path_problems(base: TrainConfig, dimensions: Mapping[str, Any]) -> Iterator[Problem]:
+def path_problems(base: TrainConfig, dimensions: Mapping[str, Any], samples: int | None = None) -> Iterator[Problem]:
     """Yield the problems of the keys and values of a space.
 
     A value is a problem if the base config refuses it with all settings of the other keys: the base's own, and either
@@ -31,6 +31,7 @@ def path_problems(base: TrainConfig, dimensions: Mapping[str, Any]) -> Iterator[
     Args:
         base: the base config.
         dimensions: dimensions of the space, by key.
+        samples: samples of each trial, if its length is given in them.
     """
     known = {}
     for key, dimension in dimensions.items():
@@ -52,7 +53,7 @@ def path_problems(base: TrainConfig, dimensions: Mapping[str, Any]) -> Iterator[
         settings = list(settings_under(key, known, conditions))
         for value in edges(dimension):
             points = [{**others, **under, key: value} for others in ({}, lows, highs) for under in settings]
-            found = [_refusal(base, conditions.active(point)) for point in points]
+            found = [_refusal(base, conditions.active(point), samples) for point in points]
             if found and all(found):
                 yield Problem(f"search.space.{key}", _text(key, value, found[0]))
                 break
@@ -64,8 +65,8 @@ def _text(key: str, value: Any, found: list[Problem]) -> str:
     return f"the base config refuses the value {shown(value)}: {where}{first.text}"
 
 
-def _refusal(base: TrainConfig, changes: Mapping[str, Any]) -> list[Problem]:
-    made = changed(base, changes)
+def _refusal(base: TrainConfig, changes: Mapping[str, Any], samples: int | None) -> list[Problem]:
+    made = changed(base, changes, samples=samples)
     return [] if isinstance(made, TrainConfig) else made
 
 

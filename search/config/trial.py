@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def trial_config(
         config: config of the search.
         changes: dotted keys of the base config, and their values.
         genome: the architecture; None: the task's own model.
-        steps: training steps; None (or 0, for a trial that is only validated): the budget's.
+        steps: length in the unit of the budget; None (or 0, for a trial that is only validated): the budget's.
         trial: number of the trial, for its name.
 
     Raises:
@@ -45,8 +46,10 @@ def trial_config(
     """
     data = config.base.model_dump(mode="json")
     data["name"] = f"{config.name}-trial" if trial is None else f"{config.name}-trial-{trial}"
-    data["train"] |= {"epochs": None, "steps": steps or config.steps_per_trial}
+    units = steps or config.steps_per_trial
+    data["train"] |= config.length_of(units, config.base.train.batch_size)
     problems = put_in(data, config.base, changes)
+    _fit_steps(data, units if config.unit == "samples" else None)
     if genome is not None:
         data["task"] = searched_task(data["task"], config, genome)
     made = problems or checked(data, look_at_task=False)
@@ -67,10 +70,29 @@ def searched_task(task: Mapping[str, Any], config: SearchConfig, genome: Any) ->
     return searched_task_section(dict(task), architecture.model_dump(mode="json"), genome)
 
 
-def changed(base: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig | list[Problem]:
-    """Return the base with other values, or the problems of these values."""
+def changed(
+    base: TrainConfig, changes: Mapping[str, Any], *, samples: int | None = None, look_at_task: bool = True
+) -> TrainConfig | list[Problem]:
+    """Return the base with other values, or the problems of these values.
+
+    Args:
+        base: config before the changes.
+        changes: dotted keys with their values.
+        samples: samples to train on, in batches of the new size; None: as many steps or epochs as the base has.
+        look_at_task: check the task's files as well.
+    """
     data = base.model_dump(mode="json")
-    return put_in(data, base, changes) or checked(data, look_at_task=True)
+    problems = put_in(data, base, changes)
+    _fit_steps(data, samples)
+    return problems or checked(data, look_at_task=look_at_task)
+
+
+def _fit_steps(data: dict[str, Any], samples: int | None) -> None:
+    """Set the steps of a config's plain data, in place, to those that the samples fill; None: keep them."""
+    train = data["train"]
+    batch_size = train.get("batch_size") if isinstance(train, dict) else None
+    if samples is not None and isinstance(batch_size, int) and batch_size > 0:
+        train |= {"epochs": None, "steps": math.ceil(samples / batch_size)}
 
 
 def checked(data: Mapping[str, Any], *, look_at_task: bool) -> TrainConfig | list[Problem]:

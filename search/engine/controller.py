@@ -45,6 +45,7 @@ class SearchController:
         files: StateFiles,
         *,
         parallel: int = 1,
+        unit: str = "steps",
         on_change: Callable[[TrialChange], None] = lambda _change: None,
     ) -> None:
         """Take over the state of the session; unfinished trials resume from their files.
@@ -56,6 +57,7 @@ class SearchController:
             records: records of the search.
             files: files of states that outlive their processes.
             parallel: number of concurrent trials.
+            unit: unit in which the method counts, and trials report: `steps`, `epochs` or `samples`.
             on_change: called with each status change of a trial, for a display.
         """
         self.session = session
@@ -63,6 +65,9 @@ class SearchController:
         self._account = Account(session, objectives, records, on_change)
         self._make_config, self._objectives, self._records = make_config, objectives, records
         self._parallel = parallel
+        self.unit = unit
+        self._of_all = {} if unit == "steps" else {"unit": unit}
+        """Arguments of the programs of all trials."""
         self._ready: deque[int] = deque()
         """Trials that have begun, are not in a process, and are to continue."""
         self._held: set[int] = set()
@@ -145,7 +150,7 @@ class SearchController:
             config=config,
             begins=True,
             program=_program(proposal, config),
-            arguments=proposal.arguments,
+            arguments={**proposal.arguments, **self._of_all},
             source=source,
             partly=partly,
             overlaps=proposal.overlaps,
@@ -183,7 +188,8 @@ class SearchController:
             self.failed(trial, result.error)
             return None
         try:
-            scores = self._objectives.scores({**result.measures, **result.metrics})
+            values = {**result.measures, **result.metrics}
+            scores, violations = self._objectives.scores(values), self._objectives.violations(values)
         except OrchestrayError as error:
             if isinstance(error, ConfigError) and not self._is_reported:
                 raise  # no trial has reported it yet, and none will
@@ -194,14 +200,15 @@ class SearchController:
         standing, held = self.session.trials[trial], set(self._held)
         evaluations = self._objectives.evaluations([{**result.measures, **each} for each in result.evaluations])
         before = standing.num_reports, dict(standing.changes)
-        report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told))
+        report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told), violations)
         self.session.report(report, seconds=self._account.seconds(trial))
         self.states.lies(result.place, (trial, before[0] + 1))
         self._account.members_reported(result)
         if result.is_written:
-            self.states.keep(BestCheckpoint(scores[0], trial, result.step, before[0] + 1, before[1]))
+            self.states.keep(BestCheckpoint(scores[0], trial, result.step, before[0] + 1, before[1], report.violation))
         waits = isinstance(standing.decision, Pause)
-        self._account.show(trial, "waiting" if waits else "running", scores[0], result.metrics)
+        status = "waiting" if waits else "running"
+        self._account.show(trial, status, scores[0], result.metrics, violation=report.violation)
         if waits:
             self._held.add(trial)
         self._released(held)
@@ -236,7 +243,8 @@ class SearchController:
         proposal, config = standing.proposal, self._config(trial)
         source = None if standing.origin is None else self.states.place(standing.origin)
         program = _program(proposal, config)  # rebuilds what cannot change in place
-        return replace(order, config=config, program=program, arguments=proposal.arguments, source=source)
+        arguments = {**proposal.arguments, **self._of_all}
+        return replace(order, config=config, program=program, arguments=arguments, source=source)
 
     def _released(self, held: set[int]) -> None:
         """Continue or end the paused trials that are due."""
@@ -280,7 +288,7 @@ class SearchController:
         self._account.ended(trial, status, error=error, reason=reason)
         self.session.tell(trial, status, error=error)
         standing = self.session.trials[trial]
-        self._account.show(trial, status, standing.score, error=error)
+        self._account.show(trial, status, standing.score, error=error, violation=standing.violation)
         self._ended.append(trial)
         self.states.ended(trial)
         self._released(held)

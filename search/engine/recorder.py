@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,7 +12,7 @@ from orchestray.search.spaces.registry import text_of
 if TYPE_CHECKING:
     from orchestray.search.engine.messages import TrialResult
     from orchestray.search.engine.objective import Objectives
-    from orchestray.search.engine.session import MethodSession
+    from orchestray.search.engine.session import MethodSession, TrialStanding
     from orchestray.search.methods.base import Exploit, PackedMember
 
 
@@ -147,8 +148,15 @@ class Account:
             flops=_whole(measures.get("flops")),
             latency_ms=measures.get("latency_ms"),
             change=proposal.change,
-            more={**more, **_best_of(standing.best_changes, standing.changes)},
+            more={**more, **self._kept_bounds(standing), **_best_of(standing.best_changes, standing.changes)},
         )
+
+    def _kept_bounds(self, standing: TrialStanding) -> dict[str, Any]:
+        """Return the values that have bounds, and by how much they break them."""
+        if not standing.violations:
+            return {}
+        values, violation = self._objectives.bounded(standing.violations), standing.violation
+        return {"constraints": values, "feasible": not violation, "violation": violation}
 
     def show(
         self,
@@ -157,6 +165,8 @@ class Account:
         score: float | None = None,
         metrics: Mapping[str, float] | None = None,
         error: str | None = None,
+        *,
+        violation: float = 0.0,
     ) -> None:
         """Show the status of a trial, or of each member of a packed population."""
         standing, method = self._session.trials[trial], self._session.method
@@ -169,7 +179,9 @@ class Account:
         space, found = method.architecture, method.genome_of(standing.proposal)
         network = None if space is None or found is None else text_of(space, found)
         numbers = dict(metrics or {})
-        self._on_change(TrialChange(trial, status, standing.step, value, standing.changes, network, numbers, error))
+        self._on_change(
+            TrialChange(trial, status, standing.step, value, standing.changes, network, numbers, error, violation)
+        )
 
     def _member_change(
         self, number: int, member: PackedMember, step: int, status: Any, error: str | None
@@ -188,7 +200,7 @@ class Account:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None or not math.isfinite(value) else int(value)
 
 
 def _best_of(best: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:

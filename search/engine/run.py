@@ -21,7 +21,7 @@ from orchestray.search.config.gangs import most_workers
 from orchestray.search.config.trial import trial_config
 from orchestray.search.engine.controller import SearchController
 from orchestray.search.engine.messages import GANG, ORDINARY, TrialLimits
-from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.engine.objective import objectives_of
 from orchestray.search.engine.placement_watch import PlacementWatch
 from orchestray.search.engine.resume import session_of
 from orchestray.search.engine.session import SearchError
@@ -79,7 +79,7 @@ def run_search(
         OrchestrayError: the search cannot continue.
     """
     prepare(address)
-    objectives = Objectives([Objective(one.metric, str(one.mode)) for one in config.search.objective])
+    objectives = objectives_of(config)
     files = StateFiles(records.paths.trial_states)
     if resume:
         files.remove_remains()
@@ -96,6 +96,7 @@ def run_search(
         records,
         files,
         parallel=config.search.parallel,
+        unit=config.unit,
         on_change=on_change,
     )
     budget, resources = config.search.budget, config.base.resources
@@ -298,8 +299,10 @@ def _leave_best(
     if result.error is not None:
         raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {result.error}")
     # The writing process has built the network from its weights alone, without the learning curve.
-    epochs = (read_result(RunPaths(aside)) or {}).get("epochs")
-    curve = curve_of(read_lines(paths.reports), controller.best_trial(kept), kept.step, epochs)
+    written = read_result(RunPaths(aside)) or {}
+    reports, best = read_lines(paths.reports), controller.best_trial(kept)
+    steps = None if controller.unit == "steps" else written.get("steps")
+    curve = curve_of(reports, best, kept.step, written.get("epochs"), steps)
     write_atomic(RunPaths(aside).metrics, "".join(f"{dump_json(line)}\n" for line in curve).encode())
     with storage_errors(f"write {directory}"):
         shutil.rmtree(directory, ignore_errors=True)

@@ -6,13 +6,30 @@ It is independent of Ray and training: trials are numbers, steps and scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report, Stop
+from orchestray.search.methods.base import (
+    Continue,
+    Decision,
+    Exploit,
+    Finished,
+    Method,
+    Observation,
+    Pause,
+    Proposal,
+    Report,
+    Stop,
+    merit,
+    violation_of,
+)
+from orchestray.search.methods.space import Space
 from orchestray.search.registry.programs import program_name
+
+Sections = Mapping[str, Mapping[str, Any]]
+"""The sections of dimensions as plain data, by key."""
 
 
 class SearchError(OrchestrayError):
@@ -52,7 +69,7 @@ class TrialStanding:
     decision: Decision | None = None
     """Answer to its last report, not carried out yet."""
     score: float | None = None
-    """Best reported score."""
+    """Best reported score, of a feasible report if there is one."""
     best_step: int | None = None
     """Step of that report."""
     best_report: int | None = None
@@ -61,6 +78,8 @@ class TrialStanding:
     """Hyper-parameters at that report."""
     scores: tuple[float, ...] = ()
     """Scores of all objectives at that report."""
+    violations: tuple[float, ...] = ()
+    """Violations of the bounds at that report."""
     ended: Finished | None = None
     num_reports: int = 0
     seconds: float = 0.0
@@ -69,6 +88,11 @@ class TrialStanding:
     """State (trial, report) of another trial that it takes over since its last report; None: its own."""
     taken: list[tuple[int, Exploit]] = field(default_factory=list)
     """Record of every exploit or change: the step, and the decision."""
+
+    @property
+    def violation(self) -> float:
+        """Sum of the bounds that the best report breaks; 0 if it is feasible."""
+        return violation_of(self.violations)
 
     @property
     def at(self) -> tuple[int, int] | None:
@@ -80,13 +104,21 @@ class TrialStanding:
 class MethodSession:
     """A session with a method, which knows the progress of every trial."""
 
-    def __init__(self, method: Method, journal: Journal) -> None:
+    def __init__(
+        self, method: Method, journal: Journal, *, space_of: Callable[[Sections], Space] | None = None
+    ) -> None:
         """Replay the calls of the journal.
+
+        Args:
+            method: the method, to which no call has been made yet.
+            journal: calls so far.
+            space_of: makes a wider space of its sections; None: the space never becomes wider.
 
         Raises:
             SearchError: the method's answers differ from the journal.
         """
         self.method = method
+        self._space_of = space_of
         self.trials: dict[int, TrialStanding] = {}
         self._journal = journal
         self._news = True
@@ -146,7 +178,14 @@ class MethodSession:
         """Report the end of a trial to the method."""
         standing = self.trials[trial]
         finished = Finished(
-            trial, status, standing.step, standing.score, standing.scores, told=dict(told or {}), error=error
+            trial,
+            status,
+            standing.step,
+            standing.score,
+            standing.scores,
+            told=dict(told or {}),
+            error=error,
+            violations=standing.violations,
         )
         self.method.tell(finished)
         self._ended(finished)
@@ -156,6 +195,32 @@ class MethodSession:
         """Set the total number of trials that the method may propose."""
         self._journal.append("allow", before=self.method.trials, trials=trials)
         self._allowed(trials)
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        """Give the method trials of earlier searches, before it proposes any; return True if it learns from them.
+
+        The journal keeps them: a search that is resumed does not read the earlier ones again.
+        """
+        does = self.method.learn(observations)
+        if does:
+            self._journal.append("learn", observations=[asdict(one) for one in observations])
+        return does
+
+    def widen(self, before: Sections, space: Sections) -> bool:
+        """Have the method continue over a wider space; return True if it can.
+
+        Args:
+            before: sections of the dimensions so far, as plain data.
+            space: those from now on.
+        """
+        can = self._widened(space)
+        if can:
+            self._journal.append("widen", before=before, space=space)
+            self._news = True
+        return can
+
+    def _widened(self, sections: Sections) -> bool:
+        return self._space_of is not None and self.method.widen(self._space_of(sections))
 
     # -- what follows from them ----------------------------------------------------------------------------------------
 
@@ -177,7 +242,9 @@ class MethodSession:
         standing.seconds = seconds
         standing.step, standing.decision = report.step, decision
         standing.num_reports, standing.origin = standing.num_reports + 1, None
-        if standing.score is None or report.score > standing.score:
+        before = None if standing.score is None else merit(standing.score, standing.violation)
+        if before is None or merit(report.score, report.violation) > before:
+            standing.violations = report.violations
             standing.score, standing.best_step, standing.scores = report.score, report.step, report.scores
             standing.best_report, standing.best_changes = standing.num_reports, dict(standing.changes)
         self._follow(standing, decision)
@@ -215,13 +282,19 @@ class MethodSession:
         if call == "allow":
             self._allowed(entry["trials"])
             return
+        if call == "learn":
+            self.method.learn([Observation(**_tuples(one, "scores", "violations")) for one in entry["observations"]])
+            return
+        if call == "widen":
+            self._news = self._widened(entry["space"])
+            return
         if call == "report":
-            report = Report(**_tuples(entry["report"], "scores", "evaluations"))
+            report = Report(**_tuples(entry["report"], "scores", "evaluations", "violations"))
             decision = self.method.report(report)
             self._check(number, call, entry["decision"], _told(decision))
             self._reported(report, decision, entry.get("seconds", 0.0))
         else:
-            finished = Finished(**_tuples(entry["finished"], "scores"))
+            finished = Finished(**_tuples(entry["finished"], "scores", "violations"))
             self.method.tell(finished)
             self._ended(finished)
         self._check(number, call, entry["released"], self._release())

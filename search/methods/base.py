@@ -51,6 +51,20 @@ class Proposal:
     """Arguments of the program."""
 
 
+def violation_of(violations: Sequence[float]) -> float:
+    """Return the sum of the broken bounds of a trial; 0 if it is feasible."""
+    return sum(max(0.0, one) for one in violations)
+
+
+def merit(score: float, violation: float) -> tuple[float, float]:
+    """Return the key by which trials compare, larger for better ones.
+
+    A feasible trial is better than an infeasible one. Of two infeasible ones the less violating is better (Deb, An
+    efficient constraint handling method for genetic algorithms, 2000, section 3).
+    """
+    return -violation, score
+
+
 @dataclass(frozen=True)
 class Report:
     """A report of a trial."""
@@ -65,6 +79,13 @@ class Report:
     """Scores of the validations since the previous report, in order, for statistical tests."""
     told: Mapping[str, Any] = field(default_factory=dict)
     """Results of a program for its method, as JSON values."""
+    violations: tuple[float, ...] = ()
+    """By how much the trial breaks each bound of a metric, relative to the bound; 0 or less where it is kept."""
+
+    @property
+    def violation(self) -> float:
+        """Sum of the broken bounds; 0 if the trial is feasible."""
+        return violation_of(self.violations)
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,30 @@ class Finished:
     scores: tuple[float, ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
+    violations: tuple[float, ...] = ()
+    """Violations at the report of that score."""
+
+    @property
+    def violation(self) -> float:
+        """Sum of the broken bounds; 0 if the trial is feasible."""
+        return violation_of(self.violations)
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A trial of an earlier search, as JSON values."""
+
+    changes: Mapping[str, Any]
+    """Dotted keys that its point of the space has, with values inside it."""
+    genome: Any
+    score: float
+    scores: tuple[float, ...] = ()
+    violations: tuple[float, ...] = ()
+
+    @property
+    def violation(self) -> float:
+        """Sum of the broken bounds; 0 if the trial was feasible."""
+        return violation_of(self.violations)
 
 
 @dataclass(frozen=True)
@@ -190,6 +235,28 @@ class Method(ABC):
             metric: a validation metric.
             mode: `max` or `min`.
         """
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        """Propose these values first; keys that are left out get those that the method would propose.
+
+        Args:
+            start: values of the first trials, each inside the space; keys in them have what they depend on beside them.
+
+        Returns:
+            True if the method does.
+
+        Raises:
+            ConfigError: there are more of them than it can begin with.
+        """
+        return False
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        """Take in trials of earlier searches, before the first proposal; return True if the method does."""
+        return False
+
+    def widen(self, space: Space) -> bool:
+        """Continue over a space with the same keys that contains the present one; return True if the method does."""
+        return False
 
     @abstractmethod
     def ask(self) -> Proposal | None:

@@ -35,6 +35,8 @@ class MethodSection(Section):
     """True if the method ends by itself, without `budget.trials`."""
     counts: ClassVar[tuple[str, ...]] = ()
     """Keys with a number of trials that the method needs before it learns: those of a generation, a level, a stage."""
+    changes_running: ClassVar[bool] = False
+    """True if running trials get other values."""
     why_not_within: ClassVar[str | None] = None
     """Reason why no other method may end its trials early, after the method's name; None: one may."""
 

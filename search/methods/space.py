@@ -88,6 +88,21 @@ class Space(Mapping[str, "Dimension"]):
                 made[key] = self[key].sample(rng)
         return {key: made[key] for key in self if key in made}
 
+    def begun(self, given: Values, proposed: Values, rng: np.random.Generator) -> dict[str, Any]:
+        """Return a point with given values that a trial can have; after 200 draws without one, any with them.
+
+        Args:
+            given: values of some keys.
+            proposed: values of the other keys, as far as the point has them; those of a refused point are drawn.
+            rng: random numbers of this point.
+        """
+        for _ in range(MAX_DRAWS):
+            made = self.completed({**proposed, **given}, rng)
+            if self.is_allowed(made):
+                break
+            proposed = self.sample(rng)
+        return made
+
     def is_allowed(self, values: Values) -> bool:
         """Return True if a trial can have this point."""
         if self._is_refused is None:

@@ -47,6 +47,15 @@ def space_of(config: SearchConfig) -> ArchitectureSpace | None:
     return None if architecture is None else make_space(architecture.space, **architecture.arguments)
 
 
+def hyper_space_of(config: SearchConfig) -> Space:
+    """Return the space of hyper-parameters of a search."""
+    dimensions = {
+        key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type"}))
+        for key, dimension in config.search.space.items()
+    }
+    return Space(dimensions, config.conditions, config.combinations.refusal)
+
+
 def method_of(config: SearchConfig, *, trials: int | None = None) -> Method:
     """Return a new method for a search.
 
@@ -58,20 +67,20 @@ def method_of(config: SearchConfig, *, trials: int | None = None) -> Method:
         ConfigError: the method cannot search these spaces.
     """
     search = config.search
-    dimensions = {
-        key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type"}))
-        for key, dimension in search.space.items()
-    }
-    space = Space(dimensions, config.conditions, config.combinations.refusal)
     method = make_method(
         search.method.type,
-        space=space,
+        space=hyper_space_of(config),
         architecture=space_of(config),
         seed=search.seed,
         trials=search.budget.trials if trials is None else trials,
         steps_per_trial=config.steps_per_trial,
         **search.method.arguments,
     )
+    if search.start and not method.begin_with(config.first_trials):
+        raise ConfigError(
+            f"search.start: is not for {search.method.type}, which chooses all of its trials itself; take it out, or "
+            "use a method that proposes hyper-parameters"
+        )
     first = search.objective[0]
     method.check_base(config.base)
     method.judge_by(first.metric, str(first.mode))

@@ -22,6 +22,7 @@ _MAX_GENES = 12
 _MAX_TICKS = 8
 _MAX_GENE_AXES = 6
 _COMMON = 0.8
+_MEASURES = ("parameters", "flops", "latency_ms")
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,33 @@ def all_figures(
 
 
 def best_line(lines: Iterable[Line], goal: Goal) -> Line | None:
-    """Return the line of the best trial; of equals, that of the trial with the lowest number."""
+    """Return the line of the best trial: feasible before infeasible; of equals, that with the lowest number."""
     judged = [line for line in lines if line.get("objective") is not None and line.get("status") != "failed"]
-    return max(judged, key=lambda line: (goal.sign * float(line["objective"]), -int(line["trial"])), default=None)
+    return max(judged, key=lambda line: (*_merit(line, goal), -int(line["trial"])), default=None)
+
+
+def _merit(line: Line, goal: Goal) -> tuple[float, float]:
+    """Return the key by which trials that have an objective compare, larger for better ones."""
+    return -float(line.get("violation") or 0.0), goal.sign * float(line["objective"])
 
 
 def trial_table(lines: Iterable[Line]) -> dict[str, Any]:
     """Return the trials as a table, `columns` and `rows`: numbers and texts, null for missing values."""
-    kept = list(lines)
+    kept = [{**(line.get("constraints") or {}), **line} for line in lines]
+    bounded = list(dict.fromkeys(name for line in kept for name in line.get("constraints") or {}))
     keys = list(dict.fromkeys(key for line in kept for key in line.get("config") or {}))
     first = ["trial", "status", "objective"]
-    optional = ["parameters", "flops", "latency_ms", "parent", "change", "genome", "error"]
+    optional = [
+        *(name for name in bounded if name not in _MEASURES),
+        "feasible",
+        "parameters",
+        "flops",
+        "latency_ms",
+        "parent",
+        "change",
+        "genome",
+        "error",
+    ]
     shown = [name for name in optional if any(line.get(name) not in (None, "") for line in kept)]
     columns = [*first, *keys, "steps", "seconds", *shown]
     rows = []
@@ -104,13 +121,14 @@ def best_so_far(lines: Iterable[Line], goal: Goal) -> dict[str, Any]:
     objectives: list[float] = []
     best: list[float | None] = []
     so_far: float | None = None
+    merit: tuple[float, float] | None = None
     for line in lines:
         ended += 1
         value = line.get("objective")
         if value is None:
             continue
-        if line.get("status") != "failed" and (so_far is None or goal.sign * value > goal.sign * so_far):
-            so_far = float(value)
+        if line.get("status") != "failed" and (merit is None or _merit(line, goal) > merit):
+            so_far, merit = float(value), _merit(line, goal)
         x.append(ended)
         trials.append(line["trial"])
         objectives.append(float(value))
@@ -301,9 +319,10 @@ def schedule(nodes: Iterable[Line], reports: Iterable[Line]) -> dict[str, Any]:
 def front_of(lines: Iterable[Line], goals: Sequence[Goal]) -> list[Line]:
     """Return the lines of the Pareto front: no other trial is at least as good in all objectives and better in one.
 
-    They are sorted by the first objective, the best first.
+    They are sorted by the first objective, the best first. Infeasible trials are on no front.
     """
     judged = [line for line in lines if line.get("status") != "failed" and _has_all(line, goals)]
+    judged = [line for line in judged if line.get("feasible", True)]
     scores = np.array([[goal.sign * float(line["objectives"][goal.metric]) for goal in goals] for line in judged])
     front = [
         index

@@ -46,7 +46,7 @@ def report_html(
         "name": config.name,
         "about": about(config),
         "tiles": _tiles(result, goals[0]),
-        "error": result.get("error"),
+        "error": result.get("error") or result.get("infeasible"),
         "best": _best_values(best, goals[0]),
         "best_trial": best.get("trial"),
         "figures": all_figures(lines, reports, nodes, goals, log_keys),
@@ -80,8 +80,19 @@ def about(config: SearchConfig) -> str:
 
 
 def objectives_text(config: SearchConfig) -> str:
-    """Return the objectives with their directions: `accuracy (max) and parameters (min)`."""
-    return " and ".join(f"{goal.metric} ({goal.mode})" for goal in config.search.objective)
+    """Return the objectives with their directions and bounds: `accuracy (max), subject to parameters at most 500`."""
+    goals = " and ".join(f"{goal.metric} ({goal.mode})" for goal in config.search.objective)
+    return f"{goals}, subject to {bounds}" if (bounds := bounds_text(config)) else goals
+
+
+def bounds_text(config: SearchConfig) -> str:
+    """Return the bounds of a search, "parameters at most 50,000 and accuracy at least 0.5"; empty without bounds."""
+    limits = [
+        (name, *limit)
+        for name, one in config.search.bounds.items()
+        for limit in (("most", one.max), ("least", one.min))
+    ]
+    return " and ".join(f"{name} at {which} {number(limit)}" for name, which, limit in limits if limit is not None)
 
 
 def drawn_network(config: SearchConfig, genome: Any) -> str | None:
@@ -116,7 +127,7 @@ def _tiles(result: Mapping[str, Any], goal: Goal) -> list[list[str]]:
         ["status", str(result.get("status"))],
         [f"best {goal.metric}", number(best.get("objective"))],
         [f"trials ({by_status})" if by_status else "trials", number(result.get("trials"))],
-        ["steps in all", number(result.get("steps"))],
+        [f"{result.get('unit', 'steps')} in all", number(result.get("steps"))],
         ["time", duration(result.get("seconds"))],
     ]
 
@@ -126,8 +137,10 @@ def _best_values(best: Mapping[str, Any], goal: Goal) -> list[list[str]]:
         return []
     rows = [["trial", str(best["trial"])], [goal.metric, number(best.get("objective"))]]
     rows += [[key, _text(value)] for key, value in (best.get("config") or {}).items()]
-    measures = ("parameters", "flops", "latency_ms")
-    rows += [[name, number(best[name])] for name in measures if best.get(name) is not None]
+    measures = {name: best[name] for name in ("parameters", "flops", "latency_ms") if best.get(name) is not None}
+    rows += [[name, number(value)] for name, value in {**measures, **(best.get("constraints") or {})}.items()]
+    if "feasible" in best:
+        rows.append(["feasible", "yes" if best["feasible"] else "no"])
     if best.get("genome") is not None:
         text = best.get("network") or json.dumps(best["genome"])
         rows.append(["network", text if len(text) <= _MAX_NETWORK else f"{text[: _MAX_NETWORK - 1]}…"])

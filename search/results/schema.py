@@ -38,7 +38,8 @@ class TrialLine:
     change: str = ""
     """Description of what was done to its parent."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Additional keys of the line: `reason` of a stop, `rung`, `duplicate_of`. JSON values."""
+    """Additional keys of the line: `reason` of a stop, `rung`, `duplicate_of`; `constraints` (the values that have
+    bounds), `feasible` and `violation`. JSON values."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as JSON values, without unknown measures of the network."""
@@ -70,6 +71,8 @@ class TrialChange:
     """Readable description of its architecture."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    violation: float = 0.0
+    """Sum of the bounds that it breaks; 0 if it is feasible."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from orchestray.platform.run.memory_store import HeldFolders, HolderLostError, M
 from orchestray.platform.run.metrics import read_lines
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress as ProgressDisplay
+from orchestray.search.trials.clock import Clock, steps_per_epoch
 from orchestray.search.trials.program import (
     EXCHANGE,
     MODEL,
@@ -35,7 +36,7 @@ from orchestray.search.trials.program import (
     TrialState,
     part,
 )
-from orchestray.search.trials.task_cache import SEARCHED_TASK
+from orchestray.search.trials.task_cache import SEARCHED_TASK, TaskCache
 from orchestray.search.trials.training import TrainingTrial, numbers
 from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -102,6 +103,7 @@ class GangTrial:
         directory: str,
         cpus_per_worker: float | None = None,
         is_measured: bool = False,
+        unit: str = "steps",
     ) -> None:
         """
         Args:
@@ -110,7 +112,9 @@ class GangTrial:
             directory: directory for the trial's log and model; every node must reach it.
             cpus_per_worker: CPUs reserved for each worker; default: the value of the config.
             is_measured: True to measure the network even if it is the task's own.
+            unit: unit in which `advance` counts: `steps`, `epochs` or `samples`.
         """
+        self._unit = unit
         self._config, self._is_measured = config, is_measured
         self._measures: dict[str, float] | None = None
         resources = config.resources
@@ -152,12 +156,22 @@ class GangTrial:
         return self._alone().steps_per_epoch
 
     def advance(self, step: int) -> Progress:
-        """Train until `step` is completed, and validate.
+        """Train until `step` units are completed, and validate.
 
         Raises:
             OrchestrayError: the training failed; the text says why.
         """
-        return self._advance(self._settings_until(step), step)
+        until = self._clock.steps(step)
+        progress = self._advance(self._settings_until(until), until)
+        return replace(progress, step=self._clock.reached(progress.step, step))
+
+    @cached_property
+    def _clock(self) -> Clock:
+        return Clock.of(self._unit, self._config.train.batch_size, lambda: self._steps_per_epoch)
+
+    @cached_property
+    def _steps_per_epoch(self) -> int:
+        return steps_per_epoch(self._plain_config(), TaskCache())
 
     def _advance(self, settings: ReplicaSettings, step: int) -> Progress:
         paths, began_s = self._run.paths, time.monotonic()
@@ -204,13 +218,14 @@ class GangTrial:
         whole = self._settings
         if not whole.exchange.get("persist"):  # servers with a log write it beside the model
             whole = replace(whole, model_directory=None)
-        if whole.exchange.get("type") != "parameter_server" or whole.steps is None:
+        if whole.exchange.get("type") != "parameter_server":
             return replace(whole, pause_at=step)
+        total = whole.steps or int(whole.epochs or 0) * self._steps_per_epoch
         # Servers cannot pause: for them the run ends there, with the learning rates of the whole run.
         schedule = dict(whole.lr_schedule)
         if schedule.get("type") in ("cosine", "linear"):
-            schedule["total_steps"] = schedule.get("total_steps") or whole.steps
-        return replace(whole, steps=min(step, whole.steps), lr_schedule=schedule)
+            schedule["total_steps"] = schedule.get("total_steps") or total
+        return replace(whole, epochs=None, steps=min(step, total), lr_schedule=schedule)
 
     def measures(self) -> dict[str, float]:
         """Return the measures of the plain model, taken in this process."""
@@ -314,10 +329,12 @@ class GangTrial:
 
     def _alone(self) -> TrainingTrial:
         """Return a trial of the plain model in this process."""
+        return TrainingTrial(self._plain_config(), is_measured=self._is_measured)
+
+    def _plain_config(self) -> TrainConfig:
         from orchestray.trainers.config.schema import Strategy
 
-        config = self._config.model_copy(update={"strategy": Strategy()})
-        return TrainingTrial(config, is_measured=self._is_measured)
+        return self._config.model_copy(update={"strategy": Strategy()})
 
 
 def _print(who: str, lines: list[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from orchestray.platform.comm.collective import SoloCollective
-from orchestray.platform.errors import CheckpointError, TrainingError
+from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.recorder import Recorder
 from orchestray.search.spaces.architectures.inherit import inherited
+from orchestray.search.trials.clock import Clock
 from orchestray.search.trials.metric_names import metric_names
 from orchestray.search.trials.program import MODEL, OF_REPLICAS, OPTIMIZER, RESUME, Progress, TrialState, part
 from orchestray.search.trials.task_cache import SEARCHED_TASK, TaskCache
@@ -21,7 +24,7 @@ from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.forward import Forward
-from orchestray.trainers.core.inputs import described, inputs_of
+from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
@@ -49,7 +52,13 @@ class TrainingTrial:
     """
 
     def __init__(
-        self, config: TrainConfig, *, task_cache: TaskCache | None = None, is_measured: bool = False, **arguments: Any
+        self,
+        config: TrainConfig,
+        *,
+        task_cache: TaskCache | None = None,
+        is_measured: bool = False,
+        unit: str = "steps",
+        **arguments: Any,
     ) -> None:
         """Build the model, without training.
 
@@ -57,6 +66,7 @@ class TrainingTrial:
             config: config of a run with one worker.
             task_cache: cache of tasks and data that this process shares between trials; default: a new one.
             is_measured: True to measure the network even if it is the task's own.
+            unit: unit in which `advance` counts: `steps`, `epochs` or `samples`.
             arguments: must be empty.
 
         Raises:
@@ -65,6 +75,7 @@ class TrainingTrial:
         if arguments:
             raise TypeError(f"an ordinary trial takes no arguments, got {', '.join(arguments)}")
         self._task_cache, self._is_measured = task_cache or TaskCache(), is_measured
+        self._unit = unit
         self._lines: list[dict[str, Any]] = []
         self._started_at = time.time()
         self._trained_s = 0.0
@@ -81,6 +92,8 @@ class TrainingTrial:
         self._recorder = Recorder()
         self._replica = Replica(self._task, self._settings, self._stream, recorder=self._recorder, device=device)
         self._replica.connect(SoloCollective())
+        batch_size = config.train.batch_size
+        self._clock = Clock.of(self._unit, batch_size, lambda: self._stream("train", 0).steps_per_epoch)
 
     def _stream(self, split: str, rank: int) -> SampleStream:
         if split not in self._streams:
@@ -107,17 +120,17 @@ class TrainingTrial:
         """Release nothing: all is in this process."""
 
     def advance(self, step: int) -> Progress:
-        """Train until `step` is completed (at most the budget's steps), and validate.
+        """Train until `step` units are completed (at most the budget's), and validate.
 
         Raises:
             OrchestrayError: the training failed; the text says why.
         """
-        replica = self._replica
-        replica.pause_at = step
+        replica, until = self._replica, self._clock.steps(step)
+        replica.pause_at = until
         began_s = time.perf_counter()
         self._outcome = replica.run(self._started_at)
         replica.stop_requested = False  # it has been obeyed, or came too late
-        is_interrupted = self._outcome.ended == "interrupted" and replica.position.step < step
+        is_interrupted = self._outcome.ended == "interrupted" and replica.position.step < until
         is_validated = replica.position.validation is not None
         if not is_interrupted and not (is_validated and replica.position.validated_step == replica.position.step):
             replica.validate()
@@ -129,7 +142,7 @@ class TrainingTrial:
         if (trained := (self._outcome.final.get("train") or {}).get("loss")) is not None:
             metrics["train_loss"] = float(trained)
         return Progress(
-            replica.position.step,
+            self._clock.reached(replica.position.step, step),
             metrics,
             tuple(validations),
             is_over=self._outcome.ended in ("until", "early_stopping"),
@@ -139,24 +152,22 @@ class TrainingTrial:
     def measures(self) -> dict[str, float]:
         """Return `parameters`, `flops` and `latency_ms` of a searched network, or of any with `is_measured`.
 
-        Raises:
-            TrainingError: the inputs of the task's own network are not one tensor of floating-point numbers.
+        A number that would be too small is not given: `flops` is NaN if operations could not be counted.
         """
         is_searched = self._settings.task.type == SEARCHED_TASK
         if (is_searched or self._is_measured) and not self._measures:
             from orchestray.search.spaces.architectures.measure import measure
 
-            inputs = inputs_of(self._stream("train", 0).one_sample())
-            if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-                kind = inputs.dtype if isinstance(inputs, Tensor) else described(inputs)
-                raise TrainingError(
-                    "parameters, flops and latency_ms are measured on inputs of floating point numbers, and this "
-                    f"task's are {kind}; choose another objective"
+            found = measure(self._replica.model, inputs_of(self._stream("train", 0).one_sample()))
+            if found.flops.uncounted:
+                warnings.warn(
+                    "The operations of a forward pass are not known: there is no formula for "
+                    f"{', '.join(found.flops.uncounted)}. flops is left out.",
+                    stacklevel=1,
                 )
-            found = measure(self._replica.model, inputs.shape[1:])
             self._measures = {
                 "parameters": float(found.parameters),
-                "flops": float(found.flops),
+                "flops": math.nan if found.flops.uncounted else float(found.flops.counted),
                 "latency_ms": found.latency_ms,
             }
         return self._measures

@@ -11,7 +11,7 @@ from orchestray.search.checkpoints.state_files import StateFiles
 from orchestray.search.config.trial import trial_config
 from orchestray.search.engine.controller import SearchController
 from orchestray.search.engine.messages import TrialLimits, TrialTask
-from orchestray.search.engine.objective import Objective, Objectives
+from orchestray.search.engine.objective import Objective, Objectives, objectives_of
 from orchestray.search.engine.session import MemoryJournal, MethodSession
 from orchestray.search.engine.trial_worker import TrialHost
 from orchestray.search.methods.base import Method
@@ -89,6 +89,7 @@ class Loop:
         journal: Journal | None = None,
         objectives: Objectives = ACCURACY,
         make: Callable[..., TrainConfig] = make_config,
+        unit: str = "steps",
         records: Any = None,
         **rules: Any,
     ) -> None:
@@ -107,6 +108,7 @@ class Loop:
             self.records,
             self.files,
             parallel=parallel,
+            unit=unit,
             on_change=self.shown.append,
         )
         self.orders: dict[int, TrialTask] = {}
@@ -158,8 +160,9 @@ def loop_of(config: SearchConfig, records: SearchRecords, **rules: Any) -> Loop:
         records.paths.trial_states,
         parallel=config.search.parallel,
         journal=records.journal,
-        objectives=Objectives([Objective(one.metric, str(one.mode)) for one in config.search.objective]),
+        objectives=objectives_of(config),
         make=make,
+        unit=config.unit,
         records=records,
         **rules,
     )

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Finished, Method, Proposal
+from orchestray.search.methods.base import Finished, Method, Observation, Proposal, merit, rng_of
 from orchestray.search.methods.evolution.variation import Candidate, Individual, Variation
+
+if TYPE_CHECKING:
+    from orchestray.search.methods.space import Space
 
 ATTEMPTS = 100
 """Draws in a row that may give known candidates before a space counts as exhausted."""
+
+_START_DRAW = 0x57A
+LEARNT = -1
+"""Trial of the individuals that are from earlier searches."""
 
 
 class Evolution(Method):
@@ -49,6 +58,35 @@ class Evolution(Method):
         """Maps a key to the trial that evaluates it."""
         self._keys: dict[int, str] = {}
         self.is_exhausted = False
+        self._start: list[Mapping[str, Any]] = []
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        """Begin the first individuals with these values.
+
+        Raises:
+            ConfigError: there are more of them than individuals.
+        """
+        if len(start) > self.population_size:
+            raise ConfigError(
+                f"search.start: has {len(start)} trials, and the population {self.population_size} individuals; raise "
+                "search.method.population"
+            )
+        self._start = list(start)
+        return True
+
+    def widen(self, space: Space) -> bool:
+        self.space = self.variation.space = space
+        self.is_exhausted = False
+        return True
+
+    def seeded(self, observations: Sequence[Observation]) -> bool:
+        """Let the best trials of earlier searches enter the population as individuals, the best last."""
+        best = sorted(observations, key=lambda one: merit(one.score, one.violation))[-self.population_size :]
+        for one in best:
+            scores = tuple(one.scores) if len(one.scores) > 1 else ()
+            candidate = Candidate(one.genome, dict(one.changes))
+            self.enter(Individual(LEARNT, one.score, candidate, scores, violation=one.violation))
+        return True
 
     @abstractmethod
     def enter(self, individual: Individual) -> None:
@@ -79,6 +117,12 @@ class Evolution(Method):
             key: key of the candidate; None: it is computed.
         """
         trial = self.num_proposed
+        if trial < len(self._start):
+            rng = rng_of(self.seed, trial, _START_DRAW)
+            begun = replace(candidate, changes=self.space.begun(self._start[trial], candidate.changes, rng))
+            begun_key = self.variation.key(begun)
+            if begun_key not in self.known and begun_key not in self.running_keys:
+                candidate, key = begun, begun_key
         self.num_proposed += 1
         self.running[trial] = candidate
         self._keys[trial] = key = self.variation.key(candidate) if key is None else key
@@ -87,7 +131,7 @@ class Evolution(Method):
             trial=trial,
             changes=dict(candidate.changes),
             genome=candidate.genome,
-            parent=parent,
+            parent=None if parent == LEARNT else parent,
             inherits=inherits,
             change=change,
             steps=steps,
@@ -103,7 +147,7 @@ class Evolution(Method):
             self.failed(key)
             return
         scores = finished.scores if len(finished.scores) > 1 else ()
-        individual = Individual(finished.trial, score, candidate, scores, key)
+        individual = Individual(finished.trial, score, candidate, scores, key, finished.violation)
         self.known[key] = individual
         self.enter(individual)
 

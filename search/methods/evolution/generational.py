@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from orchestray.search.methods.evolution.selection import standings_of
 if TYPE_CHECKING:
     from orchestray.search.methods.base import Proposal
     from orchestray.search.methods.evolution.variation import Candidate, Individual
+    from orchestray.search.methods.space import Space
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,14 @@ class Generational(Evolution, Generic[_Member]):
         """Maps a key to the trial that evaluates, or has evaluated, a member with this key."""
         self.scores: dict[str, tuple[float, ...] | None] = {}
         """Maps a key to one score or several; None if the trial failed."""
+        self.violations: dict[str, float] = {}
+        """Maps a key to the sum of the bounds that its trial breaks."""
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        return False  # the first generation is made of parts, or of bits
+
+    def widen(self, space: Space) -> bool:
+        return False
 
     @abstractmethod
     def next_generation(self, fitness: Sequence[float]) -> list[_Member]:
@@ -88,6 +97,7 @@ class Generational(Evolution, Generic[_Member]):
 
     def enter(self, individual: Individual) -> None:
         self.scores[individual.key] = individual.scores or (individual.score,)
+        self.violations[individual.key] = individual.violation
 
     def failed(self, key: str) -> None:
         self.scores[key] = None
@@ -102,6 +112,7 @@ class Generational(Evolution, Generic[_Member]):
         known = {key: scores for key in keys if (scores := self.scores[key]) is not None}
         if not known:
             return [0.0] * len(keys)
-        standing = standings_of(np.array(list(known.values())))
+        violations = np.array([self.violations[key] for key in known])
+        standing = standings_of(np.array(list(known.values())), violations)
         fitness = dict(zip(known, standing.tolist(), strict=True))
         return [fitness.get(key, min(fitness.values())) for key in keys]

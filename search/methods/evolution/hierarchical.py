@@ -4,11 +4,12 @@ Representations for Efficient Architecture Search", section 3): a queue of genot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Proposal, rng_of
+from orchestray.search.methods.base import Observation, Proposal, rng_of
 from orchestray.search.methods.evolution.base import ATTEMPTS, Evolution
 from orchestray.search.methods.evolution.selection import subset_tournament
 from orchestray.search.methods.evolution.variation import Candidate, Individual
@@ -42,6 +43,11 @@ class HierarchicalEvolution(Evolution):
         self.tournament_fraction = tournament_fraction
         self.initial_mutations = initial_mutations
         self.population: list[Individual] = []
+        self._num_learnt = 0
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        self._num_learnt = len(observations)
+        return self.seeded(observations)
 
     def ask(self) -> Proposal | None:
         if self.is_done:
@@ -56,7 +62,7 @@ class HierarchicalEvolution(Evolution):
 
     def _draw(self, rng: np.random.Generator, attempt: int) -> tuple[Candidate, int | None, str]:
         """Return a genotype, with more mutations after every ten failed draws, its parent and the change in words."""
-        if self.num_proposed < self.population_size or not self.population:
+        if self.num_proposed + self._num_learnt < self.population_size or not self.population:
             candidate = self.variation.sample(rng)
             for _ in range(self.initial_mutations):
                 candidate, _ = self.variation.mutate(candidate, rng)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.base import merit, rng_of
 from orchestray.search.methods.evolution.generational import Generational, Member
 from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.architectures.topology import Topology, TopologyGenome
@@ -28,16 +28,35 @@ class Species:
     representative: TopologyGenome
     members: list[int] = field(default_factory=list)
     """Indices into the generation."""
-    best: float = -math.inf
+    best: tuple[float, float] = (-math.inf, -math.inf)
+    """Best merit of its members so far, by the first objective."""
+    front: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)
+    """Violation and scores of the members so far that no other dominates."""
     last_progress: int = 0
-    """Last generation in which the best score rose."""
+    """Last generation in which a member was on the front that was not before."""
+
+    def takes(self, rows: Sequence[tuple[float, tuple[float, ...]]]) -> bool:
+        """Let members join the front; return True if any of them is better than all before in something."""
+        has_new = False
+        for row in rows:
+            if not any(_dominates(one, row) for one in self.front):
+                self.front = [*(one for one in self.front if not _dominates(row, one)), row]
+                has_new = True
+        return has_new
+
+
+def _dominates(one: tuple[float, tuple[float, ...]], other: tuple[float, tuple[float, ...]]) -> bool:
+    """Return True if a row is at least as good as another in everything: it violates less, or no score is worse."""
+    if one[0] != other[0]:
+        return one[0] < other[0]
+    return all(a >= b for a, b in zip(one[1], other[1], strict=True))
 
 
 class Neat(Generational[Member]):
     """Generations of networks whose genomes contain the weights: they are evaluated, not trained (`steps` 0).
 
-    With several objectives, fitness is the standing in the generation (`selection.standings_of`). The progress of a
-    species is measured by the first objective, since standings of two generations cannot be compared.
+    With several objectives, fitness is the standing in the generation (`selection.standings_of`). A species makes
+    progress when a member is not dominated by those before, since standings of two generations cannot be compared.
     """
 
     most_generations: ClassVar[int] = 20
@@ -114,10 +133,12 @@ class Neat(Generational[Member]):
                 self.species.append(Species(genome, [index], last_progress=self.generation))
         self.species = [species for species in self.species if species.members]
         for species in self.species:
-            reached = [self.scores[self.members[index].key] for index in species.members]
-            best = max((scores[0] for scores in reached if scores is not None), default=-math.inf)
-            if best > species.best:
-                species.best, species.last_progress = best, self.generation
+            keys = [self.members[index].key for index in species.members]
+            reached = [(self.scores[key], self.violations.get(key, 0.0)) for key in keys]
+            rows = [(violation, scores) for scores, violation in reached if scores is not None]
+            species.best = max([species.best, *(merit(scores[0], violation) for violation, scores in rows)])
+            if species.takes(rows):
+                species.last_progress = self.generation
             chosen = species.members[int(rng.integers(len(species.members)))]
             species.representative = self.members[chosen].candidate.genome
 

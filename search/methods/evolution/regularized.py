@@ -4,11 +4,12 @@ Search", algorithm 1): the winner of a tournament is mutated, and the oldest ind
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Proposal, rng_of
+from orchestray.search.methods.base import Observation, Proposal, rng_of
 from orchestray.search.methods.evolution.base import ATTEMPTS, Evolution
 from orchestray.search.methods.evolution.selection import tournament, worst_of
 from orchestray.search.methods.evolution.variation import Candidate, Individual
@@ -47,6 +48,9 @@ class RegularizedEvolution(Evolution):
         self.population: list[Individual] = []
         """Individuals alive, the oldest first."""
         self.num_entered = 0
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        return self.seeded(observations)
 
     def ask(self) -> Proposal | None:
         if self.is_done:

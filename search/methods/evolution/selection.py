@@ -40,24 +40,37 @@ def worst_of(individuals: Sequence[Individual], size: int, rng: np.random.Genera
 
 def standings(individuals: Sequence[Individual]) -> np.ndarray:
     """Return numbers that are larger for better individuals: [n]; see `standings_of`."""
-    if len(individuals[0].scores) < 2:
-        return np.array([individual.score for individual in individuals])
-    return standings_of(np.array([individual.scores for individual in individuals]))
+    violations = np.array([individual.violation for individual in individuals])
+    return standings_of(np.array([one.scores or (one.score,) for one in individuals]), violations)
 
 
-def standings_of(scores: np.ndarray) -> np.ndarray:
+def standings_of(scores: np.ndarray, violations: np.ndarray | None = None) -> np.ndarray:
     """Return numbers that are larger for better rows of scores.
 
     One score is its own standing. With several, a better front counts first, and fewer near rows on the same front
     second (crowded comparison of NSGA-II: Deb et al., A Fast and Elitist Multiobjective Genetic Algorithm, 2002,
     section III.B). The standings of front r lie in [-r, -r + 1/2).
 
+    Infeasible rows stand below all feasible ones, by their violations alone (Deb, An efficient constraint handling
+    method for genetic algorithms, 2000, section 3). They reach as far down as the standings of the feasible ones do.
+
     Args:
         scores: [n, num_scores], to be maximised.
+        violations: sum of the bounds that each row breaks, [n]; None: all are feasible.
 
     Returns:
         The standings, [n].
     """
+    if violations is not None and violations.any():
+        ordered = np.empty(len(scores))
+        is_feasible = violations == 0
+        floor, reach = 0.0, 1.0
+        if is_feasible.any():
+            ordered[is_feasible] = feasible = standings_of(scores[is_feasible])
+            floor, reach = float(feasible.min()), float(np.ptp(feasible)) or 1.0
+        kinds, places = np.unique(violations[~is_feasible], return_inverse=True)
+        ordered[~is_feasible] = floor - reach * (1 + places) / len(kinds)
+        return ordered
     if scores.shape[1] < 2:
         only: np.ndarray = scores[:, 0]
         return only

@@ -41,6 +41,8 @@ class Individual:
     """Scores by all objectives, `score` first; empty with one objective."""
     key: str = ""
     """Key of the candidate."""
+    violation: float = 0.0
+    """Sum of the bounds that it breaks; 0 if it is feasible."""
 
 
 class Variation:

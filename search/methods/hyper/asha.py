@@ -20,8 +20,8 @@ class Rung:
     """A number of steps at which trials report and wait for promotion."""
 
     steps: int
-    ordered: list[tuple[float, int]] = field(default_factory=list)
-    """(-score, trial) of all trials that reported here, the best first."""
+    ordered: list[tuple[tuple[float, float], int]] = field(default_factory=list)
+    """((violation, -score), trial) of all trials that reported here, the best first."""
     waiting: set[int] = field(default_factory=set)
 
     def promotable(self, eta: int) -> list[int]:
@@ -122,7 +122,7 @@ class Asha(EarlyStopping):
         rungs, place = self.brackets[self._bracket[report.trial]], self._rung[report.trial]
         if report.step >= self.budget(report.trial) or place >= len(rungs) or report.step < rungs[place].steps:
             return Continue()
-        insort(rungs[place].ordered, (-report.score, report.trial))
+        insort(rungs[place].ordered, ((report.violation, -report.score), report.trial))
         rungs[place].waiting.add(report.trial)
         self._held += 1
         return Pause()

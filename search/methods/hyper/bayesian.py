@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.base import Finished, Observation, Proposal, rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder
 from orchestray.search.methods.hyper.history import History
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.methods.hyper.random import SobolPoints
 from orchestray.search.methods.hyper.surrogates import Candidate, GaussianProcessModel
 from orchestray.search.methods.hyper.tpe import ParzenModel
-from orchestray.search.spaces.architectures.base import Genome
+from orchestray.search.methods.space import Space
 
 
 class Bayesian(Proposer):
@@ -22,6 +25,10 @@ class Bayesian(Proposer):
     count with the predicted or the worst score (kriging believer and constant liar of Ginsbourger et al., 2010),
     so that concurrent trials differ. `tpe` models the densities of good and bad
     points, and proposes points that are likelier among the good (Bergstra et al., 2011).
+
+    Trials may have to keep bounds. Then `gaussian_process` multiplies the expected improvement on the best feasible
+    trial by the probability that a point keeps them (Gardner et al., 2014). `tpe` orders the trials feasible first,
+    then by violation.
 
     Numbers, integers, choices and architectures can be searched together. No point is proposed twice; the search ends
     when all are known. Not order-free: a proposal depends on the trials that have ended.
@@ -45,14 +52,43 @@ class Bayesian(Proposer):
         self.initial = initial if initial is not None else (10 if model == "tpe" else 2 * self.encoder.num_groups + 2)
         if self.initial < 2:
             raise ConfigError(f"search.method.initial: must be >= 2, got {self.initial}")
-        self.model: GaussianProcessModel | ParzenModel = (
-            ParzenModel(self.encoder, self.architecture, self.seed)
-            if model == "tpe"
-            else GaussianProcessModel(self.encoder, self.architecture, self.seed, is_liar=pending == "liar")
+        self._make_model: Callable[..., GaussianProcessModel | ParzenModel] = (
+            ParzenModel if model == "tpe" else partial(GaussianProcessModel, is_liar=pending == "liar")
         )
-        self.history = History(len(self.encoder.numeric), len(self.encoder.unordered))
+        self._ended: list[Observation] = []
+        """All that `history` holds, as values: a wider space has other places for them."""
+        self._running: dict[int, tuple[Proposal, Encoded]] = {}
+        self._forget()
         self._spread = SobolPoints(len(self.space), self.seed) if self.space else None
-        self._pending: dict[int, tuple[Encoded, Genome]] = {}
+
+    def _forget(self) -> None:
+        """Begin with a model and a history that know nothing."""
+        self.model: GaussianProcessModel | ParzenModel = self._make_model(self.encoder, self.architecture, self.seed)
+        self.history = History(len(self.encoder.numeric), len(self.encoder.unordered))
+
+    def _know(self, trial: Observation) -> None:
+        self._ended.append(trial)
+        point = self.encoder.encode(trial.changes, trial.genome)
+        self.history.add(point, trial.genome, None if math.isnan(trial.score) else trial.score, trial.violations)
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        """Take in trials of earlier searches; their points may be proposed again."""
+        for one in observations:
+            self._know(one)
+        return True
+
+    def widen(self, space: Space) -> bool:
+        """Continue over a wider space: all trials so far are encoded again, and the model is fitted from scratch."""
+        self.space = space
+        self.encoder = Encoder(self.space, self.architecture is not None)
+        self.is_exhausted = False
+        self._forget()
+        ended, self._ended = self._ended, []
+        for one in ended:
+            self._know(one)
+        running = [proposal for proposal, _ in self._running.values()]
+        self._running = {one.trial: (one, self.encoder.encode(one.changes, one.genome)) for one in running}
+        return True
 
     def ask(self) -> Proposal | None:
         if self.is_done:
@@ -60,18 +96,18 @@ class Bayesian(Proposer):
         if self.num_points is not None and self.num_asked >= self.num_points:
             self.is_exhausted = True
             return None
-        candidate = self._by_model() if len(self.history) >= self.initial else None
+        candidate = self._by_model() if len(self.history) >= self.initial and not self.is_beginning else None
         candidate = candidate or self._spread_out()
         if candidate is None:
             self.is_exhausted = True
             return None
         proposal = self.propose(candidate.values, candidate.genome)
-        self._pending[proposal.trial] = (self.encoder.encode(candidate.values, candidate.genome), candidate.genome)
+        self._running[proposal.trial] = proposal, self.encoder.encode(proposal.changes, proposal.genome)
         return proposal
 
     def _by_model(self) -> Candidate | None:
         """Return the best new point of the model; None if all its candidates are known."""
-        points = [point for point, _ in self._pending.values()]
+        points = [point for _, point in self._running.values()]
         candidates = self.model.propose(self.num_asked, self.history, points)
         return next((point for point in candidates if self.is_new(point.values, point.genome)), None)
 
@@ -83,6 +119,8 @@ class Bayesian(Proposer):
             if self._spread is not None and draw == 0:
                 units = self._spread[self.num_asked]
             values = self.space.from_units(units)
+            if draw == 0 or self.architecture is not None:
+                values = self.begun(values)
             genome = None if self.architecture is None else self.architecture.sample(rng)
             if self.is_new(values, genome):
                 return Candidate(values, genome)
@@ -90,5 +128,8 @@ class Bayesian(Proposer):
         return None if last is None else Candidate(last, None)
 
     def tell(self, finished: Finished) -> None:
-        point, genome = self._pending.pop(finished.trial)
-        self.history.add(point, genome, None if finished.status == "failed" else finished.score)
+        proposal, _ = self._running.pop(finished.trial)
+        if finished.status == "failed" or finished.score is None:
+            self._know(Observation(proposal.changes, proposal.genome, math.nan))
+        else:
+            self._know(Observation(proposal.changes, proposal.genome, finished.score, (), finished.violations))

@@ -79,8 +79,11 @@ class Grid(Proposer):
     def ask(self) -> Proposal | None:
         if self.is_done or self._next is None:
             return None
-        proposal = self.propose(*self._next)
-        self._look_ahead()
+        values, genome = self._next
+        begun = self.begun(values)
+        proposal = self.propose(begun if self.is_new(begun, genome) else values, genome)
+        if self.is_known(values, genome):  # otherwise it was a point to begin with
+            self._look_ahead()
         return proposal
 
 

@@ -21,18 +21,20 @@ class History:
         )
         """Points, with spare rows: the arrays double when they are full."""
         self._scores: list[float] = []
+        self._violations: list[tuple[float, ...]] = []
         self.genomes: list[Genome] = []
 
     def __len__(self) -> int:
         return len(self._scores)
 
-    def add(self, point: Encoded, genome: Genome, score: float | None) -> None:
+    def add(self, point: Encoded, genome: Genome, score: float | None, violations: tuple[float, ...] = ()) -> None:
         """Add a trial.
 
         Args:
             point: encoded point, a batch of one.
             genome: its genome.
             score: its score; None: it failed.
+            violations: by how much it breaks each bound; empty without bounds, and for failed trials.
         """
         row, width = len(self), point.genes.shape[1]
         if row == len(self._rows):
@@ -43,10 +45,30 @@ class History:
         self._rows.genes[row, :width] = point.genes[0]
         self.genomes.append(genome)
         self._scores.append(np.nan if score is None else score)
+        self._violations.append(violations)
 
     def points(self) -> Encoded:
         """Return all points in the order of addition; a read-only view."""
         return self._rows[: len(self)]
+
+    @property
+    def has_bounds(self) -> bool:
+        """True if a feasible trial keeps bounds."""
+        return any(self._violations)
+
+    def violations(self) -> np.ndarray:
+        """Return the violation of each bound, [n, num_bounds]; infinite for failed trials."""
+        width = max(map(len, self._violations), default=0)
+        return np.array([one or (np.inf,) * width for one in self._violations]).reshape(len(self), width)
+
+    def total_violations(self) -> np.ndarray:
+        """Return the sum of the bounds that each trial breaks, [n]; 0 for feasible ones."""
+        total: np.ndarray = np.maximum(self.violations(), 0.0).sum(1)
+        return total
+
+    def best_first(self) -> np.ndarray:
+        """Return the indices of the trials, the best first: feasible ones by score, the others by violation."""
+        return np.lexsort((-self.scores(), self.total_violations()))
 
     def scores(self) -> np.ndarray:
         """Return the scores, [n]; failed trials have the worst score, infinities the nearest finite score."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.base import Finished, Proposal, merit, rng_of
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.methods.hyper.random import SobolPoints
 
@@ -25,7 +26,7 @@ class Particle:
     velocity: np.ndarray
     best: np.ndarray = field(init=False)
     """Position of the best score."""
-    best_score: float = -math.inf
+    best_merit: tuple[float, float] = (-math.inf, -math.inf)
 
     def __post_init__(self) -> None:
         self.best = self.position
@@ -76,19 +77,35 @@ class ParticleSwarm(Proposer):
         self.particles = [Particle(starts[number], speeds[number]) for number in range(population)]
         self.best = self.particles[0].position
         """Position of the best score of all; a synchronous swarm updates it when it moves."""
-        self.best_score = -math.inf
+        self.best_merit = (-math.inf, -math.inf)
         self._ready = deque(range(population))
         """Particles whose position has not been proposed yet."""
-        self._arrived: dict[int, float | None] = {}
-        """Scores of the particles that have ended and not moved yet; None: the trial failed."""
+        self._arrived: dict[int, tuple[float, float] | None] = {}
+        """Merits of the particles that have ended and not moved yet; None: the trial failed."""
         self._flying: dict[int, int] = {}
         """Maps a running trial to its particle."""
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        """Begin the first particles at these values.
+
+        Raises:
+            ConfigError: there are more of them than particles.
+        """
+        if len(start) > len(self.particles):
+            raise ConfigError(
+                f"search.start: has {len(start)} trials, and the swarm {len(self.particles)} particles; raise "
+                "search.method.population"
+            )
+        return super().begin_with(start)
 
     def ask(self) -> Proposal | None:
         if self.is_done or not self._ready:
             return None
         particle = self._ready.popleft()
         values = self._values(particle)
+        if self.is_beginning:
+            values = self.begun(values)
+            self._place(self.particles[particle], values)
         proposal = self.propose(values, change=f"particle {particle}")
         self._flying[proposal.trial] = particle
         return proposal
@@ -106,23 +123,29 @@ class ParticleSwarm(Proposer):
             values = self.space.from_units(particle.position)
         return values
 
+    def _place(self, particle: Particle, values: Mapping[str, Any]) -> None:
+        """Move a particle that has no score yet to a point; along keys that the point does not have it stays."""
+        axes = enumerate(self.space.items())
+        at = [d.to_unit(values[key]) if key in values else particle.position[axis] for axis, (key, d) in axes]
+        particle.position = particle.best = np.array(at)
+
     def tell(self, finished: Finished) -> None:
         particle = self._flying.pop(finished.trial)
-        is_scored = finished.status != "failed" and finished.score is not None
-        self._arrived[particle] = finished.score if is_scored else None
+        is_failed = finished.status == "failed" or finished.score is None
+        self._arrived[particle] = None if is_failed else merit(finished.score or 0.0, finished.violation)
         if not self.synchronous or len(self._arrived) == len(self.particles):
             arrived, self._arrived = sorted(self._arrived.items()), {}
             # In the order of numbers, not of arrival: among equal best scores the first particle counts.
-            for number, score in arrived:
-                self._score(self.particles[number], -math.inf if score is None else score)
+            for number, reached in arrived:
+                self._score(self.particles[number], reached or (-math.inf, -math.inf))
             for number, _ in arrived:
                 self._move(number, finished.trial)
 
-    def _score(self, particle: Particle, score: float) -> None:
-        if score > particle.best_score:
-            particle.best, particle.best_score = particle.position, score
-        if score > self.best_score:
-            self.best, self.best_score = particle.position, score
+    def _score(self, particle: Particle, reached: tuple[float, float]) -> None:
+        if reached > particle.best_merit:
+            particle.best, particle.best_merit = particle.position, reached
+        if reached > self.best_merit:
+            self.best, self.best_merit = particle.position, reached
 
     def _move(self, number: int, trial: int) -> None:
         particle = self.particles[number]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Finished, Method, Proposal
+from orchestray.search.methods.base import Finished, Method, Proposal, rng_of
 from orchestray.search.methods.space import MAX_DRAWS as MAX_DRAWS  # noqa: PLC0414 - proposers take it from here
 from orchestray.search.spaces.architectures.base import Genome, key_of
+
+_START_DRAW = 0x57A
 
 
 class Proposer(Method):
@@ -28,6 +30,23 @@ class Proposer(Method):
         self.is_exhausted = False
         """True if every point has been proposed."""
         self._keys: set[str] = set()
+        self._start: list[Mapping[str, Any]] = []
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        self._start = list(start)
+        return True
+
+    @property
+    def is_beginning(self) -> bool:
+        """True if the next trial has values that the search is to begin with."""
+        return self.num_asked < len(self._start)
+
+    def begun(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the next trial: those it is to begin with, before those that the method proposes."""
+        if not self.is_beginning:
+            return dict(values)
+        rng = rng_of(self.seed, self.num_asked, _START_DRAW)
+        return self.space.begun(self._start[self.num_asked], values, rng)
 
     @property
     def is_done(self) -> bool:

@@ -11,6 +11,7 @@ from scipy.stats import qmc
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
+from orchestray.search.methods.space import Space
 from orchestray.search.spaces.architectures.base import Genome
 
 _BLOCK = 64
@@ -44,11 +45,17 @@ class Random(Proposer):
             )
         self.sobol = SobolPoints(len(self.space), self.seed) if sequence == "sobol" else None
 
+    def widen(self, space: Space) -> bool:
+        self.space = space
+        self.is_exhausted = False
+        return True
+
     def ask(self) -> Proposal | None:
         if self.is_done:
             return None
         rng = rng_of(self.seed, self.num_asked)
         values = self.space.sample(rng) if self.sobol is None else self.space.from_units(self.sobol[self.num_asked])
+        values = self.begun(values)
         for _ in range(MAX_DRAWS):
             genome: Genome = None if self.architecture is None else self.architecture.sample(rng)
             if self.is_new(values, genome):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.base import Finished, Observation, Proposal, rng_of
 from orchestray.search.methods.hyper.boolean_polynomials import Term, best_assignments, num_parities, sparse_terms
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.spaces.dimensions import Binary, Choice
 
 _MAX_PRODUCTS = 100_000
+_LEARNT_DRAW = 0x1EA
 
 
 class Spectral(Proposer):
@@ -77,10 +79,13 @@ class Spectral(Proposer):
             return None
         rng = rng_of(self.seed, self.num_asked)
         known: tuple[np.ndarray, dict[str, Any]] | None = None
-        for _ in range(MAX_DRAWS):
+        for draw in range(MAX_DRAWS):
             signs = self._draw(rng)
             drawn = {key: two[int(sign < 0)] for (key, two), sign in zip(self._two.items(), signs, strict=True)}
             values = self.space.active(drawn)
+            if draw == 0:
+                values = self.begun(values)
+                signs = self._signs_of(values, signs)
             if self.is_new(values):
                 break
             if self.space.is_allowed(values):
@@ -94,6 +99,20 @@ class Spectral(Proposer):
         if len(self.terms) < self.stages:
             self._signs[self.num_asked] = signs
         return self.propose(values)
+
+    def _signs_of(self, values: Mapping[str, Any], drawn: np.ndarray) -> np.ndarray:
+        """Return the signs of a point; those of keys that it does not have are the drawn ones."""
+        pairs = zip(self._two.items(), drawn.tolist(), strict=True)
+        return np.array([1 - 2 * two.index(values[key]) if key in values else sign for (key, two), sign in pairs])
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        """Take in trials of earlier searches as samples of the first stage."""
+        for number, one in enumerate(observations[-self.samples :], start=1):
+            drawn = rng_of(self.seed, _LEARNT_DRAW, number).choice([-1, 1], size=len(self.space))
+            self._signs[-number], self._scores[-number] = self._signs_of(one.changes, drawn), one.score
+        if len(self._scores) >= self.samples:
+            self._end_stage()
+        return True
 
     def _draw(self, rng: np.random.Generator) -> np.ndarray:
         """Return the signs of all bits: fixed ones from one of their best assignments, the others random."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from orchestray.search.methods.base import Continue, Decision, Finished, Method, Proposal, Report
+from orchestray.search.methods.base import Continue, Decision, Finished, Method, Observation, Proposal, Report
 from orchestray.search.methods.hyper.random import Random
+from orchestray.search.methods.space import Space
 
 
 class EarlyStopping(Method):
@@ -53,6 +54,16 @@ class EarlyStopping(Method):
         if proposal is not None and proposal.steps is not None:
             self._budgets[proposal.trial] = proposal.steps
         return proposal
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        return self.proposer.begin_with(start)
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        return self.proposer.learn(observations)
+
+    def widen(self, space: Space) -> bool:
+        self.space = space
+        return self.proposer.widen(space)
 
     def allow(self, trials: int | None) -> None:
         super().allow(trials)

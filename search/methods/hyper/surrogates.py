@@ -12,6 +12,7 @@ from threadpoolctl import ThreadpoolController
 
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack
+from orchestray.search.methods.hyper.feasibility import Feasibility
 from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, fit, log_expected_improvement
 from orchestray.search.spaces.architectures.base import Genome
 
@@ -103,6 +104,7 @@ class GaussianProcessModel:
         self._elsewhere = self._all
         self._summits: list[int] = []
         """Best trials of the regions that were set aside."""
+        self._feasibility = Feasibility(encoder, self.prior)
         self._libraries = ThreadpoolController()
 
     def propose(self, number: int, history: History, pending: list[Encoded]) -> list[Candidate]:
@@ -123,6 +125,9 @@ class GaussianProcessModel:
         rng = rng_of(self.seed, number)
         scores = history.scores()
         self._all = self._view(self._all, history, scores, np.arange(len(scores)))
+        if history.has_bounds:
+            self._feasibility.update(history)
+            return self._search(self._all, history, pending, rng, self._feasibility)
         summit = int(np.argmax(scores))
         found = None
         # Otherwise only the other model proposes: a search here would cost as much, unused.
@@ -151,9 +156,17 @@ class GaussianProcessModel:
         return near
 
     def _search(
-        self, view: View, history: History, pending: list[Encoded], rng: np.random.Generator
+        self,
+        view: View,
+        history: History,
+        pending: list[Encoded],
+        rng: np.random.Generator,
+        feasibility: Feasibility | None = None,
     ) -> tuple[Pool, np.ndarray]:
         """Return candidates, and the logarithm of the expected improvement of each.
+
+        With bounds it is that on the best feasible trial, times the probability of being feasible; the latter alone as
+        long as no trial is feasible.
 
         Candidates are drawn everywhere and near the best trials, then around the most promising ones with ever smaller
         moves.
@@ -162,13 +175,19 @@ class GaussianProcessModel:
         if pending:
             known, scores = self._with_pending(view.kernel, known, scores, stack(pending[-_MAX_PENDING:]))
         posterior = Posterior(view.kernel, self.encoder.distances(known, known), scores)
-        best = float(scores.max())
+        best, leaders = float(scores.max()), view.rows[np.argsort(-view.scores, kind="stable")[:_NUM_LEADERS]]
+        if feasibility is not None:
+            best = max(view.scores[history.total_violations()[view.rows] == 0], default=-math.inf)
+            leaders = history.best_first()[:_NUM_LEADERS]
 
         def gain(points: Encoded) -> np.ndarray:
+            chance = 0.0 if feasibility is None else feasibility.log_probability(points)
+            if best == -math.inf:
+                return chance + np.zeros(len(points))
             means, deviations = posterior.at(self.encoder.distances(known, points))
-            return log_expected_improvement(means, deviations, best)
+            return chance + log_expected_improvement(means, deviations, best)
 
-        pool = self._pool(history, view.rows[np.argsort(-view.scores, kind="stable")[:_NUM_LEADERS]], rng)
+        pool = self._pool(history, leaders, rng)
         gains = gain(pool.points)
         has_genomes = self.architecture is not None
         for step in _GENOME_STEPS if has_genomes else _STEPS:
@@ -183,23 +202,24 @@ class GaussianProcessModel:
     def _view(self, before: View, history: History, scores: np.ndarray, rows: np.ndarray) -> View:
         """Return the view of the trials `rows`; the kernel is kept while few trials have ended since its fit."""
         standardised = _standardised(scores[rows])
+        # With bounds it knows all rows, and the best of them are feasible.
+        order = history.best_first() if history.has_bounds else np.argsort(-standardised, kind="stable")
         kernel, num_at_fit = before.kernel, before.num_at_fit
         if num_at_fit == 0 or len(history) - num_at_fit >= max(1, num_at_fit // 16):
-            some = self._kept(standardised, _MAX_FITTED)
+            some = self._kept(order, _MAX_FITTED)
             points = history.points()[rows[some]]
             distances = self.encoder.distances(points, points)
             kernel = fit(distances, standardised[some], self.prior, kernel, _FIT_ITERATIONS)
             num_at_fit = len(history)
-        kept = self._kept(standardised, _MAX_MODELLED)
+        kept = self._kept(order, _MAX_MODELLED)
         return View(rows[kept], standardised[kept], kernel, num_at_fit)
 
-    def _kept(self, scores: np.ndarray, limit: int) -> np.ndarray:
-        """Return the indices of at most `limit` trials: the best half, and a fixed random sample of the others."""
-        if len(scores) <= limit:
-            return np.arange(len(scores))
-        order = np.argsort(-scores, kind="stable")
+    def _kept(self, order: np.ndarray, limit: int) -> np.ndarray:
+        """Return at most `limit` of the trials, given the best first: half of them, and a fixed sample of the rest."""
+        if len(order) <= limit:
+            return np.arange(len(order))
         best, others = order[: limit // 2], order[limit // 2 :]
-        lots = rng_of(self.seed, _SAMPLE_DRAW).random(len(scores))  # the n-th trial's number never changes
+        lots = rng_of(self.seed, _SAMPLE_DRAW).random(len(order))  # the n-th trial's number never changes
         drawn = others[np.argsort(lots[others], kind="stable")[: limit - limit // 2]]
         return np.sort(np.concatenate([best, drawn]))
 

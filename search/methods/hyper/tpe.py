@@ -42,7 +42,7 @@ class ParzenModel:
             pending: points of running trials, which count as bad.
         """
         rng = rng_of(self.seed, number)
-        order = np.argsort(-history.scores(), kind="stable")
+        order = history.best_first()
         num_good = min(max(2, math.ceil(_GOOD_PART * len(order))), _MAX_GOOD)
         points = history.points()
         good, bad = points[order[:num_good]], stack([points[order[num_good:]], *pending])

@@ -21,6 +21,7 @@ class PopulationBasedTraining(MethodSection):
 
     searches = "space"
     counts = ("population",)
+    changes_running = True
     why_not_within = _STEERS_TRIALS
 
     type: Literal["population_based_training"]
@@ -74,6 +75,7 @@ class Omnivore(MethodSection):
 
     searches = "space"
     counts_itself = True
+    changes_running = True
     why_not_within = _STEERS_TRIALS
 
     type: Literal["omnivore"]

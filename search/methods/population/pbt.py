@@ -21,6 +21,7 @@ from orchestray.search.methods.base import (
     Pause,
     Proposal,
     Report,
+    merit,
     rng_of,
 )
 from orchestray.search.methods.population import packing
@@ -29,6 +30,7 @@ from orchestray.search.methods.population.explore import Explore, describe_chang
 from orchestray.search.methods.population.time_sharing import Turns
 
 if TYPE_CHECKING:
+    from orchestray.search.methods.space import Space
     from orchestray.trainers.config.schema import TrainConfig
 
 _INITIAL, _SURVIVOR, _EXPLOIT, _EXPLORE = range(4)
@@ -42,6 +44,8 @@ class Member:
     changes: Mapping[str, Any]
     step: int = 0
     score: float | None = None
+    violation: float = 0.0
+    """Sum of the bounds that it breaks; 0 if it is feasible."""
     evaluations: deque[float] = field(default_factory=deque)
     num_reports: int = 0
     """Number of reports since it began; its draws depend on it."""
@@ -126,6 +130,26 @@ class PopulationBasedTraining(Method):
     def judge_by(self, metric: str, mode: str) -> None:
         self._objective = {"metric": metric, "mode": mode}
 
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        """Begin the first members with these values.
+
+        Raises:
+            ConfigError: there are more of them than members, or `initial` says it already.
+        """
+        if self._initial:
+            raise ConfigError("search.start: says the same as search.method.initial; name the values in one of them")
+        if len(start) > self.population:
+            raise ConfigError(
+                f"search.start: has {len(start)} trials, and the population {self.population} members; raise "
+                "search.method.population"
+            )
+        self._initial = [dict(values) for values in start]
+        return True
+
+    def widen(self, space: Space) -> bool:
+        self.space = space
+        return not self._packed
+
     def ask(self) -> Proposal | None:
         if self._packed:
             return self._ask_packed()
@@ -172,7 +196,7 @@ class PopulationBasedTraining(Method):
     def _first_values(self, number: int) -> dict[str, Any]:
         rng = rng_of(self.seed, _INITIAL, number)
         given = self._initial[number] if number < len(self._initial) else {}
-        return self.space.completed(self.space.sample(rng) | given, rng)
+        return self.space.begun(given, self.space.sample(rng), rng)
 
     def _proposed(self, proposal: Proposal, must_copy: int | None = None) -> Proposal:
         member = Member(proposal.changes, must_copy=must_copy)
@@ -194,7 +218,7 @@ class PopulationBasedTraining(Method):
         member = self.members[report.trial]
         member.num_reports += 1
         if member.must_copy is None:
-            member.step, member.score = report.step, _counted(report.score)
+            member.step, member.score, member.violation = report.step, _counted(report.score), report.violation
             member.evaluations.extend(_counted(score) for score in report.evaluations or (report.score,))
             if report.step >= self.steps_per_trial:
                 return Continue()
@@ -215,12 +239,13 @@ class PopulationBasedTraining(Method):
         # better of the two is copied.
         return [(trial, self._go_on(trial, chosen[trial])) for trial in sorted(chosen, key=self._rank)]
 
-    def _rank(self, trial: int) -> tuple[float, int]:
+    def _rank(self, trial: int) -> tuple[float, float, int]:
         """Return the sort key by which all rules compare members; those that are yet to become copies are the worst."""
         member = self.members[trial]
         if member.must_copy is not None or member.score is None:
-            return float("-inf"), -trial
-        return float(np.mean(member.evaluations)) if self._exploit == "t_test" else member.score, -trial
+            return float("-inf"), float("-inf"), -trial
+        score = float(np.mean(member.evaluations)) if self._exploit == "t_test" else member.score
+        return -member.violation, score, -trial
 
     def _source(self, trial: int) -> int | None:
         """Return the trial that a member copies, by the last reports of all; None if it copies none."""
@@ -230,11 +255,15 @@ class PopulationBasedTraining(Method):
                 return member.must_copy if donors else None
             return int(rng_of(self.seed, _SURVIVOR, trial, 1).choice(donors))
         reported = {other: self.members[other] for other in donors}
+        scores = {other: one.score for other, one in reported.items() if one.score is not None}
+        evaluations = {other: tuple(one.evaluations) for other, one in reported.items()}
+        if any(one.violation for one in reported.values()):
+            scores, evaluations = _feasible_first(reported, scores, evaluations)
         return choose_source(
             self._exploit,
             trial,
-            {other: one.score for other, one in reported.items() if one.score is not None},
-            {other: tuple(one.evaluations) for other, one in reported.items()},
+            scores,
+            evaluations,
             rng_of(self.seed, _EXPLOIT, trial, member.num_reports),
             fraction=self._fraction,
             p_value=self._p,
@@ -257,6 +286,7 @@ class PopulationBasedTraining(Method):
         )
         text = f"copied trial {source}; {describe_changes(copied.changes, changes)}"
         member.changes, member.step, member.score = changes, copied.step, copied.score
+        member.violation = copied.violation
         member.evaluations = copied.evaluations.copy()
         return Exploit(source, changes, text)
 
@@ -287,6 +317,16 @@ class PopulationBasedTraining(Method):
 def _counted(score: float) -> float:
     """Return the score for comparisons: diverged members are the worst."""
     return score if math.isfinite(score) else -math.inf
+
+
+def _feasible_first(
+    reported: Mapping[int, Member], scores: Mapping[int, float], evaluations: Mapping[int, tuple[float, ...]]
+) -> tuple[dict[int, float], dict[int, tuple[float, ...]]]:
+    """Return places in the order of merit as scores, and no evaluations of infeasible members: those always lose."""
+    order = sorted({merit(score, reported[other].violation) for other, score in scores.items()})
+    places = {other: float(order.index(merit(score, reported[other].violation))) for other, score in scores.items()}
+    lost = {other: (-math.inf,) for other, one in reported.items() if one.violation}
+    return places, {**evaluations, **lost}
 
 
 def _check(

@@ -91,9 +91,10 @@ def _check(file: str, overrides: list[str]) -> str:
         search = load_search_config(file, overrides)
         _check_module(search.base, label=f"{file}: base")
         check_layout(search.base, label=f"{file}: base")
+        from orchestray.search.engine.earlier import check_earlier
         from orchestray.search.registry.check import check_method
 
-        cautions = check_method(search, label=file)
+        cautions = [*check_method(search, label=file), *check_earlier(search, label=file)]
         return "".join(
             [_search_summary(search, Path(file).absolute().parent), *(f"\n  note: {one}" for one in cautions)]
         )
@@ -119,14 +120,15 @@ def _serve_summary(config: ServeConfig) -> str:
 
 
 def _search_summary(config: SearchConfig, folder: Path) -> str:
+    from orchestray.search.results.report import objectives_text  # late: it is slow to load
+
     search = config.search
     trials = "every point" if search.budget.trials is None else f"{search.budget.trials} trials"
     what = [f"{len(search.space)} key{'s' if len(search.space) > 1 else ''}"] if search.space else []
     what += [f"{_as_given(search.architecture.space, folder)} networks"] if search.architecture else []
-    length = f"{trials} of {config.steps_per_trial} steps"
-    goals = " and ".join(f"{goal.metric} ({goal.mode})" for goal in search.objective)
+    length = f"{trials} of {config.length_text}"
     task = _as_given(config.base.task.type, folder)
-    return f"ok ({search.method.type} over {' and '.join(what)} of {task} for {goals}, {length})"
+    return f"ok ({search.method.type} over {' and '.join(what)} of {task} for {objectives_text(config)}, {length})"
 
 
 def _as_given(place: str, folder: Path) -> str:

@@ -56,6 +56,8 @@ def test_a_trial_has_a_conditional_key_only_where_it_exists_and_no_combination_i
 def test_conditions_are_written_and_read_and_set_on_the_command_line() -> None:
     config = config_of(OPTIMIZERS, f"search.space.{MOMENTUM}.when.{TYPE}=[sgd]")
     assert config.search.space[MOMENTUM].when == {TYPE: ["sgd"]}
+    whole = config_of(OPTIMIZERS, f"search.space.{MOMENTUM}.when={{{TYPE}: [sgd]}}")
+    assert whole.search.space[MOMENTUM].when == config.search.space[MOMENTUM].when
     assert load_search_config(yaml_text.read(dump_search_yaml(config))) == config
 
 

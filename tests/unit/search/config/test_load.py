@@ -89,7 +89,7 @@ def test_an_unknown_metric_needs_a_mode_that_the_task_or_the_config_says(tmp_pat
         assert config.search.objective[0].mode == "min"
         assert load_search_config(yaml_text.read(dump_search_yaml(config))) == config
         return
-    with pytest.raises(ConfigError, match=r"search\.objective\.0\.mode: is required, and missing: .*mode: min"):
+    with pytest.raises(ConfigError, match=r"search\.objective\.mode: is required, and missing: .*mode: min"):
         load_search_config(source)
     assert load_search_config(source, ["search.objective.mode=max"]).search.objective[0].mode == "max"
 
@@ -150,6 +150,9 @@ def test_search_configs_are_told_from_training_configs(tmp_path: Path) -> None:
 def test_the_schema_lets_a_base_be_a_path_and_an_objective_stand_alone() -> None:
     schema = search_schema()
     assert {"type": "string", "minLength": 1} in schema["properties"]["base"]["anyOf"]
+    search = schema["$defs"]["SearchSection"]["properties"]
+    kinds = {name: [one.get("type") for one in search[name]["anyOf"]] for name in ("start", "learn_from")}
+    assert kinds == {"start": ["object", "array"], "learn_from": ["string", "array"]}
     objective = schema["$defs"]["SearchSection"]["properties"]["objective"]["anyOf"]
     assert {"$ref": "#/$defs/Objective"} in objective
     assert "array" in {form.get("type") for form in objective}
@@ -160,7 +163,7 @@ def test_the_arguments_of_a_method_are_the_keys_of_its_section_but_its_name() ->
 
 
 def test_a_metric_that_the_task_does_not_report_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"objective\.0\.metric: the task has no metric 'acuracy'; did you mean"):
+    with pytest.raises(ConfigError, match=r"objective\.metric: the task has no metric 'acuracy'; did you mean"):
         config_of(objective={"metric": "acuracy"})
     for known in ("accuracy", "loss", "train_loss", "parameters", "members.0.accuracy"):
         assert config_of(objective={"metric": known}).search.objective[0].metric == known

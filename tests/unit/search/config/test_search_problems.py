@@ -93,7 +93,7 @@ def test_a_dimension_that_is_wrong_is_named_by_its_key(dimension: dict[str, Any]
         ("train.optimizer.lrr", "is no key of the base config; did you mean 'train.optimizer.lr'?"),
         ("task.hiden", "is no key of the base config; did you mean 'task.hidden'?"),
         ("task.hidden.2", "is no key of the base config"),
-        ("train.steps", "cannot be searched: it is what search.budget.steps_per_trial says"),
+        ("train.steps", "cannot be searched: it is what search.budget says"),
         ("name", "cannot be searched: it names the run, and is given to each trial by the search"),
         ("train.optimizer.zzz", "is no key of the base config; known in train.optimizer: groups, lr, momentum"),
     ],

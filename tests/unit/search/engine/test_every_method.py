@@ -58,6 +58,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "asha": (4, ["search.method.eta=2", "search.method.grace_steps=1"]),
     "bayesian": (3, ["search.method.initial=2"]),
     "conditional": (5, ["search.method.initial=2"]),
+    "constraint": (4, ["search.method.initial=2"]),
     "blocks": (3, ["search.architecture.nodes=2", "search.architecture.channels=4"]),
     "codeepneat": (
         4,
@@ -130,7 +131,8 @@ def shortened(name: str) -> SearchConfig:
     """Return a config of a few trials of a few steps."""
     num_trials, overrides = SHORTER[name]
     config = load_search_config(CONFIGS / f"digits-{name}.yaml", [*overrides, f"search.parallel={PARALLEL}"])
-    budget = {"steps_per_trial": 1 if config.search.method.type in UNTRAINED else STEPS}
+    is_one = config.search.method.type in UNTRAINED or config.unit != "steps"
+    budget = {f"{config.unit}_per_trial": 1 if is_one else STEPS}
     if config.search.budget.trials is not None:
         budget["trials"] = num_trials
     return load_search_config(config.model_dump(mode="json"), [f"search.budget.{key}={n}" for key, n in budget.items()])
@@ -189,12 +191,14 @@ def test_the_best_run_of_every_method_scores_what_the_search_has_reported(name: 
     assert sorted(line["trial"] for line in lines) == list(range(num_trials))
     method = config.search.method.type
     assert {line["status"] for line in lines} <= ({"succeeded", "stopped"} if method in MAY_STOP else {"succeeded"})
-    steps = 0 if method in UNTRAINED else STEPS
+    steps = 0 if method in UNTRAINED else config.steps_per_trial
     assert all(line["steps"] == steps for line in lines if line["status"] == "succeeded")
     assert (result["status"], result["trials"], result["error"]) == ("succeeded", num_trials, None)
 
     best = result["best"]
-    assert best["objective"] == (max if goal.mode == "max" else min)(line["objective"] for line in lines)
+    assert best["objective"] == (max if goal.mode == "max" else min)(
+        line["objective"] for line in lines if line.get("feasible", True)
+    )
     run = orchestray.load_run(search.path / "best")
     assert run.result["status"] == "succeeded"
     assert run.result["final"]["validation"][goal.metric] == pytest.approx(best["objective"], rel=1e-6)

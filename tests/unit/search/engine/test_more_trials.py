@@ -58,12 +58,13 @@ def run(session: MethodSession) -> None:
 def test_more_trials_are_allowed_again_and_again(method: dict[str, Any], more: dict[str, Any]) -> None:
     journal, before = MemoryJournal(), None
     for trials in (4, 8, 20):
-        session = session_of(config(method, trials, more), journal, trials_before=before)
+        previous = None if before is None else config(method, before, more)
+        session = session_of(config(method, trials, more), journal, previous=previous)
         run(session)
         assert len(session.trials) == trials
         before, journal = trials, MemoryJournal(journal.entries())
     num_calls = len(journal.entries())
-    again = session_of(config(method, 20, more), journal, trials_before=20)
+    again = session_of(config(method, 20, more), journal, previous=config(method, 20, more))
     assert [standing.proposal for standing in again.trials.values()] == [
         standing.proposal for standing in session.trials.values()
     ]

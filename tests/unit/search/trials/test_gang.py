@@ -76,6 +76,27 @@ def test_what_only_replicas_need_is_nothing_to_a_trial_of_one_process(tmp_path: 
     assert OF_REPLICAS not in alone.state().position
 
 
+def test_a_gang_counts_epochs_and_its_servers_end_a_part_of_them(tmp_path: Path) -> None:
+    data = base()
+    data["train"] |= {"epochs": 3, "steps": None, "batch_size": 24, "lr_schedule": {"type": "cosine"}}
+    strategies = {"allreduce": {"network": {"data": 2}}, "servers": {"exchange": {"type": "parameter_server"}}}
+    room: Any = SimpleNamespace(cluster=SimpleNamespace(parked=[]), address="127.0.0.1")
+    for name, strategy in strategies.items():
+        trial = GangTrial(
+            load_train_config(data | {"strategy": strategy}), room=room, directory=str(tmp_path / name), unit="epochs"
+        )
+        steps_of_two = trial._clock.steps(2)
+        settings = trial._settings_until(steps_of_two)
+        trial.close()
+        num_samples = len(TrainingTrial(load_train_config(data))._task.dataset("train")["point"])
+        assert steps_of_two == 2 * -(-num_samples // 24)
+        if name == "servers":
+            assert (settings.epochs, settings.steps, settings.pause_at) == (None, steps_of_two, None)
+            assert settings.lr_schedule["total_steps"] == steps_of_two * 3 // 2
+        else:
+            assert (settings.epochs, settings.steps, settings.pause_at) == (3, None, steps_of_two)
+
+
 def test_a_checkpoint_that_is_gone_is_not_taken_for_one_that_never_was(tmp_path: Path) -> None:
     trial = gang(tmp_path)
     trial.load(at_step(7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from orchestray.platform.errors import CheckpointError, TrainingError
+from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.trials.task_cache import TaskCache
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
@@ -175,15 +177,42 @@ def test_a_searched_network_is_measured_and_its_data_read_once_for_all_genomes()
     assert len(task_cache._sources) == 2
 
 
-def test_a_task_of_several_inputs_is_a_trial_whose_network_cannot_be_measured(tmp_path: Path) -> None:
+def test_the_network_of_a_task_of_several_inputs_is_measured(tmp_path: Path) -> None:
     (tmp_path / "pairs.py").write_text(PAIRS)
     train = {"batch_size": 4, "steps": 2, "optimizer": {"type": "sgd", "lr": 0.1}}
     config = load_train_config({"name": "trial", "task": {"type": f"{tmp_path}/pairs.py:Pairs"}, "train": train})
     trial = TrainingTrial(config, is_measured=True)
     assert trial.advance(2).metrics["loss"] is not None
     assert trial.metric_names(()) == []
-    with pytest.raises(TrainingError, match="this task's are a mapping of"):
-        trial.measures()
+    found, network = trial.measures(), trial._replica.model
+    assert found["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+    assert found["flops"] > 0
+
+
+SPECTRAL = """
+import torch
+from support.tiny_task import TinyTask
+
+
+class Spectral(TinyTask):
+    def build_model(self):
+        model = super().build_model()
+        model.register_forward_pre_hook(lambda _module, inputs: (torch.fft.fft(inputs[0]).real,))
+        return model
+"""
+
+
+def test_flops_that_cannot_be_counted_are_not_given_and_their_names_are(tmp_path: Path) -> None:
+    (tmp_path / "spectral.py").write_text(SPECTRAL)
+    train = {"batch_size": 4, "steps": 1, "optimizer": {"type": "sgd", "lr": 0.1}}
+    config = load_train_config({"name": "trial", "task": {"type": f"{tmp_path}/spectral.py:Spectral"}, "train": train})
+    trial = TrainingTrial(config, is_measured=True)
+    with pytest.warns(UserWarning, match=r"no formula for aten\._fft"):
+        measures = trial.measures()
+    assert math.isnan(measures["flops"])
+    assert measures["parameters"] > 0
+    with pytest.raises(TrainingError, match="flops of the network are not known"):
+        Objectives([Objective("flops", "min")]).scores(measures)
 
 
 WEIGHTED = """

@@ -10,7 +10,7 @@ import torch
 
 from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.evolution.neat import Neat
+from orchestray.search.methods.evolution.neat import Neat, Species
 from orchestray.search.spaces.architectures.topology import Topology, TopologyGenome
 from orchestray.search.spaces.dimensions import Uniform
 
@@ -140,3 +140,14 @@ def test_other_spaces_and_hyper_parameters_are_refused() -> None:
         Neat(space={"lr": Uniform(0.0, 1.0)}, architecture=Topology(inputs=1, outputs=1), population=5)
     with pytest.raises(ConfigError, match="inputs: 4, outputs: 3"):
         Topology(inputs=2, outputs=1).build({"nodes": [], "connections": []}, (2, 2), 3)
+
+
+def test_a_species_makes_progress_by_any_objective_and_by_less_violation() -> None:
+    species = Species(representative=None)  # type: ignore[arg-type]
+    assert species.takes([(0.0, (1.0, 1.0))])
+    assert not species.takes([(0.0, (1.0, 1.0)), (0.0, (0.5, 1.0)), (0.1, (9.0, 9.0))])
+    assert species.takes([(0.0, (0.5, 2.0))])
+    assert not species.takes([(0.0, (0.7, 1.0))])
+    assert species.takes([(0.0, (2.0, 2.0))])
+    assert species.front == [(0.0, (2.0, 2.0))]
+    assert Species(None, front=[(0.3, (5.0,))]).takes([(0.2, (1.0,))])  # type: ignore[arg-type]

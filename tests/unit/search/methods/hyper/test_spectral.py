@@ -9,7 +9,7 @@ import pytest
 
 from lab.search_simulation import replay, simulate
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Proposal
+from orchestray.search.methods.base import Observation, Proposal
 from orchestray.search.methods.hyper.boolean_polynomials import Term, best_assignments, parities, sparse_terms
 from orchestray.search.methods.hyper.spectral import Spectral
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Uniform
@@ -86,3 +86,14 @@ def test_a_dimension_of_more_values_is_refused() -> None:
         spectral(space={"x": Uniform(0, 1)})
     with pytest.raises(ConfigError, match="lower degree"):
         spectral(space={f"b{bit}": Binary() for bit in range(200)}, degree=4)
+
+
+def test_a_stage_of_learnt_samples_ends_before_the_first_trial() -> None:
+    keys = [f"bit{number}" for number in range(5)]
+    method = Spectral(space={key: Binary() for key in keys}, trials=9, samples=16, degree=1, terms=2, keep=1, stages=1)
+    draws = np.random.default_rng(0).integers(2, size=(20, 5)).astype(bool)
+    points = [dict(zip(keys, map(bool, row), strict=True)) for row in draws]
+    assert method.learn([Observation(point, None, 2.0 * point["bit1"] - point["bit3"]) for point in points])
+    proposal = method.ask()
+    assert proposal is not None
+    assert (proposal.trial, proposal.changes["bit1"], proposal.changes["bit3"]) == (0, True, False)

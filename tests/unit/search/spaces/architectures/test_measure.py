@@ -2,21 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from orchestray.search.spaces.architectures.inherit import inherited
-from orchestray.search.spaces.architectures.measure import measure
+from orchestray.search.spaces.architectures.measure import Flops, flops, measure
 
 
 def test_parameters_and_flops_are_those_of_the_formula() -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(8 * 16, 5))
-    measures = measure(network, (3, 4, 4), passes=3)
+    measures = measure(network, torch.zeros(1, 3, 4, 4), passes=3)
     assert measures.parameters == 3 * 8 * 9 + 128 * 5 + 5
-    assert measures.flops == 2 * (3 * 8 * 9 * 16) + 2 * (128 * 5)
+    assert measures.flops == Flops(2 * (3 * 8 * 9 * 16) + 2 * (128 * 5))
     assert measures.latency_ms > 0
-    assert measures.to_json().keys() == {"parameters", "flops", "latency_ms", "batch_latency_ms", "batch_size"}
+
+
+class NeedsValues(nn.Module):
+    """A network that looks at its numbers, which the meta device lacks, and holds a tensor that is not a buffer."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.plain = network, torch.ones(1)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.network(*inputs) if float(inputs[0].sum() + self.plain) > 0 else None
+
+
+SEQUENCE, WIDTH, HIDDEN = 10, 16, 8
+OF_ATTENTION = 4 * 2 * SEQUENCE * WIDTH**2 + 2 * 2 * SEQUENCE**2 * WIDTH
+
+
+@pytest.mark.parametrize("wrap", [lambda network: network, NeedsValues])
+@pytest.mark.parametrize(
+    ("network", "num_inputs", "by_hand"),
+    [
+        (nn.LSTM(WIDTH, HIDDEN, batch_first=True), 1, 2 * SEQUENCE * 4 * HIDDEN * (WIDTH + HIDDEN)),
+        (nn.GRU(WIDTH, HIDDEN, batch_first=True), 1, 2 * SEQUENCE * 3 * HIDDEN * (WIDTH + HIDDEN)),
+        (nn.MultiheadAttention(WIDTH, 4, batch_first=True), 3, OF_ATTENTION),
+        (nn.TransformerEncoderLayer(WIDTH, 4, 32, batch_first=True), 1, OF_ATTENTION + 2 * 2 * SEQUENCE * WIDTH * 32),
+    ],
+    ids=["lstm", "gru", "attention", "transformer"],
+)
+def test_layers_with_fused_kernels_are_counted_as_by_hand(
+    wrap: Callable[[nn.Module], nn.Module], network: nn.Module, num_inputs: int, by_hand: int
+) -> None:
+    inputs = torch.zeros(1, SEQUENCE, WIDTH)
+    assert flops(wrap(network.eval()), *[inputs] * num_inputs) == Flops(by_hand)
+    assert torch.backends.mkldnn.enabled
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Product(nn.Module):
+    """A product of a matrix and a vector, which torch's counter has no formula for."""
+
+    def forward(self, matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+        return matrix @ vector
+
+
+class Spectrum(nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(inputs).abs()
+
+
+def test_a_matrix_times_a_vector_counts_and_operations_without_formula_are_named() -> None:
+    assert flops(Product(), torch.zeros(3, 5), torch.zeros(5)) == Flops(2 * 15)
+    assert flops(Product(), torch.zeros(5), torch.zeros(5)) == Flops(2 * 5)
+    assert flops(Spectrum(), torch.zeros(1, 8)).uncounted == ("aten._fft_r2c",)
+    assert flops(nn.Bilinear(3, 4, 5), torch.zeros(1, 3), torch.zeros(1, 4)).uncounted == ("aten._trilinear",)
+    assert flops(Product(), torch.eye(3).to_sparse(), torch.eye(3)).uncounted
+
+
+def test_named_and_whole_inputs_are_measured() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.rest = nn.Embedding(7, 4), nn.Linear(2, 4)
+
+        def forward(self, words: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+            return self.words(words) + self.rest(more)
+
+    inputs = {"words": torch.tensor([3]), "more": torch.zeros(1, 2, dtype=torch.float64)}
+    assert measure(Two(), inputs, passes=1).flops == Flops(2 * 2 * 4)
 
 
 def test_measuring_leaves_the_network_and_the_threads_as_they_were() -> None:
@@ -25,7 +95,7 @@ def test_measuring_leaves_the_network_and_the_threads_as_they_were() -> None:
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     torch.set_num_threads(2)
     try:
-        measure(network, (1, 8, 8), passes=2)
+        measure(network, torch.zeros(1, 1, 8, 8), passes=2)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -37,7 +107,7 @@ def test_a_tensor_with_two_names_counts_once_and_a_frozen_one_not_at_all() -> No
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
     network[1].weight = network[0].weight
     network[2].weight.requires_grad_(requires_grad=False)
-    assert measure(network, (4,), passes=1).parameters == 16 + 4 + 4
+    assert measure(network, torch.zeros(1, 4), passes=1).parameters == 16 + 4 + 4
 
 
 def test_a_child_takes_the_tensors_of_its_parents_names_and_shapes() -> None:
