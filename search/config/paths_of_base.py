@@ -11,7 +11,7 @@ from orchestray.platform.config import overrides
 from orchestray.platform.config.problems import Problem, nearest, shown
 from orchestray.search.config.conditions import condition_problems, settings_under, space_conditions
 from orchestray.search.config.dimensions import edges
-from orchestray.search.config.trial import changed
+from orchestray.search.config.trial import changed, fields_of_type
 from orchestray.search.methods.conditions import around
 from orchestray.trainers.config.schema import TrainConfig
 
@@ -38,7 +38,7 @@ def path_problems(base: TrainConfig, dimensions: Mapping[str, Any], samples: int
         path = f"search.space.{key}"
         if key in _SET_ELSEWHERE:
             yield Problem(path, f"cannot be searched: it {_SET_ELSEWHERE[key]}")
-        elif not _is_there(base, key) and not _is_in_a_choice(key, dimensions):
+        elif not (_is_there(base, key) or _is_in_a_choice(key, dimensions) or _is_of_a_type(base, key, dimensions)):
             yield Problem(path, f"is no key of the base config{_hint(base, key)}")
         else:
             known[key] = dimension
@@ -103,6 +103,13 @@ def _is_in_a_choice(key: str, dimensions: Mapping[str, Any]) -> bool:
     values = () if section is None else getattr(dimensions[section], "values", ())
     keys = tuple(key.removeprefix(f"{section}.").split("."))
     return any(overrides.find(value, keys) is not None for value in values)
+
+
+def _is_of_a_type(base: TrainConfig, key: str, dimensions: Mapping[str, Any]) -> bool:
+    """Return True if a section has the key with one of the types that are searched."""
+    section, _, name = key.rpartition(".")
+    types = getattr(dimensions.get(f"{section}.type"), "values", ())
+    return any(name in fields_of_type(base, section, one) for one in types)
 
 
 def _key_in(mapping: Mapping[str, Any], names: list[str]) -> str | None:

@@ -182,3 +182,19 @@ def _fields_of(entry: FieldInfo, tag: Any) -> Mapping[str, FieldInfo] | None:
     """Return the fields of the union member that a `type` selects; None if there is none."""
     found = [section for section in sections_of(entry.annotation) if tag_of(section) == tag]
     return found[0].model_fields if found else None
+
+
+def fields_of_type(base: TrainConfig, section: str, tag: Any) -> Mapping[str, FieldInfo]:
+    """Return the fields that a section has with another `type`; empty if it has no such type.
+
+    Args:
+        base: config with the section.
+        section: dotted key of the section.
+        tag: the `type`.
+    """
+    *around, name = section.split(".")
+    try:
+        entry = type(reduce(getattr, around, base)).model_fields[name]
+    except (AttributeError, KeyError):
+        return {}
+    return _fields_of(entry, tag) or {}

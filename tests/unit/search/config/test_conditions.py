@@ -53,6 +53,18 @@ def test_a_trial_has_a_conditional_key_only_where_it_exists_and_no_combination_i
         assert trial_config(config, changes).train.optimizer.type == changes[TYPE]
 
 
+def test_a_key_that_only_a_searched_type_has_exists_though_the_base_has_another_type() -> None:
+    space = under(OPTIMIZERS, MOMENTUM, train__optimizer__type="sgd")
+    adamw = "base.train.optimizer={type: adamw, lr: 0.01}"
+    assert proposals_of(config_of(space, adamw, method={"type": "grid"})) == [
+        {TYPE: "sgd", MOMENTUM: 0.1},
+        {TYPE: "sgd", MOMENTUM: 0.9},
+        {TYPE: "adamw"},
+    ]
+    with pytest.raises(ConfigError, match=r"momentum: is no key of the base config"):
+        config_of({MOMENTUM: OPTIMIZERS[MOMENTUM]}, adamw)
+
+
 def test_conditions_are_written_and_read_and_set_on_the_command_line() -> None:
     config = config_of(OPTIMIZERS, f"search.space.{MOMENTUM}.when.{TYPE}=[sgd]")
     assert config.search.space[MOMENTUM].when == {TYPE: ["sgd"]}
