@@ -112,21 +112,26 @@ from ray import tune
 from orchestray.search import trainable, tune_scheduler, tune_searcher
 from orchestray.search.spaces.dimensions import make_dimension
 
-config, folder, address, is_restored = sys.argv[1:]
+config, address, *folders = sys.argv[1:]
 ray.init(address, log_to_driver=False)
 trained = trainable(config)
-if is_restored == "restored":
-    tuner = tune.Tuner.restore(folder + "/own", trained)
-else:
+
+
+def fit(folder):
+    if tune.Tuner.can_restore(folder + "/own"):
+        return tune.Tuner.restore(folder + "/own", trained).fit()
     space = {"train.optimizer.lr": make_dimension("choice", values=[0.05, 0.1, 0.2])}
     searcher = tune_searcher("asha", space, metric="accuracy", time="step", trials=3, steps_per_trial=24, grace_steps=8)
     every = tune.CheckpointConfig(checkpoint_frequency=1)
     run = tune.RunConfig(storage_path=folder, name="own", verbose=0, checkpoint_config=every)
     scheduler = tune_scheduler(searcher)
     settings = tune.TuneConfig(search_alg=searcher, scheduler=scheduler, num_samples=-1, reuse_actors=True)
-    tuner = tune.Tuner(trained, tune_config=settings, run_config=run)
-for result in tuner.fit():
-    print("RESULT", result.config["train.optimizer.lr"], result.metrics["step"], result.metrics["loss"])
+    return tune.Tuner(trained, tune_config=settings, run_config=run).fit()
+
+
+for folder in folders:
+    for result in fit(folder):
+        print(folder, result.config["train.optimizer.lr"], result.metrics["step"], result.metrics["loss"])
 """
 
 
@@ -140,23 +145,29 @@ def test_a_tuner_that_is_killed_is_restored_and_comes_to_the_same(cluster: Clust
     (tmp_path / "tuner.py").write_text(TUNER)
     environment = {**os.environ, **beside(cluster), "TUNE_GLOBAL_CHECKPOINT_S": "0"}
 
-    def start(folder: str, how: str) -> subprocess.Popen[str]:
-        address = cluster.address or "auto"
-        command = [sys.executable, "tuner.py", "config.yaml", str(tmp_path / folder), address, how]
+    def start(*folders: str) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "tuner.py",
+            "config.yaml",
+            cluster.address,
+            *map(str, map(tmp_path.joinpath, folders)),
+        ]
         return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
 
-    def results_of(process: subprocess.Popen[str]) -> list[str]:
-        out, _ = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0
-        return sorted(line for line in out.splitlines() if line.startswith("RESULT"))
-
-    killed = start("killed", "new")
+    killed = start("killed")
     until_s = time.monotonic() + TIMEOUT_S
     while len(list((tmp_path / "killed").glob("own/*/checkpoint_*"))) < 6 and time.monotonic() < until_s:
         time.sleep(0.05)
     killed.kill()
     killed.communicate()
     slow.unlink()
-    restored = results_of(start("killed", "restored"))
-    assert restored == results_of(start("whole", "new"))
-    assert len(restored) == 3
+    both = start("killed", "whole")
+    out, _ = both.communicate(timeout=TIMEOUT_S)
+    assert both.returncode == 0
+    restored, whole = (
+        sorted(line.split(" ", 1)[1] for line in out.splitlines() if line.startswith(str(tmp_path / folder)))
+        for folder in ("killed", "whole")
+    )
+    assert len(whole) == 3
+    assert restored == whole

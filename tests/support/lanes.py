@@ -33,6 +33,16 @@ MAY_TAKE_LONG = {
     "test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost": (
         "a second machine is drained under a run, and a third takes its worker"
     ),
+    "tests/cluster/test_search_trainable.py::test_a_tuner_that_is_killed_is_restored_and_comes_to_the_same": (
+        "two drivers import torch and Tune, and three experiments start their processes"
+    ),
+    "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[README.md: The first ten minutes]": (
+        "each of its commands starts a Ray of its own, as a user's do"
+    ),
+    "tests/e2e/test_readme_jobs.py::"
+    "test_a_part_does_what_it_says_with_the_files_of_its_page[README.md: On a cluster]": (
+        "a head with its dashboard starts, and a job on it"
+    ),
     "tests/e2e/test_search_node_lost.py::"
     "test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_another_comes": (
         "a machine with a trial's worker is killed, which Ray has to notice, and another comes"
