@@ -6,6 +6,7 @@ Tune asks `Proposals` for trials, passes results to `Decisions`, and reports to 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import threading
@@ -28,16 +29,24 @@ from orchestray.search.engine.session import SearchError
 from orchestray.search.engine.trainable import ANSWER, TrialFailedError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from orchestray.search.engine.controller import SearchController
-    from orchestray.search.engine.messages import TrialLimits, TrialTask
+    from orchestray.search.engine.messages import TrialLimits, TrialResult, TrialTask
     from orchestray.search.engine.start_throttle import StartThrottle
 
 _LOSSES = 2
 """Number of deaths of its process, between two reports, after which a trial has failed."""
 _MOST_STARTS = 5
 """Number of processes that may die before a trial is in them, idle ones for example; then the trial has failed."""
+_LEAVE_S = 60.0
+"""Seconds within which the last process must have written the run of the best trial."""
 GRACE_S = 10.0
 """Seconds after its time limit within which a trial must notice it."""
+
+
+WriteRun = Callable[["TrialTask", "Path"], "TrialResult"]
+"""Function that writes the run of a trial into a directory."""
 
 
 class Experiment:
@@ -57,6 +66,7 @@ class Experiment:
         stop: threading.Event | None = None,
         deadline_s: float = math.inf,
         look: Callable[[Experiment], None] = lambda _experiment: None,
+        finish: Callable[[WriteRun], None] = lambda _write: None,
     ) -> None:
         """
         Args:
@@ -66,6 +76,7 @@ class Experiment:
             stop: set when the user stops the search.
             deadline_s: monotonic time at which the search ends.
             look: called after each turn of Tune.
+            finish: called when nothing is left to do, with the last process as a writer of runs.
         """
         self.controller, self.limits, self.throttle = controller, limits, throttle
         self.failure: OrchestrayError | None = None
@@ -88,7 +99,7 @@ class Experiment:
         """Number of each trial, by Tune's id."""
         self.names: Counter[int] = Counter()
         """Number of Tune's trials for each trial."""
-        self._stop, self._deadline_s, self._look = stop, deadline_s, look
+        self._stop, self._deadline_s, self._look, self._finish = stop, deadline_s, look, finish
 
     def __reduce__(self) -> Any:
         # Tune pickles what it was made with, to restore an experiment; a search is resumed from its journal instead.
@@ -180,6 +191,17 @@ class Experiment:
                 self.doomed[trial.trial_id] = f"The trial ran out of its time limit of {limit_s:g} s."
                 ray.kill(actor)
 
+    def finish(self, trial: Trial) -> None:
+        """Let the search use the process of its last trial, which has all that the run of the best needs."""
+        actor: Any = trial.temporary_state.ray_actor
+
+        def write(task: TrialTask, directory: Path) -> TrialResult:
+            result: TrialResult = ray.get(actor.leave_run.remote(task, str(directory)), timeout=_LEAVE_S)
+            return result
+
+        with contextlib.suppress(OrchestrayError, ray.exceptions.RayError):  # then the search writes it itself
+            self._finish(write)
+
     def look(self) -> None:
         """Let the search look after its logs and its place, once in each turn of Tune."""
         self._look(self)
@@ -246,6 +268,8 @@ class Decisions(TrialScheduler):
                 trial.set_config(experiment.values_of(answer.trial))
             experiment.send(trial, further)
             return TrialScheduler.CONTINUE
+        if experiment.failure is None and experiment.controller.is_over:
+            experiment.finish(trial)
         experiment.left(trial)
         if experiment.failure is None and experiment.controller.session.trials[answer.trial].ended is None:
             experiment.held[answer.trial] = trial

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
 from orchestray.search.engine import silence_loggers, tune_faults
 from orchestray.search.engine.experiment import Decisions, Ends, Proposals, Watcher
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _ENVIRONMENT: Mapping[str, str] = {
     "RAY_AIR_NEW_OUTPUT": "0",  # it prints tables even if it is to be silent
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # that of TensorBoard imports torch; we write such files
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the search stops by its own handler
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # the search says which metric is missing
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # the search limits how many start at once
@@ -75,7 +77,7 @@ def fit(
         name=_next_name(directory),
         storage_path=str(directory),
         stop=Ends(experiment),
-        callbacks=[Watcher(experiment), *callbacks],
+        callbacks=[Watcher(experiment), CSVLoggerCallback(), JsonLoggerCallback(), *callbacks],
         verbose=0,
     )
     registered = f"{name}-{uuid.uuid4().hex[:8]}"

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.cluster.cluster import Cluster
     from orchestray.search.config.schema import SearchConfig
+    from orchestray.search.engine.experiment import WriteRun
     from orchestray.search.engine.messages import TrialResult, TrialTask
     from orchestray.search.engine.session import MethodSession
     from orchestray.search.results.paths import SearchPaths
@@ -123,10 +125,12 @@ def run_search(
     )
     watch = _placement_watch(config, cluster, notify)
     with contextlib.closing(TrialLogs(records.paths.logs, said)) as logs:
-        is_stopped = _run_trials(config, controller, limits, records.paths, cluster, stop, deadline_s, watch, logs)
+        is_stopped, is_left = _run_trials(
+            config, controller, limits, records.paths, cluster, stop, deadline_s, watch, logs
+        )
     if not is_stopped and not controller.is_over:
         controller.suspend()
-    return _finish(controller, records, limits, stop, is_stopped=is_stopped)
+    return _finish(controller, records, limits, stop, is_stopped=is_stopped, is_left=is_left)
 
 
 def _run_trials(
@@ -139,8 +143,10 @@ def _run_trials(
     deadline_s: float,
     watch: PlacementWatch,
     logs: TrialLogs,
-) -> bool:
-    """Run trials until nothing is left to do, the search is stopped, or its time is up; return True if stopped.
+) -> tuple[bool, bool]:
+    """Run trials until nothing is left to do, the search is stopped, or its time is up.
+
+    Returns True if it was stopped, and True if the run of the best is written.
 
     A trial of several workers has a placement group with a bundle for each of them. Its own process, which keeps their
     checkpoints, shares that group.
@@ -161,8 +167,17 @@ def _run_trials(
         if not experiment.should_end():
             watch.look(is_under_way=bool(experiment.since_s), has_place=has_place)
 
+    is_left = False
+
+    def finish(write: WriteRun) -> None:
+        nonlocal is_left
+        kept = controller.best()
+        if kept is not None and not (kept.is_lost or num_workers):
+            _leave_best(controller, paths, Path(limits.directory) / "by-the-last", write)
+            is_left = True
+
     throttle = StartThrottle(config.search.parallel, cores_of(None if num_workers else cluster.resources()))
-    experiment = Experiment(controller, limits, throttle, stop=stop, deadline_s=deadline_s, look=look)
+    experiment = Experiment(controller, limits, throttle, stop=stop, deadline_s=deadline_s, look=look, finish=finish)
     fit(
         experiment,
         hosted_trial(config.name, limits, bundles),
@@ -171,7 +186,7 @@ def _run_trials(
         objective=config.search.objective[0],
         callbacks=make_callbacks(config.search.callbacks),
     )
-    return experiment.was_stopped
+    return experiment.was_stopped, is_left
 
 
 def _placement_watch(config: SearchConfig, cluster: Cluster, notify: Callable[[str], None]) -> PlacementWatch:
@@ -226,7 +241,9 @@ def _finish(
     stop: threading.Event | None,
     *,
     is_stopped: bool,
+    is_left: bool = False,
 ) -> SearchOutcome:
+    """Return how a search ended, and write the run of its best trial unless it `is_left` already."""
     kept = controller.best()
     if kept is None and controller.is_over and not is_stopped and controller.num_good:
         raise SearchError(
@@ -235,7 +252,11 @@ def _finish(
         )
     if kept is not None and not (is_stopped and kept.is_lost):  # a user who stops a search does not wait for training
         with contextlib.suppress(OrchestrayError) if is_stopped else contextlib.nullcontext():
-            is_stopped |= not _leave_best(controller, records.paths, limits, stop)
+            if kept.is_lost and stop is not None and stop.is_set():
+                is_stopped = True
+            elif not is_left:
+                write = partial(_leave_run_here, limits=limits)
+                _leave_best(controller, records.paths, Path(limits.directory) / "best", write)
     elif not is_stopped and controller.is_over and controller.first_error is not None:
         return SearchOutcome("failed", error=f"Every trial failed; the first: {controller.first_error}")
     elif not is_stopped and not controller.is_over:
@@ -277,25 +298,22 @@ def _leave_run_here(order: TrialTask, directory: Path, limits: TrialLimits) -> T
     return result
 
 
-def _leave_best(
-    controller: SearchController,
-    paths: SearchPaths,
-    limits: TrialLimits,
-    stop: threading.Event | None,
-) -> bool:
-    """Write `best/`; return True if it is written.
+def _leave_best(controller: SearchController, paths: SearchPaths, aside: Path, write: WriteRun) -> None:
+    """Write `best/`.
 
-    It is not written if that needs training and the search was stopped.
+    Args:
+        controller: controller of a search with a best trial.
+        paths: paths of the search.
+        aside: directory in which the run is made: a kill meanwhile leaves the previous one intact.
+        write: writes the run of a trial.
+
+    Raises:
+        OrchestrayError: it cannot be written.
     """
     kept, directory = controller.best(), paths.best
     assert kept is not None
-    order = controller.order_for_best(kept)
-    folder = Path(limits.directory)  # a kill meanwhile leaves the previous run intact
-    aside = folder / directory.name
     shutil.rmtree(aside, ignore_errors=True)
-    if kept.is_lost and stop is not None and stop.is_set():
-        return False
-    result = _leave_run_here(order, aside, limits)
+    result = write(controller.order_for_best(kept), aside)
     if result.error is not None:
         raise OrchestrayError(f"The run of the best trial ({kept.trial}) could not be written: {result.error}")
     # The writing process has built the network from its weights alone, without the learning curve.
@@ -307,4 +325,3 @@ def _leave_best(
     with storage_errors(f"write {directory}"):
         shutil.rmtree(directory, ignore_errors=True)
         aside.replace(directory)
-    return True

@@ -87,6 +87,10 @@ class HostedTrial(Trainable):
             raise TrialFailedError(result)
         return {**result.measures, **result.metrics, "step": result.step, ANSWER: result}
 
+    def leave_run(self, task: TrialTask, directory: str) -> TrialResult:
+        """Write the run directory of a trial, which need not be the one in this process."""
+        return self._hosting.leave_run(task, directory)
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write the state of the trial, with its config."""
         config, state = self._hosting.checkpoint()

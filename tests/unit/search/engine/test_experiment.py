@@ -224,6 +224,16 @@ def test_so_is_one_whose_last_proposals_make_no_config(tunes: Any) -> None:
     assert tune.experiment.failure is None
 
 
+def test_the_last_process_is_offered_once_nothing_is_left_to_do(tunes: Any) -> None:
+    space = {LR: make_dimension("choice", values=[0.1, 0.3])}
+    tune, offered = tunes(make_method("grid", space=space, steps_per_trial=2)), []
+    tune.experiment._finish = lambda write: offered.append((tune.loop.conductor.is_over, write))
+    tune.work(tune.ask())
+    assert offered == []
+    tune.work(tune.ask())
+    assert [is_over for is_over, _ in offered] == [True]
+
+
 def test_what_tune_was_made_with_is_pickled_without_the_search(tunes: Any) -> None:
     tune = tunes()
     for part in (tune.proposals, tune.decisions):
