@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ray.tune.execution import tune_controller
 
 from orchestray.platform.actors.pool import make_room
 from orchestray.search import tune_scheduler, tune_searcher
-from orchestray.search.engine.tune_faults import SettledPlacementGroups
+from orchestray.search.engine import tune_faults
 from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.tune.searcher import MethodSearcher
@@ -28,10 +27,8 @@ SPACE = {"x": make_dimension("choice", values=[0.0, 1.0, 2.0])}
 @pytest.fixture(scope="module", autouse=True)
 def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
-    with pytest.MonkeyPatch.context() as patch:
-        # Tune's own would at times leave the tests that come later without a CPU, see `settle`.
-        patch.setattr(tune_controller, "PlacementGroupResourceManager", SettledPlacementGroups)
-        yield
+    tune_faults.mend()  # Tune as it is would at times leave the tests that come later without a CPU
+    yield
     make_room(cluster)
 
 
