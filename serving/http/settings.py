@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.http.auth import Tokens
+from orchestray.serving.http.auth import Token, Tokens
 
 
 @dataclass(frozen=True)
@@ -46,3 +47,14 @@ class HttpSettings:
         ]
         if problems:
             raise ConfigError(problems)
+
+
+def settings_to_json(settings: HttpSettings) -> dict[str, Any]:
+    """Return the settings as JSON; the tokens are hashes."""
+    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    return {**given, "tokens": [[token.digest, token.name, token.rate_limit_per_s] for token in settings.tokens]}
+
+
+def settings_from(data: dict[str, Any]) -> HttpSettings:
+    """Return the settings that were passed to `settings_to_json`."""
+    return HttpSettings(**{**data, "tokens": Tokens([Token(*token) for token in data["tokens"]])})

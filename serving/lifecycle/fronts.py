@@ -11,11 +11,12 @@ from typing import Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.process.sockets import is_local
+from orchestray.serving.application.endpoint import DRAIN_S, SEVERAL_FRONTS, LiveEndpoint
+from orchestray.serving.application.starting import divided_network, is_text
 from orchestray.serving.config.schema import HttpSection, ModelSection, ServeConfig
 from orchestray.serving.http import HttpSettings
-from orchestray.serving.lifecycle.endpoint import DRAIN_S, SEVERAL_FRONTS, LiveEndpoint
-from orchestray.serving.lifecycle.ray_front import ServedFront, settings_to_json
-from orchestray.serving.lifecycle.starting import divided_network, is_text
+from orchestray.serving.http.settings import settings_to_json
+from orchestray.serving.lifecycle.ray_front import ServedFront
 from orchestray.serving.replicas.directory import Directory, GroupVersion
 from orchestray.serving.replicas.ray_replicas import RayReplicas, delete_application, run_application
 from orchestray.serving.replicas.replica import FrontAddress

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
 from typing import Any
 
 from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.batching import BatchListener
 from orchestray.serving.config.schema import ModelSection, ServeConfig
-from orchestray.serving.http import HttpSettings, Tokens
-from orchestray.serving.http.auth import Token
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
+from orchestray.serving.http import HttpSettings
+from orchestray.serving.http.settings import settings_from
 from orchestray.serving.replicas.batchers import ListenerOf, make_batcher
 from orchestray.serving.replicas.directory import Directory
 from orchestray.serving.replicas.membership import Agree, Membership
@@ -154,17 +153,6 @@ class ServedFront:
 
         await self._front.ended()
         await asyncio.to_thread(end_application)
-
-
-def settings_to_json(settings: HttpSettings) -> dict[str, Any]:
-    """Return the settings as JSON for fronts; the tokens are hashes."""
-    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return {**given, "tokens": [[token.digest, token.name, token.rate_limit_per_s] for token in settings.tokens]}
-
-
-def settings_from(data: dict[str, Any]) -> HttpSettings:
-    """Return the settings that were passed to `settings_to_json`."""
-    return HttpSettings(**{**data, "tokens": Tokens([Token(*token) for token in data["tokens"]])})
 
 
 async def _nothing() -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.process import gc_control
 from orchestray.platform.process.sockets import url_of
+from orchestray.serving.application.endpoint import DRAIN_S, LiveEndpoint, settings_of, warning_of
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.http.server.http_server import HttpServer
 from orchestray.serving.lifecycle.control import ControlServer
-from orchestray.serving.lifecycle.endpoint import DRAIN_S, LiveEndpoint, settings_of, warning_of
 from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState
 from orchestray.serving.runtime.event_loop import FineLoop
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.batching import Batcher
 from orchestray.serving.config.load import load_serve_config
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.sharded.model_parallel import ModelParallel

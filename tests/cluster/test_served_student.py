@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 import orchestray
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.config.load import load_serve_config
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 
 if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster

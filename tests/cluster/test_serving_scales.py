@@ -13,9 +13,9 @@ import pytest
 from torch import nn
 
 from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.batching import DeadlineError
 from orchestray.serving.config.load import load_serve_config
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.replicas import ray_replicas
 from support.patience import PATIENCE_S
 from support.served import written_run

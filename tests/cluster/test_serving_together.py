@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.batching import BatchListener
 from orchestray.serving.config.load import load_serve_config
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.models.load import load_served_model
 from orchestray.serving.replicas import ray_replicas
 from orchestray.serving.replicas.ray_replicas import RayReplicas, run_application

@@ -58,7 +58,7 @@ LAYERS = """
     search.tune
     search
 
-    serving  serving.runtime
+    serving.runtime
     serving.batching.policies
     serving.batching
     serving.config
@@ -67,8 +67,10 @@ LAYERS = """
     serving.http  serving.replicas
     serving.generation  serving.http.overload
     serving.http.server
+    serving.application
     serving.lifecycle
     serving.api
+    serving
 
     loadtest  dashboard
     cli
@@ -104,6 +106,7 @@ def _dotted(file: Path) -> str:
 
 
 FILES = module_files()
+_NAMED = ("getLogger", "get_tracer")
 _OF_MODULE = re.compile(r"orchestray\.([a-z_0-9.]+?)(:\w+)?")
 
 
@@ -128,6 +131,8 @@ def _imported(node: ast.AST) -> Iterator[str]:
             for statement in child.orelse:
                 yield from _imported(statement)
             continue
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr in _NAMED:
+            continue  # a logger may have a room's name
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
         elif isinstance(child, ast.ImportFrom) and child.module is not None:

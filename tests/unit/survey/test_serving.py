@@ -19,9 +19,9 @@ from lab.price import Price, cost_usd
 from lab.rehearsal import Rehearsal, rehearse
 from orchestray.loadtest.arrivals import poisson
 from orchestray.platform.errors import ConfigError
+from orchestray.serving.application.endpoint import DRAIN_S, LiveEndpoint
 from orchestray.serving.batching import Batcher, Greedy
 from orchestray.serving.config.load import load_serve_config
-from orchestray.serving.lifecycle.endpoint import DRAIN_S, LiveEndpoint
 from orchestray.serving.lifecycle.manifest import manifest, manifest_yaml
 from orchestray.serving.models.load import load_served_model
 from orchestray.serving.replicas.pool import ReplicaPool

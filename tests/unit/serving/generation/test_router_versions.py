@@ -16,6 +16,7 @@ import httpx
 import pytest
 from torch import Tensor
 
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ModelSection, ServeConfig
 from orchestray.serving.generation.decoder import TransformerDecoder
@@ -24,7 +25,6 @@ from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Step
 from orchestray.serving.http import Monitor, make_app
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.routing.endpoint import ModelVersion, Share
 from orchestray.serving.routing.registry import Registry
 from support.generation import engine_of, small_model

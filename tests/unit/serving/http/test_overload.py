@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from orchestray.platform.sim import event_loop
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.batching import DeadlineError
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.http import HttpSettings
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.models.signature import Output, Sample
 from support.http_endpoint import PAIR, ROW_SUMS, Asked, Held, endpoint, pair, row_sums
 from support.patience import PATIENCE_S

@@ -18,11 +18,11 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from orchestray.platform.errors import ConfigError
+from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.http import HttpSettings, make_app
 from orchestray.serving.http.request_context import Call
 from orchestray.serving.http.tracing import OpenTelemetry
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
 from orchestray.serving.routing.registry import Registry
 from support.http_endpoint import ROW_SUMS, endpoint
 from support.patience import PATIENCE_S

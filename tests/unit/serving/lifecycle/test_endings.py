@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from orchestray.serving.application.endpoint import LiveEndpoint
+from orchestray.serving.application.model_loader import InProcess
 from orchestray.serving.batching import Batcher, Greedy
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ModelSection, ServeConfig
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
-from orchestray.serving.lifecycle.model_loader import InProcess
 from orchestray.serving.routing.endpoint import ModelVersion
 from support.http_endpoint import ROW_SUMS, row_sums
 from support.patience import PATIENCE_S

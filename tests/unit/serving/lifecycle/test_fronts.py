@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.serving.application.starting import divided_network
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.http import HttpSettings, Tokens
 from orchestray.serving.http.auth import Token, digest_of
+from orchestray.serving.http.settings import settings_from, settings_to_json
 from orchestray.serving.lifecycle.fronts import FrontedEndpoint, serve_options
-from orchestray.serving.lifecycle.ray_front import Front, settings_from, settings_to_json
-from orchestray.serving.lifecycle.starting import divided_network
+from orchestray.serving.lifecycle.ray_front import Front
 from orchestray.serving.models.load import load_served_model
 from orchestray.serving.replicas.directory import Directory
 from orchestray.serving.replicas.membership import Agree, Membership

@@ -25,12 +25,12 @@ import yaml
 
 from orchestray.platform.errors import ClusterError, ConfigError, OrchestrayError, RunNameError
 from orchestray.serving.api import serve, update
+from orchestray.serving.application.endpoint import LiveEndpoint
+from orchestray.serving.application.model_loader import InProcess
 from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ModelSection, ServeConfig
 from orchestray.serving.http import HttpSettings
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
-from orchestray.serving.lifecycle.model_loader import InProcess
 from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState, find_endpoint, state_path
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.replicas.in_process import in_process

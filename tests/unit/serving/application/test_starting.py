@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.serving.application.endpoint import LiveEndpoint
+from orchestray.serving.application.starting import add_generator, check_divided, divided_network, is_text
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.generation.decoder import TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.sampling import Sampling
-from orchestray.serving.lifecycle.endpoint import LiveEndpoint
-from orchestray.serving.lifecycle.starting import add_generator, check_divided, divided_network, is_text
 from orchestray.serving.models.load import content_of
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -303,6 +303,6 @@ def test_a_model_is_divided_into_as_many_stages_as_the_memory_of_a_process_asks_
 
 
 def test_the_front_needs_no_torch_to_offer_generation() -> None:
-    program = "import sys, orchestray.serving.generation.router, orchestray.serving.lifecycle.starting"
+    program = "import sys, orchestray.serving.generation.router, orchestray.serving.application.starting"
     script = f"{program}; sys.exit('torch' in sys.modules or 'ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

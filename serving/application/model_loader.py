@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from orchestray.serving.application.starting import add_generator, divided_network, is_text, start_divided
 from orchestray.serving.config.schema import ModelSection, ServeConfig
-from orchestray.serving.lifecycle.starting import add_generator, divided_network, is_text, start_divided
 from orchestray.serving.replicas.batchers import ListenerOf, load_arguments, make_batcher
 from orchestray.serving.replicas.in_process import in_process
 from orchestray.serving.routing.endpoint import ModelVersion

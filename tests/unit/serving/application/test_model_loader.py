@@ -16,9 +16,9 @@ import torch
 
 from orchestray.loadtest.arrivals import bursts
 from orchestray.platform.process import torch_threads
+from orchestray.serving.application.model_loader import InProcess
 from orchestray.serving.batching import Batcher, BatchListener, QueueFullError, RunTimeoutError
 from orchestray.serving.config.schema import BatchingSection, ModelSection, ServeConfig
-from orchestray.serving.lifecycle.model_loader import InProcess
 from orchestray.serving.models.load import load_served_model
 from orchestray.serving.models.served import ServedModel
 from orchestray.serving.replicas.batchers import load_arguments, make_batcher

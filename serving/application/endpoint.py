@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.process.sockets import is_local
+from orchestray.serving.application.model_loader import Starter, Starters
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import GenerationSection, ModelSection, Scaling, ServeConfig
 from orchestray.serving.generation.metrics import GenerationMetrics
@@ -21,7 +22,6 @@ from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, log_access_to, make_app
 from orchestray.serving.http.overload.shedding import LoadShedder
 from orchestray.serving.http.tracing import Tracer, make_tracer
-from orchestray.serving.lifecycle.model_loader import Starter, Starters
 from orchestray.serving.replicas.batchers import ListenerOf
 from orchestray.serving.routing.endpoint import ModelVersion, Share
 from orchestray.serving.routing.registry import Registry
@@ -94,7 +94,9 @@ class LiveEndpoint:
         """
         await self._change(self.config, self._settings)
 
-    async def apply(self, data: dict[str, Any], *, address: str | None = None) -> str:
+    async def apply(
+        self, data: dict[str, Any], *, address: str | None = None, settings: HttpSettings | None = None
+    ) -> str:
         """Take over a changed config: new models are loaded and warm before a request reaches them.
 
         Running requests are answered by the versions that they reached.
@@ -102,6 +104,7 @@ class LiveEndpoint:
         Args:
             data: plain data of the config.
             address: Ray cluster for new replicas, if there are none yet; None: unchanged.
+            settings: settings of the HTTP side; default: those of the config.
 
         Returns:
             the changes, in a sentence.
@@ -112,7 +115,7 @@ class LiveEndpoint:
         """
         config, clauses = _kept(self.config, data)
         before, was = set(self._versions), self.config.traffic()
-        settings = settings_of(config)
+        settings = settings or settings_of(config)
         clauses = [*_describe_generation(self.config.generation, config.generation), *clauses]
         if self._settings.tokens and not settings.tokens:
             _refuse_unsaid_opening(data)

@@ -1,0 +1,1 @@
+"""An endpoint as an application of Ray Serve."""
