@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 
 from orchestray.platform.errors import Interrupted
 from orchestray.platform.process.sockets import listen
+from orchestray.serving.application.endpoint import LiveEndpoint
+from orchestray.serving.application.served import Served
+from orchestray.serving.application.starting import check_local
 from orchestray.serving.config.load import ServeSource, load_serve_config
+from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.lifecycle.control import send_change
 from orchestray.serving.lifecycle.name_lock import EndpointState, find_endpoint
-from orchestray.serving.lifecycle.run import new_loop, run_endpoint
+from orchestray.serving.lifecycle.on_ray import OnRay
+from orchestray.serving.lifecycle.run import Side, new_loop, run_endpoint
 
 
 def serve(
@@ -21,6 +27,7 @@ def serve(
     runs_dir: str | os.PathLike[str] = "runs",
     name: str | None = None,
     address: str | None = None,
+    local: bool = False,
     on_ready: Callable[[str], None] = lambda _url: None,
 ) -> None:
     """Serve a run, or the models of a config, over HTTP; return when SIGTERM ends it.
@@ -30,21 +37,27 @@ def serve(
         overrides: `key.path=value`, applied after loading.
         runs_dir: directory in which `update` can find the running endpoint by its name.
         name: name of the endpoint; replaces the config's.
-        address: Ray cluster for the replicas; default: one that is started here. Unused with `replicas: 1`.
+        address: Ray cluster; default: one that is started here.
+        local: True to answer in this process, without Ray: for models with one replica.
         on_ready: called with the URL as soon as it answers.
 
     Raises:
         ConfigError: the config is wrong; every problem is listed.
         RunNameError: an endpoint of that name runs.
+        ClusterError: the cluster does not answer, or lacks the resources.
         OrchestrayError: the port is taken, or a model cannot be loaded.
         Interrupted: Ctrl-C; running requests have been answered.
     """
     config = load_serve_config(source, overrides, name=name)
     state = EndpointState(runs_dir, config.name)
     try:
-        listening = listen(config.http.host, config.http.port, key="http.host")
-        with listening, asyncio.Runner(loop_factory=new_loop) as runner:
-            interrupted = runner.run(run_endpoint(config, state, listening, address=address, on_ready=on_ready))
+        with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.ExitStack() as stack:
+
+            async def run() -> bool:
+                side = _local(config, stack) if local else _on_ray(config, stack, address)
+                return await run_endpoint(config.name, side, state, on_ready)
+
+            interrupted = runner.run(run())
     finally:
         state.close()
     if interrupted:
@@ -57,14 +70,12 @@ def update(
     overrides: Sequence[str] = (),
     runs_dir: str | os.PathLike[str] = "runs",
     name: str | None = None,
-    address: str | None = None,
 ) -> str:
     """Apply a changed config to the running endpoint of its name, without a failed request.
 
     Args:
         source, overrides, name: see `serve`.
         runs_dir: directory in which the endpoint is found by its name.
-        address: Ray cluster for new replicas; an endpoint that is on one already stays there, and says so.
 
     Returns:
         the changes, in a sentence.
@@ -75,6 +86,18 @@ def update(
         OrchestrayError: a new model cannot be loaded; the endpoint goes on as before.
     """
     config = load_serve_config(source, overrides, name=name)
-    return send_change(
-        find_endpoint(runs_dir, config.name), config.model_dump(mode="json", exclude_unset=True), address=address
-    )
+    return send_change(find_endpoint(runs_dir, config.name), config.model_dump(mode="json", exclude_unset=True))
+
+
+def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Side:
+    """Return an endpoint in this process, with a socket that `stack` closes."""
+    check_local(config)
+    listening = stack.enter_context(listen(config.http.host, config.http.port, key="http.host"))
+    return Served(LiveEndpoint(config), listening)
+
+
+def _on_ray(config: ServeConfig, stack: contextlib.ExitStack, address: str | None) -> Side:
+    """Return an endpoint under Ray Serve, whose port is taken from now on."""
+    listening = stack.enter_context(listen(config.http.host, config.http.port, key="http.host"))
+    http = config.http.model_copy(update={"port": listening.getsockname()[1]})
+    return OnRay(config.model_copy(update={"http": http}), listening, address)

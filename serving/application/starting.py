@@ -87,6 +87,25 @@ def check_divided(model: ModelSection, config: ServeConfig) -> None:
         raise ConfigError(problems)
 
 
+def check_local(config: ServeConfig) -> None:
+    """Refuse models that one process without Ray cannot serve.
+
+    Raises:
+        ConfigError: all problems.
+    """
+    problems = []
+    if not config.in_process:
+        problems.append("replicas: without Ray (--local) there is one process: set it to 1, or leave --local out")
+    problems += [
+        f"models.{index}.run: {model.name} is divided over processes (as it was trained, or by compute.network), "
+        "which are Ray's: leave --local out, or set compute.network.tensor=1 compute.network.pipeline=1"
+        for index, model in enumerate(config.models)
+        if divided_network(model, config) is not None
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
 async def start_divided(
     model: ModelSection,
     config: ServeConfig,

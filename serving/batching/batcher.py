@@ -14,7 +14,7 @@ from orchestray.serving.batching.intake import Intake
 from orchestray.serving.batching.listener import BatcherStats, BatchListener, RunnerStats
 from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Adaptive, Policy
-from orchestray.serving.batching.runner import Lender, RunFunction, RunnerHandle
+from orchestray.serving.batching.runner import RunFunction, RunnerHandle
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -113,16 +113,12 @@ class Batcher(Generic[In, Out]):
         *,
         name: str = "",
         replace: Callable[[], RunFunction[In, Out]] | None = None,
-        lender: Lender | None = None,
         pace_s: Callable[[], float] | None = None,
     ) -> RunnerHandle[In, Out]:
         """Add a replica: `run` takes a list of items, one batch at a time, and returns an answer or exception for each.
 
         If `run` hangs or raises RunnerLostError, `replace` makes the function that succeeds it. Without `replace`, a
         function that hung is called again for the next batch, and a lost runner is removed.
-
-        A runner that is shared with other batchers has a `lender`, which grants it to one of them for one batch at a
-        time.
 
         A runner that may be called while it runs a batch has a `pace_s` (see `RunnerHandle`). It runs batches in the
         order given, and drops those cancelled before they begin. So it stays busy even if a round of the event loop
@@ -132,7 +128,6 @@ class Batcher(Generic[In, Out]):
             run: the batch function.
             name: name of the runner for listeners; default: a new one.
             replace: returns a new batch function.
-            lender: owner of a shared runner.
             pace_s: returns the seconds that the runner needs for a full batch.
         """
         core = self._core
@@ -140,10 +135,9 @@ class Batcher(Generic[In, Out]):
         given = name or self._new_name()
         if not core.runners:
             core.admission.start.ended(now_s)
-        runner = RunnerHandle(self, run, given, replace=replace, lender=lender, pace_s=pace_s)
+        runner = RunnerHandle(self, run, given, replace=replace, pace_s=pace_s)
         core.runners.append(runner)
         core.admission.changed()
-        core.loans.introduce(runner, now_s)
         self._dispatch.look_soon()
         return runner
 

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 from orchestray.serving.batching.admission import Admission
 from orchestray.serving.batching.listener import BatchListener
-from orchestray.serving.batching.loans import Loans
 from orchestray.serving.batching.policies import Policy
 from orchestray.serving.batching.policies.guarded import Guarded
 from orchestray.serving.batching.policies.service_time import ServiceTimeModel
@@ -41,7 +40,6 @@ class Core(Generic[In, Out]):
         self.retiring: set[RunnerHandle[In, Out]] = set()
         """Runners that get no more batches but still run one."""
         self.admission = Admission(self.queue, self.runners, self.model, max_batch_size)
-        self.loans = Loans(self.queue, self.runners)
         self.closed = self.abandoned = False
         self.drained = asyncio.Event()
         self.num_shed: Counter[str] = Counter()

@@ -70,9 +70,8 @@ class Dispatch(Generic[In, Out]):
         self.flights.learn()
         while core.queue and (idle := [runner for runner in core.runners if runner.idle]):
             now_s = core.loop.time()
-            hurried = waited or any(runner.hurried for runner in idle)
+            wait_s = 0.0 if waited else self._chosen_wait_s(now_s, len(idle))
             waited = False
-            wait_s = 0.0 if hurried else self._chosen_wait_s(now_s, len(idle))
             if wait_s > 0:
                 until_s = now_s + wait_s
                 self._timer = core.loop.call_at(until_s, self._wait_over, until_s)
@@ -83,7 +82,6 @@ class Dispatch(Generic[In, Out]):
                 self.flights.start(min(idle, key=_started_s), batch, now_s)
         for runner in core.runners:
             self._give_ahead(runner)
-        core.loans.settle(core.loop.time())
         core.note_drained()
 
     def stop_waiting(self) -> None:

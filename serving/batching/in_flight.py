@@ -58,7 +58,6 @@ class InFlight(Generic[In, Out]):
         self._core.admission.changed()
         for request in batch:
             request.after = flight.after
-        runner.granted, runner.hurried = runner.lender is None, False
         core = self._core
         core.tell(core.listener.batch_started, runner.name, [now_s - request.arrived_s for request in batch])
         flight.task = core.loop.create_task(self._run(runner, flight))
@@ -200,7 +199,7 @@ class InFlight(Generic[In, Out]):
 
     def _is_split(self, runner: RunnerHandle[In, Out], flight: BatchInFlight[In, Out], error: BaseException) -> bool:
         """Return True if a failed batch is run again in parts: if its function raised, and nothing else is wrong."""
-        if not self._isolate or runner.lender is not None or flight.was_cancelled or self._core.abandoned:
+        if not self._isolate or flight.was_cancelled or self._core.abandoned:
             return False
         if isinstance(error, RunnerLostError | RunTimeoutError) or not isinstance(error, Exception):
             return False
@@ -222,7 +221,6 @@ class InFlight(Generic[In, Out]):
             request.num_losses += lost and not flight.taken_back
             if lost and request.num_losses < _MOST_LOSSES and not core.abandoned:
                 core.queue.push(request)
-                core.loans.requeued()
             else:
                 fail(request, as_failure(error, closed=core.abandoned))
                 has_failed = True

@@ -19,16 +19,6 @@ _NOTICED_SHARE = 0.1
 RunFunction = Callable[[Sequence[In]], Awaitable[Sequence[Out | Exception]]]
 
 
-class Lender(Protocol):
-    """The owner of a runner that several batchers share: it grants the runner to one at a time, for one batch."""
-
-    def want(self, oldest_s: float | None) -> None:
-        """Ask for the runner, for a request that has waited `oldest_s` seconds; None: no request waits any more."""
-
-    def give_back(self) -> None:
-        """Return an unused grant: another runner has answered what waited."""
-
-
 class BatchInFlight(Generic[In, Out]):
     """A batch that was given to a runner.
 
@@ -84,7 +74,6 @@ class RunnerHandle(Generic[In, Out]):
         run: the batch function.
         name: name for listeners.
         replace: returns a new batch function after a loss; None: the runner is then removed.
-        lender: owner of a runner that several batchers share.
         pace_s: returns the seconds that it needs for a full batch; None: it takes one batch at a time.
     """
 
@@ -95,13 +84,8 @@ class RunnerHandle(Generic[In, Out]):
         name: str,
         *,
         replace: Callable[[], RunFunction[In, Out]] | None,
-        lender: Lender | None = None,
         pace_s: Callable[[], float] | None = None,
     ) -> None:
-        self.lender = lender
-        self.granted = lender is None
-        self.hurried = False
-        """True if another batcher waits for it, so that it must not wait for more requests."""
         self.name = name
         self.run = run
         self.replace = replace
@@ -124,7 +108,7 @@ class RunnerHandle(Generic[In, Out]):
 
     @property
     def idle(self) -> bool:
-        return not self.flights and self.granted
+        return not self.flights
 
     def num_at_once(self, round_s: float) -> int:
         """Return the full batches to give it at once so that it does not idle within a round of the event loop.
@@ -141,17 +125,6 @@ class RunnerHandle(Generic[In, Out]):
         if pace_s * (_MOST_AT_ONCE - 1) <= round_s:
             return _MOST_AT_ONCE
         return 1 + math.ceil(round_s / pace_s)
-
-    def grant(self, *, hurry: bool) -> None:
-        """Allow one batch (called by the lender); with `hurry`, without waiting for more requests."""
-        self.granted, self.hurried = True, hurry
-        self._keeper.look_again()
-
-    def hurry(self) -> None:
-        """Stop waiting for more requests, since other batchers wait for the runner (called by the lender)."""
-        if self.granted:
-            self.hurried = True
-            self._keeper.look_again()
 
     async def remove(self, *, drain: bool = True) -> None:
         """Give it no more batches and return when it has none; without `drain` another runner runs its batches."""

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestray.platform.config.problems import Problem
-from orchestray.platform.process.sockets import is_local
 from orchestray.serving.batching.policies import timeout_problem
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 
@@ -20,8 +19,6 @@ def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> l
         look_at_files: True if the runs and files that it names must exist.
     """
     problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
-    problems += _of_fronts(config)
-    problems += _of_proxy(config)
     problems += _of_compute(config)
     return problems + (_of_files(config) if look_at_files else [])
 
@@ -84,31 +81,6 @@ def _of_tls(config: ServeConfig) -> Iterator[Problem]:
     if (tls.certificate is None) != (tls.key is None):
         missing, there = ("key", "certificate") if tls.key is None else ("certificate", "key")
         yield Problem(f"http.tls.{missing}", f"is required with http.tls.{there}")
-
-
-def _of_fronts(config: ServeConfig) -> Iterator[Problem]:
-    if config.http.fronts == 1:
-        return
-    network = config.compute.network
-    if isinstance(config.replicas, Scaling):
-        yield Problem("http.fronts", "more than one needs a number of replicas: set replicas to that, or fronts to 1")
-    if network is not None and network.tensor * network.pipeline > 1:
-        yield Problem("http.fronts", "more than one is for models in one process: leave it out, or compute.network")
-
-
-def _of_proxy(config: ServeConfig) -> Iterator[Problem]:
-    http = config.http
-    if http.proxy != "haproxy":
-        return
-    if http.fronts == 1:
-        yield Problem("http.proxy", "haproxy is for several fronts: set http.fronts to 2 or more, or leave it out")
-    if http.tls.certificate is not None:
-        yield Problem("http.proxy", "haproxy speaks no TLS here: use python, or leave http.tls out")
-    if is_local(http.host):
-        yield Problem(
-            "http.proxy",
-            f"haproxy listens on every address, and http.host is {http.host}: use python, or set http.host to 0.0.0.0",
-        )
 
 
 def _of_files(config: ServeConfig) -> list[Problem]:

@@ -53,20 +53,12 @@ class HttpSection(Section):
     """Address to listen on; 0.0.0.0: all addresses of this machine."""
     port: Port = 8000
     """Port to listen on; 0: any free one."""
-    fronts: Positive = 1
-    """Processes that take requests; 1: the command's own; more: on the cluster's nodes, behind Ray Serve's proxy."""
-    proxy: Literal["auto", "haproxy", "python"] = "auto"
-    """Ray Serve's proxy before several fronts: HAProxy is faster, and opens ports on every address.
-
-    `auto` is Python's, unless RAY_SERVE_ENABLE_HA_PROXY=1 asks for the other, `host` is for other machines and `tls` is
-    not set.
-    """
     max_body_mb: AboveZero = 16.0
     """Largest body of a request, in megabytes."""
     tls: TlsSection = TlsSection()
     """HTTPS."""
     read_timeout_s: AboveZero = 10.0
-    """Seconds in which a client must send a request; a body that keeps coming has more. With one front."""
+    """Seconds in which a client must send a request; a body that keeps coming has more."""
     timeout_ms: AboveZero | None = None
     """Milliseconds until the deadline of requests that set none; null: no deadline."""
     access_log: Flag = False
@@ -176,7 +168,7 @@ class ServeConfig(Section):
     generation: GenerationSection = GenerationSection()
     """Limits of text generation."""
     replicas: Positive | Scaling = 1
-    """Processes that compute, per version; 1: the front's own; or {min, max, target_latency_ms}."""
+    """Processes that compute, per version; 1: the ingress's own; or {min, max, target_latency_ms}."""
     resources: ServeResources = ServeResources()
     """Resources of one replica."""
     compute: ComputeSection = ComputeSection()
@@ -191,7 +183,7 @@ class ServeConfig(Section):
 
     @property
     def in_process(self) -> bool:
-        """True if the models run in the process of the HTTP front."""
+        """True if the models run in the process of the ingress."""
         return self.replicas == 1
 
     def traffic(self) -> dict[tuple[str, int], float]:

@@ -54,7 +54,6 @@ def make_generate_router(
     max_json_depth: int = 64,
     most_tokens: int = 4096,
     most_prompt_bytes: int = 16384,
-    lacking: str | None = None,
 ) -> APIRouter:
     """Make the route `POST /generate`, for an application of `orchestray.serving.http` that authorises and logs.
 
@@ -64,7 +63,6 @@ def make_generate_router(
         max_body_bytes, max_json_depth: see `HttpSettings`.
         most_tokens: largest number of tokens that a request may ask for.
         most_prompt_bytes: largest prompt, in bytes of UTF-8; a longer one is refused before it is tokenized.
-        lacking: reason why this endpoint does not generate text, whatever its models.
     """
     router = APIRouter()
     schema = schema_of(most_tokens, most_prompt_bytes)
@@ -75,7 +73,7 @@ def make_generate_router(
         asked = parse(parse_object(body, max_json_depth, _WANTED), most_tokens, most_prompt_bytes)
         name, number = named_by(request, call)
         call.asked_version = number if asked.version is None else asked.version
-        version, engine = _find(models, name if asked.model is None else asked.model, call.asked_version, lacking)
+        version, engine = _find(models, name if asked.model is None else asked.model, call.asked_version)
         call.reaches(version)
         generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
         try:
@@ -111,7 +109,7 @@ def make_generate_router(
     return router
 
 
-def _find(models: Registry, name: str | None, number: str | None, lacking: str | None) -> tuple[ModelVersion, Engine]:
+def _find(models: Registry, name: str | None, number: str | None) -> tuple[ModelVersion, Engine]:
     """Find the version that answers: of the named model or the only one that generates text; named, or by traffic.
 
     Raises:
@@ -121,8 +119,6 @@ def _find(models: Registry, name: str | None, number: str | None, lacking: str |
     """
     if not models.ready:
         raise not_ready()
-    if lacking is not None:
-        raise UnknownModelError(lacking)
     there = [each.name for each in models if any(version.generator is not None for version in each.versions)]
     if name is None and len(there) > 1:
         raise InputError("model", f"one of {', '.join(there)}", "nothing")

@@ -40,7 +40,7 @@ class RequestMiddleware:
     def __init__(self, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
         self._settings = settings
         self._monitor = monitor
-        self._limits = RateLimits(settings.rate_limit_per_s, settings.num_fronts)
+        self._limits = RateLimits(settings.rate_limit_per_s)
         self._access_log = AccessLog() if settings.access_log else None
         self._tracer = tracer
 

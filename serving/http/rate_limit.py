@@ -11,12 +11,10 @@ class RateLimits:
 
     Args:
         per_s: rate for tokens without one of their own; None: no limit.
-        num_fronts: processes over which requests are spread: each admits its share of a rate.
     """
 
-    def __init__(self, per_s: float | None, num_fronts: int = 1) -> None:
+    def __init__(self, per_s: float | None) -> None:
         self._per_s = per_s
-        self._num_fronts = num_fronts
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def take(self, token: Token, now_s: float) -> None:
@@ -28,13 +26,12 @@ class RateLimits:
         per_s = token.rate_limit_per_s or self._per_s
         if per_s is None:
             return
-        here_per_s = per_s / self._num_fronts
-        most = max(1.0, here_per_s)
+        most = max(1.0, per_s)
         left, before_s = self._buckets.get(token.digest, (most, now_s))
-        left = min(most, left + (now_s - before_s) * here_per_s)
+        left = min(most, left + (now_s - before_s) * per_s)
         if left < 1.0:
             self._buckets[token.digest] = (left, now_s)
             raise unavailable(
-                f"More than the {per_s:g} requests a second that this token is allowed.", (1.0 - left) / here_per_s, 429
+                f"More than the {per_s:g} requests a second that this token is allowed.", (1.0 - left) / per_s, 429
             )
         self._buckets[token.digest] = (left - 1.0, now_s)

@@ -25,8 +25,6 @@ class HttpSettings:
     """Tokens that admit requests; empty: all requests are admitted."""
     rate_limit_per_s: float | None = None
     """Requests a second per token, on average; a rate of its own in the tokens' file takes precedence."""
-    num_fronts: int = 1
-    """Number of processes that take the endpoint's requests: each admits its share of a token's rate."""
     timeout_s: float | None = None
     """Seconds from arrival to the deadline of a request that sets none; None: no deadline."""
     access_log: bool = True
@@ -39,7 +37,6 @@ class HttpSettings:
             "max_body_bytes": self.max_body_bytes,
             "max_json_depth": self.max_json_depth,
             "rate_limit_per_s": self.rate_limit_per_s,
-            "num_fronts": self.num_fronts,
             "timeout_s": self.timeout_s,
         }
         problems = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import logging
 import socket
@@ -12,15 +13,14 @@ from typing import Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.serving.lifecycle.name_lock import EndpointInfo
-from orchestray.serving.replicas.connections import is_secret
 
 _log = logging.getLogger("orchestray.serving")
 
 _LIMIT_BYTES = 16 * 2**20
 _HOST = "127.0.0.1"
 
-Apply = Callable[[dict[str, Any], str | None], Awaitable[str]]
-"""Function that applies a config's plain data, on the cluster at an address if given; returns the changes in words."""
+Apply = Callable[[dict[str, Any]], Awaitable[str]]
+"""Function that applies a config's plain data; returns the changes in words."""
 
 
 class ControlServer:
@@ -69,15 +69,15 @@ class ControlServer:
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
             asked = json.loads(line)
-            known = is_secret(asked["secret"], self._secret)
-            data, address = dict(asked["config"]), asked.get("address")
+            known = _is_secret(asked["secret"], self._secret)
+            data = dict(asked["config"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return {"error": "This is no change of an endpoint.", "exit_status": 2}
         if not known:
             return {"error": "The secret is wrong.", "exit_status": 2}
         async with self._turn:
             try:
-                return {"changed": await self._apply(data, None if address is None else str(address))}
+                return {"changed": await self._apply(data)}
             except ConfigError as error:
                 return {"problems": list(error.problems)}
             except OrchestrayError as error:
@@ -88,16 +88,13 @@ class ControlServer:
                 return {"error": text, "exit_status": OrchestrayError.exit_status}
 
 
-def send_change(
-    standing: EndpointInfo, config: dict[str, Any], timeout_s: float | None = None, *, address: str | None = None
-) -> str:
+def send_change(standing: EndpointInfo, config: dict[str, Any], timeout_s: float | None = None) -> str:
     """Change a running endpoint; return the changes as a sentence, when requests see them.
 
     Args:
         standing: the endpoint.
         config: plain data of the new config.
         timeout_s: seconds to wait for the answer, while new models are loaded; None: no limit.
-        address: address of the Ray cluster for new replicas, if none is in use yet.
 
     Raises:
         ConfigError: the endpoint cannot be changed to that, and goes on as before.
@@ -105,7 +102,7 @@ def send_change(
     """
     try:
         with socket.create_connection((_HOST, standing.control_port), timeout=timeout_s) as connection:
-            asked = {"secret": standing.secret, "config": config, "address": address}
+            asked = {"secret": standing.secret, "config": config}
             connection.sendall((json.dumps(asked) + "\n").encode())
             line = connection.makefile("rb").readline()
         answer = json.loads(line)
@@ -120,3 +117,9 @@ def send_change(
         failed.exit_status = answer["exit_status"]
         raise failed
     return str(answer["changed"])
+
+
+def _is_secret(given: object, secret: str) -> bool:
+    """Return True if the other side knows the secret; strangers may send anything, even values that are not text."""
+    # As bytes: `compare_digest` refuses text that is not ASCII, and JSON may contain lone surrogates.
+    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="surrogatepass"), secret.encode())

@@ -77,8 +77,6 @@ def _check(config: ServeConfig) -> None:
         for key, (file, instead) in files.items()
         if file is not None
     ]
-    if config.http.fronts > 1:
-        problems.append("http.fronts: a pod is one process that listens: leave it out, and give replicas, the pods")
     mounted: dict[str, tuple[int, str]] = {}
     for index, model in enumerate(config.models):
         first, run = mounted.setdefault(_mounted(model), (index, model.run))

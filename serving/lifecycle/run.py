@@ -1,4 +1,4 @@
-"""The life of an endpoint from start to end: loading, answering, changing, draining."""
+"""The life of an endpoint's command from start to end: it begins, is changed, and ends as a signal asks."""
 
 from __future__ import annotations
 
@@ -6,60 +6,62 @@ import asyncio
 import logging
 import os
 import signal
-import socket
-import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
-from orchestray.platform.process import gc_control
-from orchestray.platform.process.sockets import url_of
-from orchestray.serving.application.endpoint import DRAIN_S, LiveEndpoint, settings_of, warning_of
-from orchestray.serving.config.schema import ServeConfig
-from orchestray.serving.http.server.http_server import HttpServer
 from orchestray.serving.lifecycle.control import ControlServer
 from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState
 from orchestray.serving.runtime.event_loop import FineLoop
 
-if TYPE_CHECKING:
-    from orchestray.serving.lifecycle.fronts import ServeProxy
-
 _log = logging.getLogger("orchestray.serving")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SWITCH_S = 0.0002
-"""Seconds between thread switches of the interpreter.
 
-A model's thread waits this long for the interpreter's lock after each operation that released it, while the event loop
-is busy. With Python's 5 ms a batch of ten operations takes 50 ms longer.
-"""
 
-_LEAST_DRAIN_S = 1.0
-"""Seconds for the models to end after waiting clients had their time."""
+class Side(Protocol):
+    """The place where an endpoint runs: this process, or an application of Ray Serve."""
+
+    def start(self) -> Coroutine[Any, Any, str]:
+        """Start; return the URL at which it answers.
+
+        Raises:
+            OrchestrayError: a model cannot be served.
+        """
+
+    @property
+    def warnings(self) -> list[str]:
+        """Clauses about its config for its owner, once it has started."""
+
+    async def apply(self, data: dict[str, Any]) -> str:
+        """Take over a changed config, as plain data; return the changes in a sentence.
+
+        Raises:
+            OrchestrayError: it cannot be served; nothing has changed.
+        """
+
+    def end(self) -> Coroutine[Any, Any, None]:
+        """Answer requests that wait or run, and end. May be called before it has started."""
+
+    def end_at_once(self) -> None:
+        """End without waiting for running requests."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop for a front."""
+    """Return an event loop for an endpoint."""
     return FineLoop()
 
 
 async def run_endpoint(
-    config: ServeConfig,
-    state: EndpointState,
-    listening: socket.socket,
-    *,
-    address: str | None = None,
-    on_ready: Callable[[str], None],
+    name: str, side: Side, state: EndpointState, on_ready: Callable[[str], None] = lambda _url: None
 ) -> bool:
     """Serve until a signal comes; a second signal ends it without waiting for running requests.
 
     Args:
-        config: config of the endpoint.
+        name: name of the endpoint.
+        side: place where it runs.
         state: lock on its name, which gets its address.
-        listening: bound socket.
-        address: address of the Ray cluster for replicas; None: a local one.
         on_ready: called with the endpoint's URL when it answers.
 
     Returns:
@@ -68,78 +70,35 @@ async def run_endpoint(
     Raises:
         OrchestrayError: a model cannot be served.
     """
-    with _short_switches(), gc_control.leaving_out() as settle, _Stop() as stop:
+    with _Stop() as stop:
 
-        async def apply(data: dict[str, Any], address: str | None) -> str:
-            before = {*live.registry.versions}
+        async def apply(data: dict[str, Any]) -> str:
             try:
-                return await live.apply(data, address=address)
+                return await side.apply(data)
             finally:
                 stop.listen()
-                if before != {*live.registry.versions}:
-                    drained = asyncio.ensure_future(live.drained())  # removed versions are garbage then
-                    drained.add_done_callback(lambda done: None if done.cancelled() else settle())
 
-        scheme = "http" if config.http.tls.certificate is None else "https"
-        url = url_of(listening, config.http.host, scheme=scheme)
-        live, server = _make(config, listening, address)
-        if (warning := warning_of(config, settings_of(config))) is not None:
-            _log.warning("Warning: %s.", warning)
         try:
-            if not await _overtaken(live.start(), stop.asked):
+            started = asyncio.create_task(side.start())
+            if not await _overtaken(started, stop.asked):
                 stop.listen()
-                for clause in live.registry.uncopied:
+                for clause in side.warnings:
                     _log.warning("Warning: %s.", clause)
-                settle()
-                await server.start()
-                info = EndpointInfo(config.name, os.getpid(), url)
+                info = EndpointInfo(name, os.getpid(), started.result())
                 control = ControlServer(apply, info.secret)
                 state.write(replace(info, control_port=await control.start()))
                 on_ready(info.url)
                 await stop.asked.wait()
                 await control.close()
         finally:
-            live.prepare_to_end()
-            if await _overtaken(_end(server, live), stop.asked_again):
-                server.stop_at_once()
+            if await _overtaken(asyncio.create_task(side.end()), stop.asked_again):
+                side.end_at_once()
         return stop.is_interrupt
 
 
-@contextmanager
-def _short_switches() -> Iterator[None]:
-    """Shorten the interpreter's switch interval in the context; the process may do something else afterwards."""
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before_s)
-
-
-def _make(
-    config: ServeConfig, listening: socket.socket, address: str | None
-) -> tuple[LiveEndpoint, HttpServer | ServeProxy]:
-    """Make the endpoint, and the server that answers for it."""
-    if config.http.fronts == 1:
-        live = LiveEndpoint(config, address=address)
-        return live, HttpServer(live, listening, config.http, shedding=live.shedding)
-    from orchestray.serving.lifecycle.fronts import FrontedEndpoint, ServeProxy
-
-    port = listening.getsockname()[1]
-    return FrontedEndpoint(config, port, address=address), ServeProxy(listening)
-
-
-async def _end(server: HttpServer | ServeProxy, live: LiveEndpoint) -> None:
-    """Answer running requests, for `DRAIN_S` in all: those who end it with a signal count on that."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + DRAIN_S
-    await server.stop()
-    await live.close(drain_s=max(_LEAST_DRAIN_S, until_s - loop.time()))
-
-
-async def _overtaken(work: Coroutine[Any, Any, None], event: asyncio.Event) -> bool:
-    """Run `work`, unless the event happens first: then cancel it and return True."""
-    task, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
+async def _overtaken(task: asyncio.Task[Any], event: asyncio.Event) -> bool:
+    """Wait for a task, unless the event happens first: then cancel it and return True."""
+    waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -110,7 +110,7 @@ def test_what_a_search_writes_of_its_trials_needs_nothing_heavy(tmp_path: Path) 
     assert any((tmp_path / "a" / "tensorboard").rglob("events*"))
 
 
-@pytest.mark.parametrize("module", ["orchestray.search.engine.run", "orchestray.serving.replicas.ray_replicas"])
+@pytest.mark.parametrize("module", ["orchestray.search.engine.run", "orchestray.serving.application.build"])
 def test_what_connects_to_a_cluster_comes_without_ray_which_looks_for_its_token_when_it_is_imported(
     module: str,
 ) -> None:

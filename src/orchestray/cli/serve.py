@@ -21,6 +21,8 @@ _EPILOG = """Examples:
 
 orchestray serve runs/digits
 
+orchestray serve runs/digits --local
+
 orchestray serve runs/digits --port 8080 batching.max_batch_size=64 replicas=2
 
 orchestray serve configs/serve/digits.yaml --update
@@ -57,6 +59,9 @@ def serve(
         str | None, typer.Option("--name", metavar="NAME", help="Name of the endpoint, in place of the config's.")
     ] = None,
     address: options.Address = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Answer in this process, without Ray; for models with one replica.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the URL alone.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Say it as JSON, as the last line of stdout.")] = False,
 ) -> None:
@@ -72,7 +77,7 @@ def serve(
     from orchestray.serving import api
 
     if update:
-        changed = api.update(config, runs_dir=runs_dir, address=address)
+        changed = api.update(config, runs_dir=runs_dir)
         print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
         return
 
@@ -87,7 +92,7 @@ def serve(
     if not quiet:
         print(f"Loading {_models(config)}.", file=sys.stderr, flush=True)  # replicas and large models take a while
     try:
-        api.serve(config, runs_dir=runs_dir, address=address, on_ready=say)
+        api.serve(config, runs_dir=runs_dir, address=address, local=local, on_ready=say)
     except (KeyboardInterrupt, Interrupted):
         raise typer.Exit(130) from None
     finally:

@@ -24,9 +24,9 @@ from orchestray.serving.batching import Batcher, Greedy
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.lifecycle.manifest import manifest, manifest_yaml
 from orchestray.serving.models.load import load_served_model
-from orchestray.serving.replicas.pool import ReplicaPool
-from orchestray.serving.replicas.replica import FrontAddress, ReplicaWorker
+from orchestray.serving.replicas.batch_thread import BatchThread
 from orchestray.serving.replicas.scaling import ScalingGoal
+from orchestray.serving.routing.endpoint import ModelVersion
 from support.served import served_linear, written_run
 
 KUBERNETES = "1.31"
@@ -55,18 +55,16 @@ async def answers_of(num_replicas: int, samples: Sequence[Any]) -> list[list[flo
 
     Replicas behind one queue answer.
     """
-    pool = ReplicaPool()
-    front = FrontAddress("127.0.0.1", await pool.listen("127.0.0.1"), pool.secret, "linear")
     batcher: Batcher[Any, Any] = Batcher(policy=Greedy(), max_batch_size=3)
-    workers = [
-        asyncio.create_task(ReplicaWorker(front, served_linear(), f"replica-{index}").serve())
-        for index in range(num_replicas)
-    ]
+    threads = [BatchThread(served_linear()) for _ in range(num_replicas)]
+    for thread in threads:
+        batcher.add_runner(thread.run)
 
-    async def nothing() -> None:
-        pass
+    async def end() -> None:
+        for thread in threads:
+            thread.close()
 
-    version = await pool.version("linear", batcher, nothing)
+    version = ModelVersion(served_linear().signature, batcher, end)
 
     async def client(number: int) -> list[float]:
         asked = [asyncio.ensure_future(version.predict(sample)) for sample in samples[number::4]]
@@ -74,8 +72,7 @@ async def answers_of(num_replicas: int, samples: Sequence[Any]) -> list[list[flo
 
     answers = await asyncio.gather(*(client(number) for number in range(4)))
     await batcher.close()
-    await pool.close()
-    await asyncio.gather(*workers)
+    await version.close()
     return answers
 
 
@@ -246,10 +243,10 @@ def test_a_manifest_of_pods_that_could_not_start_or_would_serve_another_run_is_r
     runs = [str(written_run(tmp_path / place, "digits")) for place in ("here", "there")]
     models = [{"name": "a", "run": runs[0]}, {"name": "a", "run": runs[0], "version": 2}, {"name": "b", "run": runs[1]}]
     tls = {"certificate": "cert.pem", "key": "key.pem"}
-    config = {"name": "e", "models": models, "http": {"tls": tls, "fronts": 2}, "auth": {"tokens_file": "tokens"}}
+    config = {"name": "e", "models": models, "http": {"tls": tls}, "auth": {"tokens_file": "tokens"}}
     with pytest.raises(ConfigError) as refused:
         manifest_yaml(load_serve_config(config, look_at_files=False))
     keys = [problem.partition(":")[0] for problem in refused.value.problems]
-    assert keys == ["http.tls.certificate", "http.tls.key", "auth.tokens_file", "http.fronts", "models.2.run"]
+    assert keys == ["http.tls.certificate", "http.tls.key", "auth.tokens_file", "models.2.run"]
     best = [{"name": "a", "run": f"{tmp_path}/rates/best"}, {"name": "b", "run": f"{tmp_path}/best"}]
     assert manifest(load_serve_config({"name": "e", "models": best}, look_at_files=False))

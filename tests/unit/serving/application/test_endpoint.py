@@ -23,14 +23,12 @@ import numpy as np
 import pytest
 import yaml
 
-from orchestray.platform.errors import ClusterError, ConfigError, OrchestrayError, RunNameError
+from orchestray.platform.errors import ConfigError, OrchestrayError, RunNameError
 from orchestray.serving.api import serve, update
 from orchestray.serving.application.endpoint import LiveEndpoint
-from orchestray.serving.application.model_loader import InProcess
 from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ModelSection, ServeConfig
-from orchestray.serving.http import HttpSettings
 from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState, find_endpoint, state_path
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.replicas.in_process import in_process
@@ -85,7 +83,7 @@ def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
 
     def run() -> None:
         try:
-            serve(config, runs_dir=runs, on_ready=say)
+            serve(config, runs_dir=runs, local=True, on_ready=say)
         except asyncio.CancelledError:
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the test
@@ -102,7 +100,7 @@ def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
     try:
         yield port
     finally:
-        main = next(task for task in stop[0] if task.get_coro().__name__ == "run_endpoint")
+        main = next(task for task in stop[0] if task.get_coro().__name__ == "run")
         loops[0].call_soon_threadsafe(main.cancel)
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
@@ -266,80 +264,8 @@ def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
     EndpointState(runs, "endpoint").close()
 
 
-def test_an_update_names_the_cluster_of_replicas_to_come_and_says_so_where_it_comes_too_late(runs: Path) -> None:
-    nowhere = "127.0.0.1:1"
-
-    async def scenario() -> None:
-        live = LiveEndpoint(load_serve_config(config_of(runs, {"run": "one"})))
-        await live.start()
-        assert await live.apply(config_of(runs, {"run": "one"}), address=nowhere) == "nothing has changed"
-        with pytest.raises(ClusterError, match=nowhere):  # the replicas are looked for there, and on no other cluster
-            await live.apply(config_of(runs, {"run": "one"}, replicas=2))
-        with pytest.raises(OrchestrayError):  # what is not done leaves the cluster as it was, too
-            await live.apply(config_of(runs, {"run": "none"}), address="127.0.0.1:3")
-        with pytest.raises(ClusterError, match=nowhere):
-            await live.apply(config_of(runs, {"run": "one"}, replicas=2))
-        assert (
-            await live.apply(config_of(runs, {"run": "two"}), address="127.0.0.1:2") == "digits version 1 is replaced"
-        )
-        await live.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_change_that_somebody_else_refuses_ends_what_was_started_for_it_and_serves_on(runs: Path) -> None:
-    ended: list[str] = []
-
-    class Noting(InProcess):
-        async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
-            version = await super().start(model, config)
-            close = version.close
-
-            async def noted(*, drain: bool = True) -> None:
-                ended.append(version.version)
-                await close(drain=drain)
-
-            version.close = noted  # type: ignore[method-assign]
-            return version
-
-        def content(self, model: ModelSection) -> str:
-            return ""
-
-        def move(self, address: str | None) -> bool:
-            return False
-
-        @property
-        def address(self) -> str | None:
-            return None
-
-        async def close(self) -> None:
-            pass
-
-    class Refused(LiveEndpoint):
-        async def _before_change(self, config: ServeConfig, settings: HttpSettings, versions: Any) -> None:
-            if len(versions) > 1:
-                raise OrchestrayError("a front says no")
-
-    async def scenario() -> None:
-        live = Refused(load_serve_config(config_of(runs, {"run": "one"})), make_starter=Noting)
-        await live.start()
-        (before,) = live.registry.versions
-        for _ in range(2):
-            with pytest.raises(OrchestrayError, match="a front says no"):
-                await live.apply(config_of(runs, {"run": "one"}, {"run": "two", "version": 2}))
-        assert ended == ["2", "2"]
-        assert live.registry.versions == [before]
-        assert (await before.predict(before.signature.parse(EXAMPLE["inputs"])))["outputs"].shape == (10,)
-        await live.close()
-        assert ended == ["2", "2", "1"]
-
-    asyncio.run(scenario())
-
-
 class Hung:
     """A starter of versions of a model that never answers."""
-
-    address = None
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -356,21 +282,15 @@ class Hung:
     def content(self, model: ModelSection) -> str:
         return ""
 
-    def move(self, address: str | None) -> bool:
-        return False
-
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         return in_process(self, Batcher(policy=Greedy()))
-
-    async def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("way", ["the time is over", "it is told not to wait", "the version was replaced before"])
 def test_an_endpoint_ends_also_while_a_model_hangs(runs: Path, way: str) -> None:
     async def scenario() -> None:
         hung = Hung()
-        live = LiveEndpoint(load_serve_config(config_of(runs, {"run": "one"})), make_starter=lambda _: hung)
+        live = LiveEndpoint(load_serve_config(config_of(runs, {"run": "one"})), make_starters=lambda _: hung)
         await live.start()
         asked = asyncio.ensure_future(live.registry["digits"].predict({"x": np.zeros(2, np.float32)}))
         assert await asyncio.to_thread(hung.begun.wait, 60)

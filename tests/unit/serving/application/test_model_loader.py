@@ -16,7 +16,7 @@ import torch
 
 from orchestray.loadtest.arrivals import bursts
 from orchestray.platform.process import torch_threads
-from orchestray.serving.application.model_loader import InProcess
+from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.batching import Batcher, BatchListener, QueueFullError, RunTimeoutError
 from orchestray.serving.config.schema import BatchingSection, ModelSection, ServeConfig
 from orchestray.serving.models.load import load_served_model
@@ -184,7 +184,7 @@ def test_a_version_is_warm_for_every_size_of_batch_and_computes_by_its_own_threa
     model, config = config_of(run, resources={"cpus_per_worker": cpus}, batching={"max_batch_size": 6})
 
     async def ask() -> None:
-        version = await InProcess(lambda *_: BatchListener()).start(model, config)
+        version = await Starters(lambda *_: BatchListener()).start(model, config)
         seen = _seen()
         assert {size for size, _ in seen} == {1, 2, 6}
         seen.clear()

@@ -81,21 +81,6 @@ def test_a_problem_names_its_key_and_what_was_wanted(run: Path, override: str, p
     assert f"config: {problem}" in problems_of(config(run), override)
 
 
-def test_several_fronts_are_for_a_number_of_replicas_that_are_one_process_each(run: Path) -> None:
-    told = problems_of(config(run), "http.fronts=2", "replicas={max: 3}", "compute.network={pipeline: 2}")
-    assert [problem.split(": ", 2)[1] for problem in told] == ["http.fronts", "http.fronts"]
-    assert load_serve_config(config(run), ["http.fronts=2", "replicas=3"]).http.fronts == 2
-
-
-def test_haproxy_is_for_several_fronts_without_tls_that_other_machines_reach(run: Path) -> None:
-    told = problems_of(config(run), "http.proxy=haproxy", f"http.tls={{certificate: {run}, key: {run}}}")
-    ours = [problem for problem in told if "http.proxy" in problem]
-    for wanted, problem in zip(("several fronts", "no TLS", "127.0.0.1"), ours, strict=True):
-        assert wanted in problem
-    overrides = ["http.proxy=haproxy", "http.fronts=2", "http.host=0.0.0.0"]
-    assert load_serve_config(config(run), overrides).http.proxy == "haproxy"
-
-
 def test_all_problems_are_told_at_once(run: Path) -> None:
     given = config(run, http={"port": -1, "tls": {"key": "k"}}, replicas="many", naem="x")
     keys = [problem.split(": ")[1] for problem in problems_of(given)]

@@ -178,7 +178,7 @@ def test_an_answer_that_an_update_meets_ends_by_the_model_that_began_it_and_the_
 
     async def main() -> None:
         started = Started()
-        live = LiveEndpoint(load_serve_config(config(1)), make_starter=lambda _: started)
+        live = LiveEndpoint(load_serve_config(config(1)), make_starters=lambda _: started)
         await live.start()
         transport = httpx.ASGITransport(live, raise_app_exceptions=False)
         async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(transport=transport, base_url="http://at") as client:

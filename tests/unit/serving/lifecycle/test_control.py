@@ -18,8 +18,8 @@ def test_who_does_not_know_the_secret_changes_nothing() -> None:
     async def scenario() -> None:
         applied: list[Any] = []
 
-        async def apply(data: dict[str, Any], address: str | None) -> str:
-            applied.append((data, address))
+        async def apply(data: dict[str, Any]) -> str:
+            applied.append(data)
             return "done"
 
         server = ControlServer(apply, "right")
@@ -29,8 +29,7 @@ def test_who_does_not_know_the_secret_changes_nothing() -> None:
         assert applied == []
         there = EndpointInfo("e", 1, "", port, "right")
         assert await asyncio.to_thread(send_change, there, {"name": "e"}) == "done"
-        assert await asyncio.to_thread(send_change, there, {"name": "e"}, address="10.0.0.1:6379") == "done"
-        assert applied == [({"name": "e"}, None), ({"name": "e"}, "10.0.0.1:6379")]
+        assert applied == [{"name": "e"}]
         await server.close()
 
     asyncio.run(scenario())
@@ -38,7 +37,7 @@ def test_who_does_not_know_the_secret_changes_nothing() -> None:
 
 def test_what_nobody_foresaw_is_told_to_who_asks_and_its_traceback_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async def apply(data: dict[str, Any], address: str | None) -> str:
+        async def apply(data: dict[str, Any]) -> str:
             if data["name"] == "odd":
                 raise ConnectionError("the head of the cluster is gone")
             return "done"
@@ -70,7 +69,7 @@ def test_whatever_strangers_send_they_are_answered_and_the_log_says_nothing(
     line: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        async def apply(data: dict[str, Any], address: str | None) -> str:
+        async def apply(data: dict[str, Any]) -> str:
             raise AssertionError
 
         server = ControlServer(apply, "right")

@@ -1,0 +1,180 @@
+"""Versions whose replicas are deployments of the application: the batcher sends them whole batches by their handle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestray.serving.application import serve_apps
+from orchestray.serving.application.deployments import deployment_name, has_replicas, model_deployment, model_key
+from orchestray.serving.application.model_loader import Starters
+from orchestray.serving.application.starting import add_generator
+from orchestray.serving.batching import Batcher, RunnerLostError
+from orchestray.serving.batching.runner import RunnerHandle
+from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
+from orchestray.serving.models.signature import Output, Sample, Signature
+from orchestray.serving.replicas.autoscaler import report_load
+from orchestray.serving.replicas.batchers import ListenerOf, make_batcher
+from orchestray.serving.routing.endpoint import ModelVersion
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+_log = logging.getLogger("orchestray.serving")
+
+_LOOK_EVERY_S = 0.5
+"""Seconds between two looks at the number of replicas that run."""
+
+
+class ApplicationStarters(Starters):
+    """A starter of versions in the ingress, as gangs, or as deployments.
+
+    A version that is not among the application's own deployments gets an application of its own. Its name says what it
+    is: an ingress that takes the place of one that died finds it again.
+
+    Args:
+        listener_of: returns the listener of a version's batches.
+        deployments: maps the key of a version to its deployment in this application, where it has one.
+        reserves_cpus: True to have Ray reserve CPUs for replicas.
+    """
+
+    def __init__(self, listener_of: ListenerOf, deployments: Mapping[str, str], *, reserves_cpus: bool) -> None:
+        super().__init__(listener_of, "auto")  # gangs are placed on the application's own cluster
+        self.deployments = deployments
+        self._reserves_cpus = reserves_cpus
+
+    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
+        """Start a version, and return it when it is loaded and warm.
+
+        Raises:
+            OrchestrayError: it cannot be served; the message says why.
+        """
+        if not await asyncio.to_thread(has_replicas, model, config):
+            return await super().start(model, config)
+        content = await asyncio.to_thread(self.content, model)
+        name = await asyncio.to_thread(deployment_name, model, config)
+        own = (
+            None
+            if name == self.deployments.get(model_key(model))
+            else f"{serve_apps.version_prefix(_application())}{name}"
+        )
+        if own is not None and not await asyncio.to_thread(serve_apps.is_running, own):
+            application = model_deployment(model, config, name, reserves_cpus=self._reserves_cpus)
+            try:
+                await asyncio.to_thread(serve_apps.run_application, application, own)
+            except BaseException:
+                await asyncio.to_thread(serve_apps.delete, own)
+                raise
+        version = await self._version(model, config, name, own)
+        try:
+            listener = self._listener_of(model.name, str(model.version))
+            await add_generator(version, model, config, listener, content=content)
+        except BaseException:
+            await version.close(drain=False)
+            raise
+        return version
+
+    async def _version(self, model: ModelSection, config: ServeConfig, name: str, own: str | None) -> ModelVersion:
+        """Return the version that a deployment answers.
+
+        Args:
+            model: the model's section of the config.
+            config: config of the endpoint.
+            name: name of the deployment.
+            own: application of the version, which ends with it; None: the ingress's.
+        """
+        from ray import serve
+
+        listener = self._listener_of(model.name, str(model.version))
+        batcher = make_batcher(config.batching, listener)
+        handle = serve.get_deployment_handle(name, own or _application())
+        signature = Signature.from_dict(await handle.signature.remote())
+        replicas = DeployedReplicas(handle, name, own or _application(), batcher)
+        await replicas.look()
+        tasks = [asyncio.create_task(replicas.follow())]
+        if isinstance(config.replicas, Scaling):
+            tasks.append(asyncio.create_task(report_load(batcher, name)))
+
+        async def close() -> None:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if own is not None:
+                await asyncio.to_thread(serve_apps.delete, own)
+
+        return ModelVersion(signature, batcher, close)
+
+
+class DeployedReplicas:
+    """The replicas of a deployment as runners of a batcher: as many as run.
+
+    Serve's router sends a batch to a replica that has none. A replica that dies loses no request: its batch is run once
+    more.
+
+    Args:
+        handle: handle of the deployment.
+        name: name of the deployment.
+        application: name of its application.
+        batcher: gets the runners.
+    """
+
+    def __init__(
+        self, handle: DeploymentHandle[Any], name: str, application: str, batcher: Batcher[Sample, Output]
+    ) -> None:
+        self._handle = handle
+        self._name = name
+        self._application = application
+        self._batcher = batcher
+        self._runners: list[RunnerHandle[Sample, Output]] = []
+        self._num_made = 0
+
+    async def follow(self) -> None:
+        """Keep as many runners as there are replicas, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            with contextlib.suppress(Exception):  # Serve's controller is being restarted: replicas stay as they are
+                await self.look()
+
+    async def look(self) -> None:
+        """Look once at the number of replicas that run, and have as many runners."""
+        count = await asyncio.to_thread(_num_running, self._name, self._application)
+        self._runners = [runner for runner in self._runners if not runner.removed]
+        while len(self._runners) < count:
+            self._num_made += 1
+            self._runners.append(self._batcher.add_runner(self._run, name=f"{self._name}-{self._num_made}"))
+        surplus, self._runners = self._runners[count:], self._runners[:count]
+        for runner in surplus:
+            self._batcher.retire(runner)
+
+    async def _run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        from ray.exceptions import RayError
+
+        answer: Any = self._handle.run.remote(list(samples))
+        try:
+            answers: list[Output | Exception] = await answer
+        except RayError as error:
+            raise RunnerLostError(f"A replica of {self._name} is gone: {error}") from error
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        return answers
+
+
+def _num_running(name: str, application_name: str) -> int:
+    """Return the number of replicas of a deployment that take requests."""
+    from ray import serve
+
+    application = serve.status().applications.get(application_name)
+    deployment = None if application is None else application.deployments.get(name)
+    states: Any = {} if deployment is None else deployment.replica_states  # strings, or an enum of strings
+    return int(states.get("RUNNING", 0))
+
+
+def _application() -> str:
+    """Return the name of the application that this process is part of."""
+    from ray import serve
+
+    return str(serve.get_replica_context().app_name)

@@ -1,0 +1,195 @@
+"""The ingress of an endpoint's application: its HTTP server, the queues of its models, and its handle's methods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.process.sockets import listen
+from orchestray.serving.application.change_memory import ChangeMemory, Wanted
+from orchestray.serving.application.deployed import ApplicationStarters
+from orchestray.serving.application.endpoint import LiveEndpoint
+from orchestray.serving.application.loop_thread import LoopThread
+from orchestray.serving.application.served import Served
+from orchestray.serving.config.schema import ServeConfig
+from orchestray.serving.http.settings import settings_from
+from orchestray.serving.replicas.batchers import ListenerOf
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_log = logging.getLogger("orchestray.serving")
+
+
+class Ingress:
+    """The deployment that takes an application's requests.
+
+    It answers at `http.host:http.port` of its node by a server of its own, behind Serve's proxy by the same routes, and
+    by its handle. All three share the queue of each model version.
+    """
+
+    async def __init__(self, *_models: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        """Start a thread for the endpoint; `_models` only make Serve deploy them."""
+        self._thread = LoopThread("endpoint")
+        self._started: _Endpoint | None = None
+        self._memory: ChangeMemory
+
+    async def reconfigure(self, wanted: Wanted) -> None:
+        """Take over a config; Serve calls this at the start, and after a change of the application's `user_config`.
+
+        At the start a later config of `change` comes first: an ingress that takes the place of one that died goes on
+        as that did. Later on a config that cannot be served leaves the endpoint as it is.
+
+        Args:
+            wanted: `user_config` of the deployment.
+
+        Raises:
+            OrchestrayError: the first config cannot be served.
+        """
+        if self._started is None:
+            self._memory = ChangeMemory(wanted)
+            self._started = await self._thread.call(_Endpoint.start(self._memory.latest()))
+        elif (problem := (await self._take_over(wanted)).get("problem")) is None:
+            self._memory = ChangeMemory(wanted)
+        else:
+            _log.warning("the endpoint stays as it is: %s", problem)
+
+    async def change(self, wanted: Wanted) -> dict[str, Any]:
+        """Take over a changed config, and remember it for an ingress that takes the place of this one.
+
+        Returns:
+            `changed`, the changes in a sentence; or `problem`, why there are none, with its `exit_status`.
+        """
+        answer = await self._take_over(wanted)
+        if "changed" in answer:
+            kept = self._endpoint.served.live.config.model_dump(mode="json", exclude_unset=True)  # its port is the same
+            await asyncio.to_thread(self._memory.write, {**wanted, "config": kept})
+        return answer
+
+    async def _take_over(self, wanted: Wanted) -> dict[str, Any]:
+        try:
+            return {"changed": await self._thread.call(self._endpoint.change(wanted))}
+        except OrchestrayError as error:
+            return {"problem": str(error), "exit_status": error.exit_status}
+
+    async def state(self) -> dict[str, Any]:
+        """Return the `url` of the endpoint, and its `warnings` for its owner, as clauses."""
+        return {"url": self._endpoint.served.url, "warnings": self._endpoint.served.warnings}
+
+    async def predict(
+        self,
+        inputs: Any,
+        *,
+        model: str | None = None,
+        version: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Return the answer to one sample, from the same batches as requests by HTTP.
+
+        Args:
+            inputs: nested lists of numbers, or an array; for several inputs a mapping by name.
+            model, version: model that answers; None: the first, by its shares of traffic.
+            priority: higher goes first.
+            timeout_s: seconds after which the answer is useless; None: no limit.
+
+        Returns:
+            An array, or a mapping of arrays by name if the model has several outputs.
+
+        Raises:
+            InputError: the sample is invalid.
+            UnknownModelError, BatchingError, ModelError: see `Endpoint.predict`.
+        """
+        asked = self._endpoint.predict(inputs, model, version, priority, timeout_s)
+        return await self._thread.call(asked)
+
+    async def check_health(self) -> None:
+        """Check the ingress's health for Serve, which replaces one whose event loop stands still."""
+        await self._thread.call(asyncio.sleep(0))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:  # a function: uvicorn calls methods twice
+            if scope["type"] == "lifespan":
+                await _live(receive, send)
+            else:
+                await self._thread.bridge(self._endpoint.served.live, scope, receive, send)
+
+        return answer
+
+    async def __del__(self) -> None:
+        """Answer waiting requests, in Serve's last call before it ends the process."""
+        if self._started is not None:
+            await self._thread.call(self._started.served.end())
+        self._thread.end()
+
+    @property
+    def _endpoint(self) -> _Endpoint:
+        assert self._started is not None, "Serve has called reconfigure"
+        return self._started
+
+
+class _Endpoint:
+    """The endpoint of an ingress, in the event loop of its thread."""
+
+    def __init__(self, served: Served, starters: ApplicationStarters) -> None:
+        self.served = served
+        self._starters = starters
+
+    @classmethod
+    async def start(cls, wanted: Wanted) -> _Endpoint:
+        """Load the models, and answer at the config's address.
+
+        Raises:
+            OrchestrayError: a model cannot be served, or the port is taken.
+        """
+        config = ServeConfig.model_validate(wanted["config"])
+        made: list[ApplicationStarters] = []
+
+        def make(listener_of: ListenerOf) -> ApplicationStarters:
+            made.append(ApplicationStarters(listener_of, wanted["deployments"], reserves_cpus=wanted["reserves_cpus"]))
+            return made[0]
+
+        live = LiveEndpoint(config, settings=settings_from(wanted["settings"]), make_starters=make)
+        listening = listen(config.http.host, config.http.port, key="http.host")
+        served = Served(live, listening)
+        try:
+            await served.start()
+        except BaseException:
+            listening.close()
+            await served.end()
+            raise
+        return cls(served, made[0])
+
+    async def change(self, wanted: Wanted) -> str:
+        """Take over a changed config; return the changes in a sentence.
+
+        Raises:
+            OrchestrayError: it cannot be served; nothing has changed.
+        """
+        before, self._starters.deployments = self._starters.deployments, wanted["deployments"]
+        try:
+            return await self.served.apply(wanted["config"], settings_from(wanted["settings"]))
+        except BaseException:
+            self._starters.deployments = before
+            raise
+
+    async def predict(
+        self, inputs: Any, model: str | None, version: str | None, priority: int, timeout_s: float | None
+    ) -> Any:
+        models = self.served.live.registry
+        endpoint = models.default if model is None else models[model]
+        chosen = endpoint.pick(version)
+        deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        sample = chosen.signature.parse(inputs)
+        output = await endpoint.predict(sample, version=chosen, priority=priority, deadline_s=deadline_s)
+        return next(iter(output.values())) if len(output) == 1 else output
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Answer ASGI's lifespan events: the endpoint begins and ends with its deployment."""
+    while (await receive())["type"] != "lifespan.shutdown":
+        await send({"type": "lifespan.startup.complete"})
+    await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,174 @@
+"""Applications of Ray Serve on a cluster: Serve is started, they are run and ended, and Serve is left."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from typing import Any
+
+from orchestray.platform import errors
+from orchestray.platform.cluster import ray_internals
+from orchestray.platform.cluster.cluster import Cluster, connect
+from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.serving.config.schema import Scaling, ServeConfig
+
+_CLIENT = "ray.serve.context:_get_global_client"
+_POLL_S = 0.1
+_OWN_ERROR = re.compile(r"^orchestray\.platform\.errors\.(?P<kind>\w+): ", re.MULTILINE)
+"""The begin of the last part of a traceback; errors that were its cause come before."""
+
+
+class ApplicationEndedError(OrchestrayError):
+    """The error that an application of Ray Serve was ended while it started."""
+
+
+def join(address: str | None) -> Cluster:
+    """Connect to the cluster, or start one, and start Ray Serve there unless it runs.
+
+    Args:
+        address: address of the cluster; None: a local one.
+
+    Raises:
+        ClusterError: it does not answer, or Serve does not start.
+    """
+    cluster = connect(address)
+    from ray import serve
+
+    from orchestray.platform.actors.pool import make_room
+
+    make_room(cluster)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        # Where Serve runs already it stays as it is. Its proxy is for those who ask it; the ingress has a port itself.
+        serve.start(proxy_location="Disabled" if cluster.owned else "EveryNode")
+    except Exception as error:
+        raise ClusterError(f"Ray Serve did not start; is one of its ports taken? {error}") from error
+    return cluster
+
+
+def leave(name: str) -> None:
+    """End an application and those of its versions, and Ray Serve unless it has others: nothing would replace those."""
+    from ray import serve
+
+    delete(name)  # first, as it answers what waits by the others
+    with contextlib.suppress(Exception):  # the cluster may be gone already
+        others = set(serve.status().applications)
+        left = {other for other in others if other.startswith(version_prefix(name))}
+        if others == left:
+            serve.shutdown()
+    for other in left:
+        delete(other)
+
+
+def version_prefix(name: str) -> str:
+    """Return the begin of the names of the applications of an endpoint's versions."""
+    return f"{name}--"
+
+
+def check_room(config: ServeConfig, cluster: Cluster) -> None:
+    """Refuse replicas for which too few resources are free: Serve would wait for them for ever.
+
+    On our own cluster only GPUs count, since its CPUs may be over-subscribed.
+
+    Raises:
+        ClusterError: fewer resources are free.
+    """
+    import ray
+
+    wanted = config.resources
+    replicas = config.replicas.max if isinstance(config.replicas, Scaling) else config.replicas
+    num_cpus = 0.0 if cluster.owned else wanted.cpus_per_worker
+    free = ray.available_resources()
+    if num_cpus * replicas > free.get("CPU", 0.0) or wanted.gpus_per_worker * replicas > free.get("GPU", 0.0):
+        raise ClusterError(
+            f"{replicas} replicas of {num_cpus:g} CPUs and {wanted.gpus_per_worker:g} GPUs each find no room in "
+            f"{cluster.describe()}, of which {free.get('CPU', 0.0):g} CPU, {free.get('GPU', 0.0):g} GPU are free: "
+            "lower replicas or resources (what replaces other replicas needs room beside them)"
+        )
+
+
+def run_application(application: Any, name: str, route: str | None = None) -> None:
+    """Have Ray Serve run an application; return when all its replicas run.
+
+    Args:
+        application: a bound deployment.
+        name: name of the application.
+        route: prefix of its HTTP route; None: none.
+
+    Raises:
+        ApplicationEndedError: it was ended meanwhile.
+        ClusterError: another application has the route.
+        OrchestrayError: a replica did not start: the error that it raised, if it is one of ours.
+    """
+    from ray import serve
+
+    target = serve.RunTarget(application, name, route)
+    try:
+        # Serve itself would wait for ever for an application that was ended before all of it ran.
+        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        _until_running(name)
+    except OrchestrayError:
+        raise
+    except Exception as error:
+        if (holder := _holder(route)) not in (None, name):
+            raise ClusterError(
+                f"on this cluster the application {holder} of Ray Serve answers at {route} already, and only one can: "
+                "end it, or use another cluster"
+            ) from error
+        raise OrchestrayError(f"the application {name} did not start: {error}") from error
+
+
+def is_running(name: str) -> bool:
+    """Return True if an application of that name runs."""
+    from ray import serve
+
+    application = serve.status().applications.get(name)
+    return application is not None and application.status == "RUNNING"
+
+
+def _until_running(name: str) -> None:
+    from ray import serve
+
+    while True:
+        application = serve.status().applications.get(name)
+        if application is None or application.status == "DELETING":
+            raise ApplicationEndedError(f"the application {name} was ended while it started")
+        messages = [deployment.message for deployment in application.deployments.values()]
+        if (error := next(filter(None, map(own_error, messages)), None)) is not None:
+            raise error  # Serve would try twice more
+        if application.status == "DEPLOY_FAILED":
+            reason = next(filter(None, messages), application.message)
+            raise OrchestrayError(f"the application {name} did not start: {reason}")
+        if application.status == "RUNNING":
+            return
+        time.sleep(_POLL_S)
+
+
+def own_error(message: str) -> OrchestrayError | None:
+    """Return the error of ours with which a replica did not start, from Serve's message; None if it has none."""
+    *_, found = None, *_OWN_ERROR.finditer(message)
+    if found is None:
+        return None
+    error = OrchestrayError(message[found.end() :].strip())
+    error.exit_status = getattr(errors, found["kind"], OrchestrayError).exit_status
+    return error
+
+
+def _holder(route: str | None) -> str | None:
+    """Return the application of Ray Serve that answers at a route, or None."""
+    with contextlib.suppress(Exception):  # the cluster may be gone already
+        client: Any = ray_internals.find(_CLIENT)()
+        for name, details in client.get_serve_details()["applications"].items():
+            if route is not None and details["route_prefix"] == route and details["status"] != "DELETING":
+                return str(name)
+    return None
+
+
+def delete(name: str) -> None:
+    """Have Ray Serve end an application; return when it has ended."""
+    from ray import serve
+
+    with contextlib.suppress(Exception):  # the cluster may be gone already
+        serve.delete(name)

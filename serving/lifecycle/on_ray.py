@@ -1,0 +1,87 @@
+"""An endpoint as an application of Ray Serve, from the point of view of the command that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.serving.application import serve_apps
+from orchestray.serving.application.build import application, wanted_of
+from orchestray.serving.application.endpoint import settings_of
+from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.config.schema import ServeConfig
+
+
+class OnRay:
+    """An endpoint whose ingress and replicas run under Ray Serve, on the node of this process and others.
+
+    Args:
+        config: config of the endpoint.
+        listening: socket that holds the port until the ingress takes it; None: the ingress finds out whether it may.
+        address: address of the Ray cluster; None: a local one.
+    """
+
+    def __init__(self, config: ServeConfig, listening: socket.socket | None, address: str | None) -> None:
+        self._config = config
+        self._listening = listening
+        self._address = address
+        self._is_owned = False
+        self._is_running = False
+        self._handle: Any = None
+        self.warnings: list[str] = []
+
+    async def start(self) -> str:
+        """Start the application; return the URL when all its models are loaded and warm.
+
+        Raises:
+            ClusterError: the cluster does not answer, lacks the resources, or has an application of that name.
+            OrchestrayError: a model cannot be served.
+        """
+        return await asyncio.to_thread(self._start)
+
+    def _start(self) -> str:
+        cluster = serve_apps.join(self._address)
+        self._is_owned = cluster.owned
+        from ray import serve
+
+        name = self._config.name
+        if name in serve.status().applications:
+            raise ClusterError(
+                f"Ray Serve has an application {name} on this cluster already: give this endpoint another --name, or "
+                f"end that one with `serve shutdown`"
+            )
+        serve_apps.check_room(self._config, cluster)
+        self._is_running = True
+        if self._listening is not None:
+            self._listening.close()
+        made = application(self._config, reserves_cpus=not cluster.owned, composed=False, here=True)
+        serve_apps.run_application(made, name, route=f"/{name}")
+        self._handle = serve.get_app_handle(name)
+        state = self._handle.state.remote().result()
+        self.warnings = list(state["warnings"])
+        return str(state["url"])
+
+    async def apply(self, data: dict[str, Any]) -> str:
+        """Take over a changed config, as plain data; return the changes in a sentence.
+
+        Raises:
+            OrchestrayError: it cannot be served; nothing has changed.
+        """
+        config = load_serve_config({**data, "name": self._config.name})
+        wanted = await asyncio.to_thread(wanted_of, config, settings_of(config), {}, reserves_cpus=not self._is_owned)
+        answer = await self._handle.change.remote(wanted)
+        if "problem" in answer:
+            error = OrchestrayError(answer["problem"])
+            error.exit_status = answer["exit_status"]
+            raise error
+        return str(answer["changed"])
+
+    async def end(self) -> None:
+        """Answer requests that wait or run, and end the application."""
+        if self._is_running:
+            await asyncio.to_thread(serve_apps.leave, self._config.name)
+
+    def end_at_once(self) -> None:
+        """End without waiting: a cluster of this process ends with it, and on another Serve goes on to end it."""

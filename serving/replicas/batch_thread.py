@@ -1,0 +1,48 @@
+"""A thread that runs the batches of a model in a replica's process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.replicas.in_process import BatchModel
+from orchestray.serving.runtime.work_thread import WorkThread
+
+_log = logging.getLogger("orchestray.serving")
+
+
+class BatchThread:
+    """A thread that runs batches of a model, one at a time."""
+
+    def __init__(self, model: BatchModel) -> None:
+        self._model = model
+        self._executor = WorkThread("model", model.pin_threads)
+        self._busy_since_s: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the current batch has run; 0 if none runs."""
+        since_s = self._busy_since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        """Return the answers to a batch; if the model raises, they are errors, and the next batch may succeed."""
+        running = asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)
+        self._busy_since_s = time.monotonic()
+        try:
+            return await running
+        except Exception as error:  # noqa: BLE001 - whatever it is, it answers the requests of the batch
+            _log.exception("a batch failed as a whole")
+            failed = ModelError(f"The model raised {type(error).__name__} on this batch.")
+            failed.__cause__ = error
+            return [failed] * len(samples)
+        finally:
+            self._busy_since_s = None
+
+    def close(self) -> None:
+        """Run no more batches, without waiting for the current one."""
+        self._executor.shutdown()
