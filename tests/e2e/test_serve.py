@@ -28,15 +28,15 @@ WARNING = "lets other machines ask, without a token"
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "host"),
-    [(signal.SIGINT, 130, "http.host=127.0.0.1"), (signal.SIGTERM, 0, "http.host=0.0.0.0")],
+    ("number", "status", "host", "local"),
+    [(signal.SIGINT, 130, "http.host=127.0.0.1", True), (signal.SIGTERM, 0, "http.host=0.0.0.0", False)],
 )
 def test_a_signal_ends_it_when_what_runs_and_what_waits_is_answered_and_who_serves_others_without_a_token_is_warned(
-    tmp_path: Path, number: signal.Signals, status: int, host: str
+    tmp_path: Path, number: signal.Signals, status: int, host: str, local: bool
 ) -> None:
     task = {"type": f"{Path(gated_task.__file__)}:Gated", "directory": str(tmp_path)}
     run = written_run(tmp_path / "runs", task=task)
-    endpoint = Endpoint(run, "batching.max_batch_size=2", host, cwd=tmp_path)
+    endpoint = Endpoint(run, "batching.max_batch_size=2", host, cwd=tmp_path, local=local)
     inputs = [[2.0 + i] * gated_task.NUM_INPUTS for i in range(6)]
     with ThreadPoolExecutor(len(inputs)) as pool:
         answers = [pool.submit(endpoint.predict, each) for each in inputs]
@@ -87,7 +87,7 @@ def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_reque
         wanted = model(inputs).tolist()
     each = "batching.max_batch_size=4"  # both get a part
     apart = ("replicas=2", f"resources.cpus_per_worker={NUM_CPUS}", "--address", machines.gcs_address)
-    endpoint = Endpoint(run, each, *apart, cwd=tmp_path, env=machines.token)
+    endpoint = Endpoint(run, each, *apart, cwd=tmp_path, local=False, env=machines.token)
     try:
         until_replicas(endpoint, 2)
         with ThreadPoolExecutor(12) as pool:
@@ -113,7 +113,7 @@ def share_of_the_least(endpoint: Endpoint, pool: ThreadPoolExecutor, inputs: lis
     return min(parts) / sum(parts)
 
 
-def test_one_replica_is_in_the_process_that_listens_without_ray_and_the_load_generator_counts_what_it_does(
+def test_without_ray_the_model_is_in_the_process_that_listens_and_the_load_generator_counts_what_it_does(
     tmp_path: Path,
 ) -> None:
     endpoint = Endpoint(written_run(tmp_path / "runs"), cwd=tmp_path)
@@ -170,7 +170,7 @@ def test_what_cannot_be_served_ends_the_command_with_a_sentence_and_a_status(tmp
             (gone, "--port", "0"): (2, f"there is no module {tmp_path}/gone.py for task.type"),
         }
         for arguments, (status, text) in cases.items():
-            ended = orchestray_here("serve", *arguments, "--runs-dir", runs)
+            ended = orchestray_here("serve", *arguments, "--local", "--runs-dir", runs)
             assert ended.returncode == status, ended.stderr
             assert text in ended.stderr
             assert "Traceback" not in ended.stderr

@@ -25,16 +25,22 @@ class Endpoint:
     Args:
         arguments: of the command.
         cwd: where it is typed.
+        local: True: without Ray.
         env: in addition to this process's.
         certificate: the one to trust, where it answers over HTTPS.
     """
 
     def __init__(
-        self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, certificate: str | None = None
+        self,
+        *arguments: str | Path,
+        cwd: Path,
+        local: bool = True,
+        env: dict[str, str] | None = None,
+        certificate: str | None = None,
     ) -> None:
         self.tls = None if certificate is None else ssl.create_default_context(cafile=certificate)
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", *map(str, arguments), "--json", "--port", "0"],
+            [*COMMAND, "serve", *map(str, arguments), "--json", "--port", "0", *(["--local"] if local else [])],
             cwd=cwd,
             env={**outside(), **(env or {})},
             stdout=subprocess.PIPE,
