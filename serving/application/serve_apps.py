@@ -148,11 +148,11 @@ def _until_running(name: str) -> None:
 
 def own_error(message: str) -> OrchestrayError | None:
     """Return the error of ours with which a replica did not start, from Serve's message; None if it has none."""
-    *_, found = None, *_OWN_ERROR.finditer(message)
-    if found is None:
+    found = list(_OWN_ERROR.finditer(message))[-1:]
+    if not found:
         return None
-    error = OrchestrayError(message[found.end() :].strip())
-    error.exit_status = getattr(errors, found["kind"], OrchestrayError).exit_status
+    error = OrchestrayError(message[found[0].end() :].strip())
+    error.exit_status = getattr(errors, found[0]["kind"], OrchestrayError).exit_status
     return error
 
 

@@ -21,14 +21,6 @@ MAY_TAKE_LONG = {
     "test_a_worker_that_is_killed_is_killed_once_and_all_go_on_from_the_checkpoint_to_the_same_bits": (
         "Ray Train starts a controller, three helpers and two workers, and most of them once more after the kill"
     ),
-    "tests/cluster/test_serving.py::"
-    "test_behind_haproxy_two_fronts_answer_who_has_the_token_by_replicas_of_which_one_is_killed_and_all_are_replaced": (
-        "Ray Serve starts its controller, a proxy, two fronts and four replicas"
-    ),
-    "tests/e2e/test_serve_fronts.py::"
-    "test_fronts_on_two_machines_answer_alike_over_https_and_go_on_when_one_is_killed_and_when_a_machine_is_lost": (
-        "Ray Serve starts its controller, two proxies, three fronts and two replicas, and loses a machine"
-    ),
     "tests/e2e/test_drained_node.py::"
     "test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost": (
         "a second machine is drained under a run, and a third takes its worker"
