@@ -217,7 +217,7 @@ def trace_predict(tracer: Tracer, folder: Path) -> None:
 
     def work() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            serve(config, runs_dir=folder / "runs", on_ready=say)
+            serve(config, runs_dir=folder / "runs", local=True, on_ready=say)
 
     server = threading.Thread(target=work, name="server", daemon=True)
     server.start()
