@@ -69,7 +69,8 @@ class Bayesian(Proposer):
     def _know(self, trial: Observation) -> None:
         self._ended.append(trial)
         point = self.encoder.encode(trial.changes, trial.genome)
-        self.history.add(point, trial.genome, None if math.isnan(trial.score) else trial.score, trial.violations)
+        scores = trial.scores if len(trial.scores) > 1 else (trial.score,)
+        self.history.add(point, trial.genome, () if math.isnan(trial.score) else scores, trial.violations)
 
     def learn(self, observations: Sequence[Observation]) -> bool:
         """Take in trials of earlier searches; their points may be proposed again."""
@@ -132,4 +133,6 @@ class Bayesian(Proposer):
         if finished.status == "failed" or finished.score is None:
             self._know(Observation(proposal.changes, proposal.genome, math.nan))
         else:
-            self._know(Observation(proposal.changes, proposal.genome, finished.score, (), finished.violations))
+            self._know(
+                Observation(proposal.changes, proposal.genome, finished.score, finished.scores, finished.violations)
+            )
