@@ -1,77 +1,254 @@
-"""Bayesian optimisation of two functions with a known best, against random search and optuna's TPE if it is there."""
+"""Bayesian optimisation beside Optuna's samplers and BoTorch: one objective, a bound, two objectives; 1 and 8 at once.
+
+Losses do not depend on the machine's load. So a cell (a function, a sampler, trials at once, a seed) is measured once
+and kept in the folder of `--kept`: the benchmark may be stopped and go on, and several processes may fill one folder.
+Cells of ours are measured again when the methods' source changes, those of peers when their versions do.
+"""
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import json
+import os
 import statistics
-import sys
-from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from harness.benchmark import FOLDER, Options, Report, run, say
+from scipy.stats import binomtest
 
-sys.path.insert(0, str(FOLDER.parent / "tests"))
-from lab.search_simulation import simulate
-from orchestray.search.methods.base import Proposal
+from harness import environments
+from harness.benchmark import FOLDER, BenchmarkError, Options, Report, run, say
+from orchestray.search.methods.base import Finished
+from orchestray.search.methods.base import Report as TrialReport
 from orchestray.search.registry.methods import make_method
-from orchestray.search.spaces.dimensions import Dimension, Uniform
-from support.functions import BRANIN_BEST, BRANIN_SPACE, HARTMANN_BEST, HARTMANN_SPACE, branin, hartmann
+from searches.bayesian_cases import CASES, Case, Outcome, Values, drive
 
-Function = Callable[[Proposal, int], float]
-FUNCTIONS: Mapping[str, tuple[Function, Mapping[str, Dimension], float, int, float]] = {
-    "Branin": (branin, BRANIN_SPACE, BRANIN_BEST, 40, 0.01),
-    "Hartmann-6": (hartmann, HARTMANN_SPACE, HARTMANN_BEST, 80, 0.1),
+WORKERS = (1, 8)
+OURS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gaussian_process": ("bayesian", {}),
+    "tpe": ("bayesian", {"model": "tpe"}),
+    "random": ("random", {}),
 }
-"""The function, its space, its best, the trials and the regret that is to be reached."""
-OURS = {"gaussian_process": ("bayesian", {}), "tpe": ("bayesian", {"model": "tpe"}), "random": ("random", {})}
+PEERS: Mapping[str, Sequence[str]] = {
+    "GPSampler": list(CASES),
+    "TPESampler": list(CASES),
+    "NSGAIISampler": [name for name, case in CASES.items() if case.num_objectives > 1],
+    "BoTorch": [name for name, case in CASES.items() if case.num_objectives == 1 and not case.has_bound],
+}
+"""Functions that each peer searches."""
+PACKAGES = ("optuna==5.0.0", "botorch==0.18.1")
+_PROMISED = {"Branin": 0.01, "Hartmann-6": 0.1}
+_LEAST = 1e-12
+
+Cell = tuple[str, str, int, int]
+"""Function, sampler, trials at once, seed."""
 
 
-def regret(method: str, name: str, seed: int, workers: int = 1) -> float:
-    """Return how far the best found is from the best there is."""
-    function, space, best, trials, _ = FUNCTIONS[name]
-    if method == "optuna's TPE":
-        return best - optunas(function, space, trials, seed)
-    kind, parameters = OURS[method]
-    searched = simulate(
-        make_method(kind, space=space, trials=trials, seed=seed, **parameters), function, workers=workers
-    )
-    assert searched.best.score is not None
-    return best - searched.best.score
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kept", type=Path, default=None, help="folder of the cells; default: in the workspace")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), metavar="FUNCTION")
+    samplers = [*OURS, *PEERS]
+    parser.add_argument("--samplers", nargs="*", choices=samplers, default=samplers, metavar="NAME")
+    parser.add_argument("--peers-seeds", type=int, default=None, help="fewer seeds of the peers; default: all")
+    environments.add_options(parser)
 
 
-def optunas(function: Function, space: Mapping[str, Dimension], trials: int, seed: int) -> float:
-    """Return the best value that optuna's default sampler finds."""
-    import optuna
+# -- cells -------------------------------------------------------------------------------------------------------------
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
 
-    def objective(trial: optuna.Trial) -> float:
-        changes = {}
-        for key, dimension in space.items():
-            assert isinstance(dimension, Uniform)
-            changes[key] = trial.suggest_float(key, dimension.low, dimension.high)
-        return function(Proposal(trial.number, changes), 1)
+class Kept:
+    """The cells that are measured, a JSON list a line."""
 
-    study.optimize(objective, n_trials=trials)
-    return float(study.best_value)
+    def __init__(self, folder: Path, versions: Mapping[str, str]) -> None:
+        """
+        Args:
+            folder: where they are kept.
+            versions: version of each sampler; cells of another version are not used.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._versions = folder / "cells.jsonl", versions
+
+    def losses(self) -> dict[Cell, float]:
+        """Return the loss of each cell."""
+        if not self._path.exists():
+            return {}
+        rows = [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        return {
+            (name, sampler, workers, seed): loss
+            for name, sampler, workers, seed, loss, _, version in rows
+            if self._versions[sampler] == version
+        }
+
+    def add(self, cell: Cell, loss: float, seconds: float) -> None:
+        line = json.dumps([*cell, loss, round(seconds, 2), self._versions[cell[1]]])
+        with self._path.open("a", encoding="utf-8") as file:  # one write of one line: several processes may do so
+            file.write(line + "\n")
+
+
+def source_version() -> str:
+    """Return a digest of the code that our samplers are made of."""
+    digest = hashlib.sha256()
+    rooms = FOLDER.parent / "search"
+    for path in sorted([*(rooms / "methods").rglob("*.py"), *(rooms / "spaces").glob("*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def wanted(options: Options, seeds: int) -> Iterator[Cell]:
+    """Yield the cells, seed by seed, so that a benchmark that is stopped has as many of each."""
+    given = options.arguments
+    for seed in range(seeds):
+        for name in given.only:
+            for sampler in given.samplers:
+                few = sampler in PEERS and given.peers_seeds is not None and seed >= given.peers_seeds
+                if not few and (sampler in OURS or name in PEERS[sampler]):
+                    yield from ((name, sampler, workers, seed) for workers in WORKERS)
+
+
+# -- ours and theirs ---------------------------------------------------------------------------------------------------
+
+
+def ours(cell: Cell) -> float:
+    """Return the loss of one of our methods."""
+    name, sampler, workers, seed = cell
+    case = CASES[name]
+    kind, parameters = OURS[sampler]
+    method = make_method(kind, space=case.space, trials=case.trials, seed=seed, **parameters)
+
+    def ask() -> tuple[int, Values] | None:
+        proposal = method.ask()
+        return None if proposal is None else (proposal.trial, proposal.changes)
+
+    def tell(trial: int, outcome: Outcome) -> None:
+        scores = outcome.scores if len(outcome.scores) > 1 else ()
+        violations = () if outcome.violation is None else (outcome.violation,)
+        method.report(TrialReport(trial, 1, outcome.scores[0], scores, violations=violations))
+        method.tell(Finished(trial, "succeeded", 1, outcome.scores[0], scores, violations=violations))
+
+    return drive(case, ask, tell, workers)
+
+
+def theirs(python: Path, cells: Sequence[Cell], kept: Kept) -> None:
+    """Measure cells of the peers, in one process of their environment with one thread."""
+    script = FOLDER / "harness" / "peers" / "samplers.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [str(python), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            for cell in cells:
+                process.stdin.write(json.dumps(cell) + "\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+                if not answer:
+                    raise BenchmarkError(f"the process of the peers ended at {cell}")
+                *_, loss, seconds = json.loads(answer)
+                kept.add(cell, loss, seconds)
+                say(f"{cell}: {loss:.4g}, {seconds} s")
+        finally:
+            process.stdin.close()
 
 
 def measure(report: Report, options: Options) -> None:
-    seeds = options.rounds(20, quick=2)
-    methods = [*OURS, *(["optuna's TPE"] if find_spec("optuna") else [])]
-    report.settings = {"seeds": seeds, "trials": {name: given[3] for name, given in FUNCTIONS.items()}}
-    if "optuna's TPE" not in methods:
-        report.notes.append("optuna is not installed; install it to see its sampler beside these.")
-    for name, (*_, trials, goal) in FUNCTIONS.items():
-        for method in methods:
-            say(f"{name}: {method}")
-            regrets = [regret(method, name, seed) for seed in range(seeds)]
-            report.add(f"{name}, {trials} trials: regret of {method}", "", regrets)
-            if method == "gaussian_process":
-                report.goal(f"{name}: regret after {trials}, Gaussian process", statistics.median(regrets), goal)
-        parallel = [regret("gaussian_process", name, seed, workers=4) for seed in range(seeds)]
-        report.add(f"{name}, {trials} trials: regret of gaussian_process, 4 workers", "", parallel)
+    seeds = options.rounds(20, quick=1)
+    given = options.arguments
+    versions = dict.fromkeys(OURS, source_version())
+    versions |= {sampler: PACKAGES[sampler == "BoTorch"] for sampler in PEERS}
+    kept = Kept(given.kept or options.workspace / "kept", versions)
+    known = kept.losses()
+    missing = [cell for cell in wanted(options, seeds) if cell not in known]
+    of_peers = [cell for cell in missing if cell[1] in PEERS]
+    python = environments.peers_python(options, PACKAGES, built_on_torch=True)
+    report.settings = {"seeds": seeds, "trials": {name: case.trials for name, case in CASES.items()}}
+    report.settings |= environments.versions(python, ("optuna", "botorch", "gpytorch", "torch", "scipy"))
+    for cell in missing:
+        if cell[1] in OURS:
+            began_s = time.perf_counter()
+            loss = ours(cell)
+            kept.add(cell, loss, time.perf_counter() - began_s)
+            say(f"{cell}: {loss:.4g}")
+    if of_peers:
+        theirs(python, of_peers, kept)
+    show(report, kept.losses(), range(seeds), given.only)
 
+
+# -- the result --------------------------------------------------------------------------------------------------------
+
+
+def show(report: Report, losses: Mapping[Cell, float], seeds: Sequence[int], names: Sequence[str]) -> None:
+    """Write the losses, and how ours compare seed by seed."""
+    rows = []
+    for name in names:
+        case = CASES[name]
+        for workers in WORKERS:
+            row = f"{name}, {case.trials} trials, {workers} at once"
+            of: dict[str, dict[int, float]] = {}
+            for sampler in (*OURS, *PEERS):
+                of[sampler] = {
+                    s: losses[name, sampler, workers, s] for s in seeds if (name, sampler, workers, s) in losses
+                }
+                if of[sampler]:
+                    report.add(f"{row}: {_loss(case)} of {sampler}", "", list(of[sampler].values()))
+            promised = _PROMISED.get(name)
+            if promised is not None and workers == 1 and of["gaussian_process"]:
+                median = statistics.median(of["gaussian_process"].values())
+                report.goal(f"{name}: regret after {case.trials}, Gaussian process", median, promised)
+            for mine, peer in (*(("gaussian_process", peer) for peer in PEERS), ("tpe", "TPESampler")):
+                if shared := sorted(of[mine].keys() & of[peer].keys()):
+                    rows.append(_compared(report, row, mine, peer, *([of[s][k] for k in shared] for s in (mine, peer))))
+    report.table(["", "ours", "peer", "seeds", "our median", "theirs", "better, worse", "p of worse"], rows)
+    report.notes += NOTES
+
+
+def _loss(case: Case) -> str:
+    return "regret" if case.num_objectives == 1 else "part of the area not dominated"
+
+
+def _compared(
+    report: Report, row: str, mine: str, peer: str, our_losses: Sequence[float], theirs: Sequence[float]
+) -> list[str]:
+    """Hold our median against a peer's over the same seeds, and return the row of the table."""
+    medians = statistics.median(our_losses), statistics.median(theirs)
+    ratio = max(medians[0], _LEAST) / max(medians[1], _LEAST)
+    report.goal(f"{row}: {mine} / {peer}, medians of {len(theirs)} seeds", ratio, 1.0)
+    pairs = list(zip(our_losses, theirs, strict=True))
+    better, worse = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    chance = binomtest(worse, better + worse, alternative="greater").pvalue if better + worse else 1.0
+    shown = [_spread(our_losses), _spread(theirs), f"{better}, {worse}", f"{chance:.2g}"]
+    return [row, mine, peer, str(len(theirs)), *shown]
+
+
+def _spread(values: Sequence[float]) -> str:
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    return f"{statistics.median(values):.3g} ({low:.2g} to {high:.2g})"
+
+
+NOTES = [
+    (
+        "The table has medians with quartiles, over the seeds that both sides have. `p of worse` is that of the sign "
+        "test: how probable so many worse seeds are if neither side is better."
+    ),
+    "Trials last equally long; with 8 at once, 7 are running while the next is proposed.",
+    (
+        "With one objective the loss is the regret of the best feasible trial. With two it is the part of the area "
+        "between the best of each objective and a fixed corner that no trial dominates; it cannot be 0."
+    ),
+    (
+        "Optuna: samplers with default options, `constant_liar=True` of `TPESampler` for 8 at once, bounds by "
+        "`constraints_func`."
+    ),
+    (
+        "BoTorch: `SingleTaskGP` with its default prior after twice the number of keys plus 2 Sobol points; "
+        "`LogExpectedImprovement`, for 8 at once `qLogExpectedImprovement` with `X_pending`; `optimize_acqf` with 10 "
+        "restarts of 512 draws. A choice is one-hot and an integer a real number; both are rounded."
+    ),
+]
 
 if __name__ == "__main__":
-    run("bayesian", "Regret of Bayesian optimisation on functions with a known best, over seeds.", measure)
+    run("bayesian", "Loss of Bayesian optimisation beside Optuna and BoTorch, over seeds.", measure, add_options)

@@ -80,12 +80,18 @@ class Evolution(Method):
         return True
 
     def seeded(self, observations: Sequence[Observation]) -> bool:
-        """Let the best trials of earlier searches enter the population as individuals, the best last."""
-        best = sorted(observations, key=lambda one: merit(one.score, one.violation))[-self.population_size :]
-        for one in best:
+        """Let the best trials of earlier searches enter the population as individuals, the best last.
+
+        None of them is evaluated again, unless it is one to begin with.
+        """
+        ordered = sorted(observations, key=lambda one: merit(one.score, one.violation))
+        for place, one in enumerate(ordered, start=self.population_size - len(ordered)):
             scores = tuple(one.scores) if len(one.scores) > 1 else ()
             candidate = Candidate(one.genome, dict(one.changes))
-            self.enter(Individual(LEARNT, one.score, candidate, scores, violation=one.violation))
+            key = self.variation.key(candidate)
+            self.known[key] = Individual(LEARNT, one.score, candidate, scores, key, one.violation)
+            if place >= 0:
+                self.enter(self.known[key])
         return True
 
     @abstractmethod
@@ -121,7 +127,8 @@ class Evolution(Method):
             rng = rng_of(self.seed, trial, _START_DRAW)
             begun = replace(candidate, changes=self.space.begun(self._start[trial], candidate.changes, rng))
             begun_key = self.variation.key(begun)
-            if begun_key not in self.known and begun_key not in self.running_keys:
+            met = self.known.get(begun_key)
+            if (met is None or met.trial == LEARNT) and begun_key not in self.running_keys:
                 candidate, key = begun, begun_key
         self.num_proposed += 1
         self.running[trial] = candidate

@@ -30,7 +30,7 @@ class CoDeepNeat(Generational[Assembly]):
     """Generations of networks, each assembled from a blueprint and a module of the species that each node names.
 
     The hyper-parameters of `space` are part of the blueprint's genome, as in the paper (section 3.2), and evolve with
-    it. With several objectives, fitness is the standing in the generation (`selection.standings_of`).
+    it. With several objectives, fitness is the standing in the generation (`fronts.standings_of`).
     """
 
     most_generations: ClassVar[int] = 50

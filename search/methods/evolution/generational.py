@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from orchestray.search.methods.evolution.base import Evolution
-from orchestray.search.methods.evolution.selection import standings_of
+from orchestray.search.methods.fronts import standings_of
 
 if TYPE_CHECKING:
     from orchestray.search.methods.base import Proposal
@@ -105,7 +105,7 @@ class Generational(Evolution, Generic[_Member]):
     def fitness(self) -> list[float]:
         """Return the fitness of each member of the current generation.
 
-        It is the score; with several objectives it is the standing in the generation (`selection.standings_of`).
+        It is the score; with several objectives it is the standing in the generation (`fronts.standings_of`).
         Failed members have the fitness of the worst, or 0 if all failed.
         """
         keys = [member.key for member in self.members]

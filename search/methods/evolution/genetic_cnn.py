@@ -108,7 +108,7 @@ class BitString(Member):
 class GeneticCnn(Generational[BitString]):
     """A generational genetic algorithm.
 
-    With several objectives, the roulette uses a string's standing in its generation (`selection.standings_of`).
+    With several objectives, the roulette uses a string's standing in its generation (`fronts.standings_of`).
     """
 
     most_generations: ClassVar[int] = 200

@@ -55,7 +55,7 @@ def _dominates(one: tuple[float, tuple[float, ...]], other: tuple[float, tuple[f
 class Neat(Generational[Member]):
     """Generations of networks whose genomes contain the weights: they are evaluated, not trained (`steps` 0).
 
-    With several objectives, fitness is the standing in the generation (`selection.standings_of`). A species makes
+    With several objectives, fitness is the standing in the generation (`fronts.standings_of`). A species makes
     progress when a member is not dominated by those before, since standings of two generations cannot be compared.
     """
 

@@ -69,12 +69,14 @@ class Bayesian(Proposer):
     def _know(self, trial: Observation) -> None:
         self._ended.append(trial)
         point = self.encoder.encode(trial.changes, trial.genome)
-        self.history.add(point, trial.genome, None if math.isnan(trial.score) else trial.score, trial.violations)
+        scores = trial.scores if len(trial.scores) > 1 else (trial.score,)
+        self.history.add(point, trial.genome, () if math.isnan(trial.score) else scores, trial.violations)
 
     def learn(self, observations: Sequence[Observation]) -> bool:
-        """Take in trials of earlier searches; their points may be proposed again."""
+        """Take in trials of earlier searches; their points are not proposed again, unless to begin with."""
         for one in observations:
             self._know(one)
+            self._learnt.add(self.key(one.changes, one.genome))
         return True
 
     def widen(self, space: Space) -> bool:
@@ -122,7 +124,7 @@ class Bayesian(Proposer):
             if draw == 0 or self.architecture is not None:
                 values = self.begun(values)
             genome = None if self.architecture is None else self.architecture.sample(rng)
-            if self.is_new(values, genome):
+            if self.is_new(values, genome) or (draw == 0 and self.may_begin(values, genome)):
                 return Candidate(values, genome)
         last = self.last_point()
         return None if last is None else Candidate(last, None)
@@ -132,4 +134,6 @@ class Bayesian(Proposer):
         if finished.status == "failed" or finished.score is None:
             self._know(Observation(proposal.changes, proposal.genome, math.nan))
         else:
-            self._know(Observation(proposal.changes, proposal.genome, finished.score, (), finished.violations))
+            self._know(
+                Observation(proposal.changes, proposal.genome, finished.score, finished.scores, finished.violations)
+            )

@@ -72,6 +72,8 @@ class Encoder:
         self.unordered = {key: d for key, d in space.items() if isinstance(d, Choice) and not d.is_ordered}
         self.numeric = {key: d for key, d in space.items() if key not in self.unordered}
         self._tables = [_places(dimension) for dimension in self.numeric.values()]
+        self.is_real = np.array([table is None for table in self._tables], dtype=bool)
+        """True for each number that is modelled as a real one: [num_units]."""
         self._choice_codes = [
             {repr(value): code for code, value in enumerate(dimension.all_values())}
             for dimension in self.unordered.values()
@@ -169,6 +171,21 @@ class Encoder:
                 middles = (table[1:] + table[:-1]) / 2
                 snapped[:, axis] = table[np.searchsorted(middles, snapped[:, axis])]
         return snapped
+
+    def neighbours(self, point: Encoded) -> Encoded:
+        """Return the points that differ from one in a single step of a number that is not real, or in one choice."""
+        parts = [point[[]]]
+        for axis, table in enumerate(self._tables):
+            if table is not None:
+                at = int(np.argmin(np.abs(table - point.units[0, axis])))
+                steps = table[[place for place in (at - 1, at + 1) if 0 <= place < len(table)]]
+                parts.append(point[[0] * len(steps)])
+                parts[-1].units[:, axis] = steps
+        for axis, options in enumerate(self.num_options):
+            others = np.delete(np.arange(options), point.choices[0, axis])
+            parts.append(point[[0] * len(others)])
+            parts[-1].choices[:, axis] = others
+        return stack(parts)
 
     def distances(self, a: Encoded, b: Encoded) -> np.ndarray:
         """Return the squared distances along each axis: [num_groups, len(a), len(b)].

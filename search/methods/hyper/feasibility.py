@@ -4,6 +4,7 @@ constraints, 2014, section 3).
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,3 +58,21 @@ class Feasibility:
             means, deviations = posterior.at(distances)
             total += log_ndtr(-(means + mean / spread) / deviations)
         return total
+
+    def slopes(self, point: Encoded) -> tuple[float, np.ndarray]:
+        """Return the logarithm of the probability at one point, and its gradient by the numbers: [num_units]."""
+        apart = point.units[0] - self._points.units
+        num_units = apart.shape[1]
+        distances = self._encoder.distances(self._points, point)[num_units:, :, 0]
+        total, gradient = 0.0, np.zeros(num_units)
+        for posterior, middle, spread in zip(self._posteriors, self._means, self._spreads, strict=True):
+            mean, deviation, by_mean, by_deviation = posterior.slopes(
+                apart, np.exp(posterior.kernel.log_weights[num_units:]) @ distances
+            )
+            z = -(mean + middle / spread) / deviation
+            log_chance = float(log_ndtr(z))
+            # The hazard of a normal distribution, exact where both parts vanish.
+            hazard = math.exp(-z * z / 2 - math.log(2 * math.pi) / 2 - log_chance)
+            total += log_chance
+            gradient -= hazard * (by_mean + z * by_deviation) / deviation
+        return total, gradient

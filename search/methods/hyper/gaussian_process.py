@@ -17,6 +17,7 @@ from scipy.special import erfcx, ndtr
 _LENGTH_SPREAD = 0.7
 _NOISE_MEAN, _NOISE_SPREAD = math.log(1e-4), 2.0
 _LOW, _HIGH = 1e-6, 1e1
+_LEAST_VARIANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,31 @@ class Posterior:
         means = across.T @ self._alpha
         solved = solve_triangular(self._factor, across, lower=True, check_finite=False)
         variances = math.exp(self.kernel.log_signal) - np.einsum("nm,nm->m", solved, solved)
-        return means, np.sqrt(np.maximum(variances, 1e-12))
+        return means, np.sqrt(np.maximum(variances, _LEAST_VARIANCE))
+
+    def slopes(self, apart: np.ndarray, others: np.ndarray) -> tuple[float, float, np.ndarray, np.ndarray]:
+        """Return mean and deviation at one point, and the gradients of both by its numbers.
+
+        Args:
+            apart: the point's numbers less those of the known points, [n, num_units].
+            others: weighted squared distances along the other axes, [n].
+
+        Returns:
+            The mean, the deviation, and the gradient of each: [num_units].
+        """
+        scales, signal = np.exp(self.kernel.log_weights[: apart.shape[1]]), math.exp(self.kernel.log_signal)
+        root = np.sqrt(5 * ((apart * apart) @ scales + others))
+        falling = signal * np.exp(-root)
+        across = (1 + root + root**2 / 3) * falling
+        solved = cho_solve((self._factor, True), across, check_finite=False)
+        bend = -5 / 3 * (1 + root) * falling
+        variance = max(signal - float(across @ solved), _LEAST_VARIANCE)
+        deviation = math.sqrt(variance)
+        by_mean, by_variance = scales * ((bend * self._alpha) @ apart), -2 * scales * ((bend * solved) @ apart)
+        return float(across @ self._alpha), deviation, by_mean, by_variance / (2 * deviation)
 
 
-def log_expected_improvement(means: np.ndarray, deviations: np.ndarray, best: float) -> np.ndarray:
+def log_expected_improvement(means: np.ndarray, deviations: np.ndarray, best: float | np.ndarray) -> np.ndarray:
     """Return the logarithm of the mean of max(score - best, 0), exact even for tiny values.
 
     Ament et al., Unexpected improvements to expected improvement, 2023, equation 9.

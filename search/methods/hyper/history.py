@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from orchestray.search.methods.fronts import crowding_distances
 from orchestray.search.methods.hyper.encoding import ABSENT, Encoded, widened
 from orchestray.search.spaces.architectures.base import Genome
 
 _FIRST_ROWS = 64
+_MAX_COMPARED = 64
+"""Most trials of a front that the others are compared with: those with the most room."""
 
 
 class History:
-    """The points of the ended trials, and their scores; NaN for failed ones."""
+    """The points of the ended trials, and their scores."""
 
     def __init__(self, num_units: int, num_choices: int) -> None:
         self._rows = Encoded(
@@ -20,20 +23,24 @@ class History:
             np.full((_FIRST_ROWS, 0), ABSENT),
         )
         """Points, with spare rows: the arrays double when they are full."""
-        self._scores: list[float] = []
+        self._scores: list[tuple[float, ...]] = []
+        self._front: list[int] = []
+        """Feasible trials that no other dominates."""
         self._violations: list[tuple[float, ...]] = []
         self.genomes: list[Genome] = []
 
     def __len__(self) -> int:
         return len(self._scores)
 
-    def add(self, point: Encoded, genome: Genome, score: float | None, violations: tuple[float, ...] = ()) -> None:
+    def add(
+        self, point: Encoded, genome: Genome, scores: tuple[float, ...], violations: tuple[float, ...] = ()
+    ) -> None:
         """Add a trial.
 
         Args:
             point: encoded point, a batch of one.
             genome: its genome.
-            score: its score; None: it failed.
+            scores: a score for each objective; empty: it failed.
             violations: by how much it breaks each bound; empty without bounds, and for failed trials.
         """
         row, width = len(self), point.genes.shape[1]
@@ -44,8 +51,14 @@ class History:
         self._rows.units[row], self._rows.choices[row] = point.units[0], point.choices[0]
         self._rows.genes[row, :width] = point.genes[0]
         self.genomes.append(genome)
-        self._scores.append(np.nan if score is None else score)
+        self._scores.append(scores)
         self._violations.append(violations)
+        if len(scores) > 1 and max(violations, default=0.0) <= 0:
+            before = [row for row in self._front if len(self._scores[row]) == len(scores)]
+            others, mine = np.array([self._scores[row] for row in before]).reshape(-1, len(scores)), np.array(scores)
+            if not np.all(others >= mine, axis=1).any():
+                stays = ~np.all(others <= mine, axis=1)
+                self._front = [row for row, does in zip(before, stays, strict=True) if does] + [len(self) - 1]
 
     def points(self) -> Encoded:
         """Return all points in the order of addition; a read-only view."""
@@ -70,14 +83,42 @@ class History:
         """Return the indices of the trials, the best first: feasible ones by score, the others by violation."""
         return np.lexsort((-self.scores(), self.total_violations()))
 
+    @property
+    def num_objectives(self) -> int:
+        """Number of scores of a trial, at least 1."""
+        return max(map(len, self._scores), default=1) or 1
+
+    def objectives(self) -> np.ndarray:
+        """Return the scores, [n, num_objectives]; failed trials have the worst of each, infinities the nearest finite.
+
+        Trials of earlier searches may have another number of scores; they count as failed.
+        """
+        width = self.num_objectives
+        rows = np.array([one if len(one) == width else (np.nan,) * width for one in self._scores]).reshape(-1, width)
+        for column in rows.T:
+            finite = column[np.isfinite(column)]
+            low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+            column[:] = np.clip(np.nan_to_num(column, nan=low), low, high)
+        return rows
+
     def scores(self) -> np.ndarray:
-        """Return the scores, [n]; failed trials have the worst score, infinities the nearest finite score."""
-        scores = np.array(self._scores)
-        finite = scores[np.isfinite(scores)]
-        if not len(finite):
-            return np.zeros(len(scores))
-        filled: np.ndarray = np.clip(np.nan_to_num(scores, nan=finite.min()), finite.min(), finite.max())
-        return filled
+        """Return one score of each trial, [n]: that of the only objective, or a standing among all trials.
+
+        With several, trials on the front stand above the others, by the room that they have there. The others stand the
+        lower, the more all their scores would have to rise for one of the front to dominate them no longer (the
+        additive epsilon indicator of Zitzler et al., 2003), in ranges of the front.
+        """
+        rows = self.objectives()
+        if rows.shape[1] == 1 or not self._front:
+            only: np.ndarray = rows[:, 0]
+            return only
+        room = crowding_distances(rows[self._front])
+        roomy = np.array(self._front)[np.argsort(-room, kind="stable")[:_MAX_COMPARED]]
+        spread = np.ptp(rows[roomy], axis=0)
+        spread = np.where(spread > 0, spread, np.maximum(rows.std(0), 1e-300))
+        standing: np.ndarray = -np.maximum(((rows[roomy] - rows[:, None]) / spread).max(2).min(1), 0.0)
+        standing[self._front] = room / (1 + room) / 2
+        return standing
 
 
 def _doubled(rows: np.ndarray) -> np.ndarray:

@@ -104,30 +104,40 @@ class ParticleSwarm(Proposer):
         particle = self._ready.popleft()
         values = self._values(particle)
         if self.is_beginning:
-            values = self.begun(values)
+            values = self.begun(values or self.space.from_units(self.particles[particle].position))
             self._place(self.particles[particle], values)
+            self.particles[particle].best = self.particles[particle].position
+        if values is None:
+            self.is_exhausted = True
+            return None
         proposal = self.propose(values, change=f"particle {particle}")
         self._flying[proposal.trial] = particle
         return proposal
 
-    def _values(self, number: int) -> dict[str, Any]:
-        """Return the values at a particle; one at a point that no trial can have is moved to a random place first."""
+    def _values(self, number: int) -> dict[str, Any] | None:
+        """Return the values at a particle; one at a known point, or one that no trial can have, is moved at random.
+
+        None: all points are known.
+        """
         particle = self.particles[number]
         values = self.space.from_units(particle.position)
         draws = rng_of(self.seed, _PLACE_DRAW, number, self.num_asked)
         for _ in range(MAX_DRAWS):
-            if self.space.is_allowed(values):
-                break
+            if self.is_new(values):
+                return values
             particle.position = draws.random(len(self.space))
             particle.velocity = np.zeros(len(self.space))
             values = self.space.from_units(particle.position)
-        return values
+        last = self.last_point()
+        if last is not None:
+            self._place(particle, last)
+        return last if self.space.is_finite else values
 
     def _place(self, particle: Particle, values: Mapping[str, Any]) -> None:
-        """Move a particle that has no score yet to a point; along keys that the point does not have it stays."""
+        """Move a particle to a point; along keys that the point does not have it stays."""
         axes = enumerate(self.space.items())
         at = [d.to_unit(values[key]) if key in values else particle.position[axis] for axis, (key, d) in axes]
-        particle.position = particle.best = np.array(at)
+        particle.position = np.array(at)
 
     def tell(self, finished: Finished) -> None:
         particle = self._flying.pop(finished.trial)

@@ -30,6 +30,8 @@ class Proposer(Method):
         self.is_exhausted = False
         """True if every point has been proposed."""
         self._keys: set[str] = set()
+        self._learnt: set[str] = set()
+        """Keys of points of earlier searches, which only `begin_with` may repeat."""
         self._start: list[Mapping[str, Any]] = []
 
     def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
@@ -71,8 +73,13 @@ class Proposer(Method):
         return self.key(values, genome) in self._keys
 
     def is_new(self, values: Mapping[str, Any], genome: Genome = None) -> bool:
-        """Return True if a trial can have the point, and none has had it."""
-        return not self.is_known(values, genome) and self.space.is_allowed(values)
+        """Return True if a trial can have the point, and none has had it, here or in an earlier search."""
+        key = self.key(values, genome)
+        return key not in self._keys and key not in self._learnt and self.space.is_allowed(values)
+
+    def may_begin(self, values: Mapping[str, Any], genome: Genome = None) -> bool:
+        """Return True if the next trial is to begin with the point and can: an earlier search may have had it."""
+        return self.is_beginning and not self.is_known(values, genome) and self.space.is_allowed(values)
 
     @property
     def num_points(self) -> int | None:

@@ -86,7 +86,7 @@ class Spectral(Proposer):
             if draw == 0:
                 values = self.begun(values)
                 signs = self._signs_of(values, signs)
-            if self.is_new(values):
+            if self.is_new(values) or (draw == 0 and self.may_begin(values)):
                 break
             if self.space.is_allowed(values):
                 known = signs, values
@@ -107,6 +107,7 @@ class Spectral(Proposer):
 
     def learn(self, observations: Sequence[Observation]) -> bool:
         """Take in trials of earlier searches as samples of the first stage."""
+        self._learnt.update(self.key(one.changes) for one in observations)
         for number, one in enumerate(observations[-self.samples :], start=1):
             drawn = rng_of(self.seed, _LEARNT_DRAW, number).choice([-1, 1], size=len(self.space))
             self._signs[-number], self._scores[-number] = self._signs_of(one.changes, drawn), one.score

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,11 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.hyper.acquisition import Acquisition
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack
 from orchestray.search.methods.hyper.feasibility import Feasibility
-from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, fit, log_expected_improvement
+from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, fit
+from orchestray.search.methods.hyper.improvement import Best, Front
 from orchestray.search.spaces.architectures.base import Genome
 
 if TYPE_CHECKING:
@@ -33,8 +35,14 @@ _NUM_GENOMES = 96
 _NUM_REFINED = 4
 _NUM_AROUND = 32
 _NUM_GENOMES_AROUND = 16
-_STEPS = (0.1, 0.05, 0.02, 0.01, 0.004, 0.0015)
+_STEPS = (0.1, 0.03)
 """Standard deviation of the moves from a good candidate in each round."""
+_NUM_STARTS = 2
+"""Candidates from which the gain is ascended, beside the one that the rounds found."""
+_SAME = 0.8
+"""Correlation above which two candidates lead to the same summit of the gain."""
+_MAX_TURNS = 3
+"""Most changes of a choice or a whole number, each followed by another ascent."""
 _GENOME_STEPS = (0.1, 0.02, 0.004)
 """The same if genomes change as well, which cost more than all the rest of a candidate."""
 _NEAR_STEPS = (0.2, 0.05, 0.01)
@@ -51,6 +59,8 @@ _NUM_OF_SUMMITS = 6
 _MAX_SUMMITS = 16
 _TURNS = 3
 """Period, in proposals, at which the model of all trials proposes although there are summits."""
+_LIKELY = math.log(0.5)
+"""Logarithm of the probability of keeping the bounds above which a running trial counts as feasible."""
 _REFUSED = 1e6
 """Amount subtracted from the gain of points near a summit, so that others are preferred."""
 
@@ -88,7 +98,7 @@ class View:
 
 
 class GaussianProcessModel:
-    """Proposals by expected improvement, with a search for other summits.
+    """Proposals by expected improvement, with a search for other summits; by several objectives, on their front.
 
     Once the model expects almost no improvement near the best trial, this region is set aside. Two of three proposals
     then come from a second model. It sees the summit cut off at the score of the best trial outside, so that any
@@ -100,8 +110,9 @@ class GaussianProcessModel:
         self.encoder, self.architecture, self.seed, self.is_liar = encoder, architecture, seed, is_liar
         self.prior = Kernel.prior(encoder.typical_lengths())
         nothing = np.empty(0, dtype=np.int64)
-        self._all = View(nothing, np.empty(0), self.prior, 0)
-        self._elsewhere = self._all
+        self._all: list[View] = []
+        """A view of all trials for each objective."""
+        self._elsewhere = self._unfitted = View(nothing, np.empty(0), self.prior, 0)
         self._summits: list[int] = []
         """Best trials of the regions that were set aside."""
         self._feasibility = Feasibility(encoder, self.prior)
@@ -123,11 +134,15 @@ class GaussianProcessModel:
     def _most_promising(self, number: int, history: History, pending: list[Encoded]) -> tuple[Pool, np.ndarray]:
         """Return candidates, and the logarithm of the expected improvement of each."""
         rng = rng_of(self.seed, number)
-        scores = history.scores()
-        self._all = self._view(self._all, history, scores, np.arange(len(scores)))
+        scores, order = history.scores(), history.best_first()
+        every = np.arange(len(scores))
+        before = self._all if len(self._all) == history.num_objectives else [self._unfitted] * history.num_objectives
+        columns = history.objectives().T
+        self._all = [self._view(view, history, of, every, order) for view, of in zip(before, columns, strict=True)]
         if history.has_bounds:
             self._feasibility.update(history)
-            return self._search(self._all, history, pending, rng, self._feasibility)
+        if history.has_bounds or len(self._all) > 1:
+            return self._search(self._all, history, pending, rng)
         summit = int(np.argmax(scores))
         found = None
         # Otherwise only the other model proposes: a search here would cost as much, unused.
@@ -145,65 +160,119 @@ class GaussianProcessModel:
         members = np.flatnonzero(inside)
         members = members[np.argsort(-scores[members], kind="stable")[:_NUM_OF_SUMMITS]]
         rows = np.sort(np.append(np.flatnonzero(~inside), members))
-        self._elsewhere = self._view(self._elsewhere, history, np.minimum(scores, scores[~inside].max()), rows)
-        pool, gains = self._search(self._elsewhere, history, pending, rng)
+        cut = np.minimum(scores, scores[~inside].max())[rows]
+        order = np.argsort(-cut, kind="stable")
+        self._elsewhere = self._view(self._elsewhere, history, cut, rows, order)
+        pool, gains = self._search([self._elsewhere], history, pending, rng)
         return pool, np.where(self._are_near(pool.points, aside), gains - _REFUSED, gains)
 
     def _are_near(self, points: Encoded, summits: Encoded) -> np.ndarray:
         """Return True for each point near any of the summits: [len(points)]."""
-        covariance = self._all.kernel.covariance(self.encoder.distances(points, summits))
-        near: np.ndarray = np.any(covariance > _NEAR * math.exp(self._all.kernel.log_signal), axis=1)
+        kernel = self._all[0].kernel
+        covariance = kernel.covariance(self.encoder.distances(points, summits))
+        near: np.ndarray = np.any(covariance > _NEAR * math.exp(kernel.log_signal), axis=1)
         return near
 
     def _search(
-        self,
-        view: View,
-        history: History,
-        pending: list[Encoded],
-        rng: np.random.Generator,
-        feasibility: Feasibility | None = None,
+        self, views: Sequence[View], history: History, pending: list[Encoded], rng: np.random.Generator
     ) -> tuple[Pool, np.ndarray]:
         """Return candidates, and the logarithm of the expected improvement of each.
 
-        With bounds it is that on the best feasible trial, times the probability of being feasible; the latter alone as
-        long as no trial is feasible.
+        With bounds it is that on the feasible trials, times the probability of being feasible; the latter alone as long
+        as no trial is feasible.
 
         Candidates are drawn everywhere and near the best trials, then around the most promising ones with ever smaller
-        moves.
+        moves. From the best that are not near each other the gain is ascended.
+
+        Args:
+            views: a view of the same trials for each objective.
+            history: ended trials.
+            pending: points of running trials.
+            rng: random numbers of this proposal.
         """
-        known, scores = history.points()[view.rows], view.scores
+        rows = views[0].rows
+        known, scores = history.points()[rows], np.array([view.scores for view in views])
+        is_feasible = history.total_violations()[rows] == 0
+        bounds = self._feasibility if history.has_bounds else None
         if pending:
-            known, scores = self._with_pending(view.kernel, known, scores, stack(pending[-_MAX_PENDING:]))
-        posterior = Posterior(view.kernel, self.encoder.distances(known, known), scores)
-        best, leaders = float(scores.max()), view.rows[np.argsort(-view.scores, kind="stable")[:_NUM_LEADERS]]
-        if feasibility is not None:
-            best = max(view.scores[history.total_violations()[view.rows] == 0], default=-math.inf)
+            running = stack(pending[-_MAX_PENDING:])
+            known, scores = self._with_pending(views, known, scores, running)
+            likely = np.ones(len(running), bool) if bounds is None else bounds.log_probability(running) > _LIKELY
+            is_feasible = np.append(is_feasible, likely & is_feasible.any())
+        distances = self.encoder.distances(known, known)
+        posteriors = [Posterior(view.kernel, distances, of) for view, of in zip(views, scores, strict=True)]
+        aim = self._aim(scores[:, is_feasible], rng) if is_feasible.any() else None
+        gain = Acquisition(self.encoder, known, posteriors, aim, bounds)
+        if bounds is None and len(views) == 1:
+            leaders = rows[np.argsort(-views[0].scores, kind="stable")[:_NUM_LEADERS]]
+        else:
             leaders = history.best_first()[:_NUM_LEADERS]
-
-        def gain(points: Encoded) -> np.ndarray:
-            chance = 0.0 if feasibility is None else feasibility.log_probability(points)
-            if best == -math.inf:
-                return chance + np.zeros(len(points))
-            means, deviations = posterior.at(self.encoder.distances(known, points))
-            return chance + log_expected_improvement(means, deviations, best)
-
         pool = self._pool(history, leaders, rng)
-        gains = gain(pool.points)
+        gains = gain.at(pool.points)
+        starts = self._starts(views[0].kernel, pool, gains)
         has_genomes = self.architecture is not None
         for step in _GENOME_STEPS if has_genomes else _STEPS:
             top = pool[np.argsort(-gains, kind="stable")[:_NUM_REFINED]]
             moved = self._around(top, _NUM_GENOMES_AROUND if has_genomes else _NUM_AROUND, step, rng)
             pool = Pool(stack([pool.points, moved.points]), [*pool.genomes, *moved.genomes])
-            gains = np.append(gains, gain(moved.points))
-        return pool, gains
+            gains = np.append(gains, gain.at(moved.points))
+        risen = self._ascended(gain, pool[np.unique([*starts, int(np.argmax(gains))])])
+        pool = Pool(stack([pool.points, risen.points]), [*pool.genomes, *risen.genomes])
+        return pool, np.append(gains, gain.at(risen.points))
+
+    def _aim(self, scores: np.ndarray, rng: np.random.Generator) -> Best | Front:
+        """Return what is to be improved on, of scores [num_objectives, n].
+
+        Of more than two objectives one counts beside a random mixture of the others (as in ParEGO: Knowles, 2006).
+        """
+        if len(scores) == 1:
+            return Best(float(scores.max()))
+        mix = np.eye(2)
+        if len(scores) > 2:
+            mix = np.array([np.zeros(len(scores)), rng.dirichlet(np.ones(len(scores)))])
+            mix[:, int(rng.integers(len(scores)))] = 1.0, 0.0
+        return Front(scores.T, mix)
+
+    def _starts(self, kernel: Kernel, pool: Pool, gains: np.ndarray) -> list[int]:
+        """Return the rows of the best candidates that are not near each other."""
+        rows: list[int] = []
+        left = gains.copy()
+        while len(rows) < _NUM_STARTS and np.isfinite(left).any():
+            rows.append(int(np.argmax(left)))
+            covariance = kernel.covariance(self.encoder.distances(pool.points, pool.points[rows[-1:]]))[:, 0]
+            left[covariance > _SAME * math.exp(kernel.log_signal)] = -np.inf
+        return rows
+
+    def _ascended(self, gain: Acquisition, pool: Pool) -> Pool:
+        """Return the summits over candidates; the best also by neighbours, in turns (Optuna's `GPSampler` does so)."""
+        summits = stack([self._ascend(gain, pool.points[[row]]) for row in range(len(pool.genomes))])
+        row = int(np.argmax(gain.at(summits)))
+        best = summits[[row]]
+        for _ in range(_MAX_TURNS):
+            near = stack([best, self.encoder.imputed(self.encoder.neighbours(best))])
+            chosen = int(np.argmax(gain.at(near)))
+            if chosen == 0:
+                break
+            best = self._ascend(gain, near[[chosen]])
+        return Pool(stack([summits, best]), [*pool.genomes, pool.genomes[row]])
+
+    def _ascend(self, gain: Acquisition, point: Encoded) -> Encoded:
+        is_free = self.encoder.is_real & self.encoder.active(point)[0][0]
+        return gain.ascend(point, is_free) if is_free.any() else point
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def _view(self, before: View, history: History, scores: np.ndarray, rows: np.ndarray) -> View:
-        """Return the view of the trials `rows`; the kernel is kept while few trials have ended since its fit."""
-        standardised = _standardised(scores[rows])
-        # With bounds it knows all rows, and the best of them are feasible.
-        order = history.best_first() if history.has_bounds else np.argsort(-standardised, kind="stable")
+    def _view(self, before: View, history: History, scores: np.ndarray, rows: np.ndarray, order: np.ndarray) -> View:
+        """Return the view of the trials `rows`; the kernel is kept while few trials have ended since its fit.
+
+        Args:
+            before: the view at the previous proposal.
+            history: ended trials.
+            scores: score of each of these trials.
+            rows: indices of the trials.
+            order: indices into `rows`, the best trial first.
+        """
+        standardised = _standardised(scores)
         kernel, num_at_fit = before.kernel, before.num_at_fit
         if num_at_fit == 0 or len(history) - num_at_fit >= max(1, num_at_fit // 16):
             some = self._kept(order, _MAX_FITTED)
@@ -224,15 +293,16 @@ class GaussianProcessModel:
         return np.sort(np.concatenate([best, drawn]))
 
     def _with_pending(
-        self, kernel: Kernel, known: Encoded, scores: np.ndarray, pending: Encoded
+        self, views: Sequence[View], known: Encoded, scores: np.ndarray, pending: Encoded
     ) -> tuple[Encoded, np.ndarray]:
-        """Return all trials with their scores: running ones have the predicted score, or the worst."""
+        """Return all trials with their scores: running ones have the predicted scores, or the worst."""
         if self.is_liar:
-            believed = np.full(len(pending), scores.min())
+            believed = np.repeat(scores.min(1, keepdims=True), len(pending), axis=1)
         else:
-            posterior = Posterior(kernel, self.encoder.distances(known, known), scores)
-            believed = posterior.at(self.encoder.distances(known, pending))[0]
-        return stack([known, pending]), np.concatenate([scores, believed])
+            distances, to_pending = (self.encoder.distances(known, others) for others in (known, pending))
+            posteriors = [Posterior(view.kernel, distances, of) for view, of in zip(views, scores, strict=True)]
+            believed = np.array([posterior.at(to_pending)[0] for posterior in posteriors])
+        return stack([known, pending]), np.concatenate([scores, believed], axis=1)
 
     # -- where it looks ------------------------------------------------------------------------------------------------
 

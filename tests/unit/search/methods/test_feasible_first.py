@@ -10,7 +10,7 @@ import pytest
 
 from orchestray.search.methods.base import Exploit, Finished, Method, Report
 from orchestray.search.methods.conditions import conditions_of
-from orchestray.search.methods.evolution.selection import standings_of
+from orchestray.search.methods.fronts import standings_of
 from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import Choice, Uniform

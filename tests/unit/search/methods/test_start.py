@@ -8,8 +8,10 @@ import pytest
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config
-from orchestray.search.methods.base import Finished
+from orchestray.search.methods.base import Finished, Observation
 from orchestray.search.registry.check import method_of
+from orchestray.search.registry.methods import make_method
+from orchestray.search.spaces.dimensions import Choice, Dimension, Integer
 
 LR, MOMENTUM, ON = "train.optimizer.lr", "train.optimizer.momentum", "train.optimizer.nesterov"
 SPACE = {
@@ -141,3 +143,27 @@ def test_a_method_that_cannot_begin_with_them_says_so(method: dict[str, Any], ex
     start = [{MOMENTUM: 0.1}, {MOMENTUM: 0.5}, {MOMENTUM: 0.8}]
     with pytest.raises(ConfigError, match=expected):
         method_of(config(method, space, start=start))
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("bayesian", {"initial": 2}),
+        ("bayesian", {"initial": 2, "model": "tpe"}),
+        ("regularized_evolution", {"population": 4}),
+        ("hierarchical_evolution", {"population": 4, "initial_mutations": 1}),
+    ],
+)
+def test_points_that_are_learnt_are_not_tried_again_but_to_begin_with(method: str, arguments: dict[str, Any]) -> None:
+    space: dict[str, Dimension] = {"n": Integer(1, 4), "kind": Choice(("a", "b", "c"))}
+    learnt = [{"n": n, "kind": kind} for n in (1, 2, 3) for kind in ("a", "b", "c")]
+    made = make_method(method, space=space, trials=20, **arguments)
+    assert made.begin_with([learnt[0]])
+    assert made.learn([Observation(values, None, float(values["n"])) for values in learnt])
+    points = []
+    while (proposal := made.ask()) is not None:
+        points.append(dict(proposal.changes))
+        made.tell(Finished(proposal.trial, "succeeded", 1, float(proposal.changes["n"])))
+    assert points[0] == learnt[0]
+    new = [{"n": 4, "kind": kind} for kind in ("a", "b", "c")]
+    assert sorted(map(str, points[1:])) == sorted(map(str, new))

@@ -13,8 +13,6 @@ from orchestray.search.methods.evolution.hierarchical import HierarchicalEvoluti
 from orchestray.search.methods.evolution.large_scale import LargeScaleEvolution
 from orchestray.search.methods.evolution.regularized import RegularizedEvolution
 from orchestray.search.methods.evolution.selection import (
-    crowding_distances,
-    pareto_ranks,
     standings,
     subset_tournament,
     tournament,
@@ -37,29 +35,6 @@ MAKERS: dict[str, Callable[[int], Method]] = {
 
 def individuals(scores: np.ndarray) -> list[Individual]:
     return [Individual(trial, row[0], Candidate(), tuple(row)) for trial, row in enumerate(scores.tolist())]
-
-
-def dominates(a: np.ndarray, b: np.ndarray) -> bool:
-    return bool(np.all(a >= b) and np.any(a > b))
-
-
-@pytest.mark.parametrize("num_scores", [2, 3])
-def test_each_but_of_the_first_front_is_dominated_from_the_front_before_and_none_from_its_own(num_scores: int) -> None:
-    scores = np.random.default_rng(0).integers(6, size=(60, num_scores)).astype(float)
-    ranks = pareto_ranks(scores)
-    assert set(ranks) == set(range(ranks.max() + 1))
-    for row, rank in zip(scores, ranks, strict=True):
-        by = {int(other) for at, other in zip(scores, ranks, strict=True) if dominates(at, row)}
-        assert rank not in by
-        assert rank == 0 or max(by) == rank - 1
-
-
-def test_crowding_is_the_sum_of_the_gaps_on_both_sides_and_of_an_end_twice_its_one() -> None:
-    front = np.array([[0.0, 10.0], [4.0, 0.0], [1.0, 7.0], [2.0, 6.0]])
-    expected = [2 / 4 + 6 / 10, 4 / 4 + 12 / 10, 2 / 4 + 4 / 10, 3 / 4 + 7 / 10]
-    assert crowding_distances(front) == pytest.approx(expected)
-    assert crowding_distances(np.ones((1, 2))).tolist() == [0]
-    assert crowding_distances(np.ones((3, 2))).tolist() == [0, 0, 0]
 
 
 def test_a_better_front_goes_before_more_room_and_more_room_decides_on_a_front() -> None:

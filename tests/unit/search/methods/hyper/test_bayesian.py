@@ -13,7 +13,7 @@ from scipy.optimize import check_grad
 from torch import nn
 
 from lab.search_simulation import replay, simulate
-from orchestray.search.methods.base import Proposal
+from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.hyper.bayesian import Bayesian
 from orchestray.search.methods.hyper.encoding import Encoder
 from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, _loss, log_expected_improvement
@@ -155,6 +155,35 @@ def test_numbers_integers_choices_and_flags_are_searched_together(model: Model) 
     assert best["flag"]
     assert searched.best.score is not None
     assert searched.best.score > 0.6, "0.7 is the best there is"
+
+
+def two_scores(model: str, *, has_bounds: bool, num_trials: int = 45) -> np.ndarray:
+    """Maximise -(x - 1)^2 and -(x + 1)^2, both less by y^2, in numbers around 0; return the points [n, 2]."""
+    space = {"x": Uniform(-3.0, 3.0), "y": Uniform(-2.0, 3.0)}
+    method = Bayesian(space=space, model=model, trials=num_trials, initial=8, seed=1)  # type: ignore[arg-type]
+    points = []
+    for _ in range(num_trials):
+        proposal = method.ask()
+        assert proposal is not None
+        x, y = proposal.changes["x"], proposal.changes["y"]
+        points.append((x, y))
+        scores = (-((x - 1) ** 2) - y**2, -((x + 1) ** 2) - y**2)
+        violations = (-x,) if has_bounds else ()
+        method.tell(Finished(proposal.trial, "succeeded", 1, scores[0], scores, violations=violations))
+    return np.array(points)
+
+
+@pytest.mark.parametrize(("model", "width"), [("gaussian_process", 0.35), ("tpe", 0.9)])
+def test_several_objectives_are_searched_along_their_whole_front(model: str, width: float) -> None:
+    points = two_scores(model, has_bounds=False)
+    near = np.sort(points[(np.abs(points[:, 1]) < 0.3) & (np.abs(points[:, 0]) < 1.2)][:, 0])
+    assert np.diff(np.concatenate([[-1.0], near, [1.0]])).max() < width, "of a front from -1 to 1"
+
+
+@pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
+def test_of_several_objectives_the_feasible_part_of_the_front_is_searched(model: str) -> None:
+    late = two_scores(model, has_bounds=True)[-15:]
+    assert np.mean(late[:, 0] > -0.1) > 0.6, "feasible is x >= 0"
 
 
 @pytest.mark.parametrize("model", ["gaussian_process", "tpe"])

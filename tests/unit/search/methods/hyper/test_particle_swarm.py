@@ -97,3 +97,14 @@ def test_architectures_and_a_swarm_of_one_are_refused() -> None:
         ParticleSwarm(space=PLANE, architecture=object())
     with pytest.raises(ConfigError, match="population"):
         ParticleSwarm(space=PLANE, population=1)
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_no_point_of_whole_numbers_and_choices_comes_twice_and_the_swarm_ends_with_the_last(
+    *, synchronous: bool
+) -> None:
+    space: dict[str, Dimension] = {"n": Integer(1, 6), "kind": Choice(("a", "b", "c"))}
+    method = ParticleSwarm(space=space, trials=40, population=4, synchronous=synchronous)
+    searched = simulate(method, lambda proposal, _step: float(proposal.changes["n"]), workers=2)
+    points = [tuple(trial.proposal.changes.values()) for trial in searched.trials.values()]
+    assert len(points) == len(set(points)) == 18
