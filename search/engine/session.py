@@ -120,6 +120,7 @@ class MethodSession:
         self.method = method
         self._space_of = space_of
         self.trials: dict[int, TrialStanding] = {}
+        self._live: dict[int, None] = {}
         self._journal = journal
         self._news = True
         """True if the method received anything since it last had nothing to propose."""
@@ -134,7 +135,7 @@ class MethodSession:
     @property
     def live(self) -> list[int]:
         """Trials that have not ended."""
-        return [trial for trial, standing in self.trials.items() if standing.ended is None]
+        return list(self._live)
 
     def budget(self, trial: int) -> int:
         """Return the total number of steps of a trial."""
@@ -231,6 +232,7 @@ class MethodSession:
         if proposal.trial in self.trials:
             raise SearchError(f"The method proposed trial {proposal.trial} twice; each has a number of its own.")
         self.trials[proposal.trial] = TrialStanding(proposal, dict(proposal.changes))
+        self._live[proposal.trial] = None
 
     def _allowed(self, trials: int | None) -> None:
         self._news = True
@@ -261,6 +263,7 @@ class MethodSession:
     def _ended(self, finished: Finished) -> None:
         self._news = True
         self.trials[finished.trial].ended = finished
+        self._live.pop(finished.trial, None)
 
     def _release(self) -> list[list[Any]]:
         """Ask for decisions on paused trials; return them in the journal's format."""
