@@ -192,7 +192,7 @@ class SearchController:
             return None
         self._is_reported = True
         self._account.reported(result)
-        standing, held = self.session.trials[trial], set(self._held)
+        standing = self.session.trials[trial]
         evaluations = self._objectives.evaluations([{**result.measures, **each} for each in result.evaluations])
         before = standing.num_reports, dict(standing.changes)
         report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told), violations)
@@ -206,7 +206,7 @@ class SearchController:
         self._account.show(trial, status, scores[0], result.metrics, violation=report.violation)
         if waits:
             self._held.add(trial)
-        self._released(held)
+        self._released()
         if (end := end_of(self.session, trial, is_over=result.is_over)) is not None:
             self._end(trial, end[0], reason=end[1])
         if standing.ended is not None or trial in self._held or trial in self._ready:
@@ -234,9 +234,9 @@ class SearchController:
         arguments = {**proposal.arguments, **self._of_all}
         return replace(order, config=config, program=program, arguments=arguments, source=source)
 
-    def _released(self, held: set[int]) -> None:
-        """Continue or end the paused trials that are due."""
-        for trial in sorted(held):
+    def _released(self) -> None:
+        """Continue or end the paused trials on which the method has decided."""
+        for trial in sorted(self._held.intersection(self.session.released)):
             decision = self.session.trials[trial].decision
             if isinstance(decision, Pause) or trial not in self._held:
                 continue
@@ -270,14 +270,13 @@ class SearchController:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _end(self, trial: int, status: str, *, error: str | None = None, reason: str | None = None) -> None:
-        held = set(self._held) - {trial}
         self._held.discard(trial)
         self._account.ended(trial, status, error=error, reason=reason)
         self.session.tell(trial, status, error=error)
         standing = self.session.trials[trial]
         self._account.show(trial, status, standing.score, error=error, violation=standing.violation)
         self.states.ended(trial)
-        self._released(held)
+        self._released()
 
     def suspend(self) -> None:
         """Record unfinished trials as stopped because the search's time is up, until it is given more."""

@@ -121,6 +121,8 @@ class MethodSession:
         self._space_of = space_of
         self.trials: dict[int, TrialStanding] = {}
         self._live: dict[int, None] = {}
+        self.released: list[int] = []
+        """Paused trials on which the method decided with the last report or end."""
         self._journal = journal
         self._news = True
         """True if the method received anything since it last had nothing to propose."""
@@ -268,6 +270,7 @@ class MethodSession:
     def _release(self) -> list[list[Any]]:
         """Ask for decisions on paused trials; return them in the journal's format."""
         given = list(self.method.released())
+        self.released = [trial for trial, _ in given]
         for trial, decision in given:
             self.trials[trial].decision = decision
             self._follow(self.trials[trial], decision)

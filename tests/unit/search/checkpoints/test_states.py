@@ -1,4 +1,4 @@
-"""Which files of states a search keeps, and from which of them a trial goes on."""
+"""Files of states: those that a search keeps, and those from which a trial goes on."""
 
 from __future__ import annotations
 
