@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +110,12 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes | memoryview], *, sync: bool = True) -> None:
     """Write `data` to `path`: readers see the old content or the new, at whatever time a process dies.
 
     Args:
         path: path of the file.
-        data: whole content of the file.
+        data: whole content of the file, or its pieces.
         sync: True to survive a power cut as well; False to survive only the death of processes.
 
     Raises:
@@ -125,7 +125,7 @@ def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
     try:
         with storage_errors(f"write {path}"):
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines((data,) if isinstance(data, bytes) else data)
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())

@@ -70,8 +70,12 @@ class TensorLayout:
     num_value_bytes: int
 
     @classmethod
-    def of(cls, tensors: Mapping[str, torch.Tensor]) -> TensorLayout:
+    def of(cls, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> TensorLayout:
         """Return the layout for tensors of these names, dtypes and shapes: wide dtypes first, so that all are aligned.
+
+        Args:
+            tensors: tensors by name.
+            metadata: further texts for the header's metadata.
 
         Raises:
             CheckpointError: the format lacks a dtype.
@@ -95,8 +99,8 @@ class TensorLayout:
             for name, slot in slots.items()
         }
         doubles = [name for name, slot in slots.items() if slot.dtype == _DOUBLES]
-        metadata = {"format": "pt"} | ({_DOUBLES: json.dumps(doubles)} if doubles else {})
-        text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+        texts = {"format": "pt", **({_DOUBLES: json.dumps(doubles)} if doubles else {}), **(metadata or {})}
+        text = json.dumps({"__metadata__": texts, **entries}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return cls(slots, len(text).to_bytes(8, "little") + text, position)
 
@@ -111,17 +115,24 @@ def as_bytes(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
+def pieces(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """Yield the whole file of these tensors: the header, then the values of one tensor after the other.
+
+    Args:
+        tensors: tensors by name.
+        metadata: further texts for the header's metadata.
+    """
+    layout = TensorLayout.of(tensors, metadata)
+    yield layout.header
+    for name in layout.slots:
+        yield as_bytes(tensors[name].cpu()).data
+
+
 def pack(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return the whole file of these tensors as bytes."""
-    import numpy as np
-
-    layout = TensorLayout.of(tensors)
-    data = np.empty(len(layout.header) + layout.num_value_bytes, dtype=np.uint8)
-    values = data[len(layout.header) :]
-    data[: len(layout.header)] = np.frombuffer(layout.header, dtype=np.uint8)
-    for name, slot in layout.slots.items():
-        values[slot.start : slot.stop] = as_bytes(tensors[name].cpu())
-    return data.tobytes()
+    return b"".join(pieces(tensors))
 
 
 def unpack(data: np.ndarray[Any, Any], what: str) -> dict[str, torch.Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import CheckpointError
-from orchestray.platform.run.files import dump_json, storage_errors
+from orchestray.platform.run.files import storage_errors
+from orchestray.search.checkpoints import state_files
 from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.load import load_train_config
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from orchestray.search.trials.program import TrialState
     from orchestray.trainers.config.schema import TrainConfig
 
-CONFIG_FILE, STATE_FILE, POSITION_FILE = "config.yaml", "state.safetensors", "position.json"
-"""Names of the files: the config of the trial, the tensors of its state, and the rest of the state."""
+CONFIG_FILE, STATE_FILE = "config.yaml", "state.safetensors"
+"""Names of the files: the config of the trial, and its state."""
 
 
 def write_state(folder: Path, config: TrainConfig, state: TrialState) -> None:
@@ -30,16 +30,9 @@ def write_state(folder: Path, config: TrainConfig, state: TrialState) -> None:
     Raises:
         StorageError: the disk is full, or not writable.
     """
-    from orchestray.platform.run.tensor_file import pack
-
-    files = {
-        CONFIG_FILE: dump_yaml(config).encode(),
-        POSITION_FILE: dump_json(dict(state.position)).encode(),
-        STATE_FILE: pack(state.tensors),
-    }
     with storage_errors(f"write {folder}"):
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
+        (folder / CONFIG_FILE).write_text(dump_yaml(config), encoding="utf-8")
+    state_files.write_state(folder / STATE_FILE, state)
 
 
 def read_state(folder: Path) -> TrialState:
@@ -49,20 +42,10 @@ def read_state(folder: Path) -> TrialState:
         CheckpointError: it is damaged, or not a checkpoint of a trial.
         StorageError: it cannot be read.
     """
-    import numpy as np
-
-    from orchestray.platform.run.tensor_file import unpack
-    from orchestray.search.trials.program import TrialState
-
     path = folder / STATE_FILE
     if not path.is_file():
         raise CheckpointError(f"{folder} is not a checkpoint of a trial: it has no {STATE_FILE}")
-    with storage_errors(f"read {folder}"):
-        data, position = np.fromfile(path, dtype=np.uint8), (folder / POSITION_FILE).read_bytes()
-    try:
-        return TrialState(unpack(data, str(path)), json.loads(position))
-    except ValueError as error:
-        raise CheckpointError(f"{folder / POSITION_FILE} is damaged: {error}") from error
+    return state_files.read_state(path)
 
 
 def read_config(folder: Path) -> TrainConfig:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
-from orchestray.search.checkpoints.state_files import StatePlace
+from orchestray.search.checkpoints.state_files import StateAt
 from orchestray.search.checkpoints.states import BestCheckpoint, States
 from orchestray.search.config.gangs import is_alone
 from orchestray.search.engine.messages import GANG, ORDINARY, TrialResult, TrialTask
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from orchestray.search.results.schema import TrialChange
     from orchestray.trainers.config.schema import TrainConfig
 
-_REMEMBERED = 64
 _FAILURES_BEYOND_PARALLEL = 3
 OUT_OF_TIME = "the search's time limit"
 """Reason of trials that were stopped but continue if the search is given more time."""
@@ -72,8 +71,6 @@ class SearchController:
         """Trials that have begun, are not in a process, and are to continue."""
         self._held: set[int] = set()
         """Trials that the method has paused."""
-        self._ended: deque[int] = deque(maxlen=_REMEMBERED)
-        """Most recently ended trials, whose states another trial may still take over."""
         self.first_error: str | None = None
         self._num_failed = 0
         self._is_reported = False
@@ -122,31 +119,25 @@ class SearchController:
             SearchError: too many trials have failed, and none has succeeded.
         """
         try:
-            return self.order(trial)
+            return self._whole_task(trial, self.session.next_report(trial))
         except OrchestrayError as error:  # the proposed values do not form a valid config
             self.failed(trial, str(error))
         return None
 
-    def order(self, trial: int) -> TrialTask:
-        """Return the task for a process that has nothing of the trial yet.
+    def _whole_task(self, trial: int, until: int) -> TrialTask:
+        """Return a task for a process that has nothing of the trial yet.
 
         Raises:
-            OrchestrayError: the proposed values do not form a valid config; the trial then has to fail.
+            OrchestrayError: the proposed values do not form a valid config.
         """
-        return self._order(trial, self.session.next_report(trial))
-
-    def _order(self, trial: int, until: int) -> TrialTask:
-        standing = self.session.trials[trial]
-        proposal, at, partly = standing.proposal, standing.at, False
+        proposal, partly = self.session.trials[trial].proposal, False
         source = self.states.source_of(trial)
-        if at is None and source is None and proposal.inherits and proposal.parent is not None:
+        if source is None and proposal.inherits and proposal.parent is not None:
             at, partly = self.session.trials[proposal.parent].at, True
-            source = None if at is None else self.states.place(at)
+            source = None if at is None else StateAt(*at)
         config = self._config(trial)
-        return TrialTask(
-            trial,
-            until,
-            report=standing.num_reports + 1,
+        return replace(
+            self._task(trial, until),
             config=config,
             begins=True,
             program=_program(proposal, config),
@@ -154,20 +145,24 @@ class SearchController:
             source=source,
             partly=partly,
             overlaps=proposal.overlaps,
-            is_exact=self.states.are_exact,
             used_s=self._account.seconds(trial),
+        )
+
+    def _task(self, trial: int, until: int) -> TrialTask:
+        """Return a task for the process that has the trial."""
+        is_exact = self.states.are_exact
+        return TrialTask(
+            trial,
+            until,
+            report=self.session.trials[trial].num_reports + 1,
+            is_exact=is_exact,
+            writes_state=is_exact or until < self.session.budget(trial),
             bar=self.states.bar(trial),
-            needed=self._needed,
         )
 
     def _config(self, trial: int) -> TrainConfig:
         standing = self.session.trials[trial]
         return self._make_config(standing.changes, standing.proposal.genome, self.session.budget(trial), trial)
-
-    @property
-    def _needed(self) -> tuple[int, ...]:
-        """Trials whose states the processes must keep."""
-        return (*self.session.live, *self._ended)
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
@@ -197,12 +192,12 @@ class SearchController:
             return None
         self._is_reported = True
         self._account.reported(result)
-        standing, held = self.session.trials[trial], set(self._held)
+        standing = self.session.trials[trial]
         evaluations = self._objectives.evaluations([{**result.measures, **each} for each in result.evaluations])
         before = standing.num_reports, dict(standing.changes)
         report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told), violations)
         self.session.report(report, seconds=self._account.seconds(trial))
-        self.states.lies(result.place, (trial, before[0] + 1))
+        self.states.reported(trial, is_written=result.is_written)
         self._account.members_reported(result)
         if result.is_written:
             self.states.keep(BestCheckpoint(scores[0], trial, result.step, before[0] + 1, before[1], report.violation))
@@ -211,7 +206,7 @@ class SearchController:
         self._account.show(trial, status, scores[0], result.metrics, violation=report.violation)
         if waits:
             self._held.add(trial)
-        self._released(held)
+        self._released()
         if (end := end_of(self.session, trial, is_over=result.is_over)) is not None:
             self._end(trial, end[0], reason=end[1])
         if standing.ended is not None or trial in self._held or trial in self._ready:
@@ -229,26 +224,19 @@ class SearchController:
             OrchestrayError: its new values do not form a valid config; the trial then has to fail.
         """
         standing = self.session.trials[trial]
-        order = TrialTask(
-            trial,
-            self.session.next_report(trial),
-            report=standing.num_reports + 1,
-            is_exact=self.states.are_exact,
-            bar=self.states.bar(trial),
-            needed=self._needed,
-        )
+        order = self._task(trial, self.session.next_report(trial))
         if not isinstance(decision, Exploit):
             return order
         self._account.became(trial, standing.step, decision)
         proposal, config = standing.proposal, self._config(trial)
-        source = None if standing.origin is None else self.states.place(standing.origin)
+        source = None if standing.origin is None else StateAt(*standing.origin)
         program = _program(proposal, config)  # rebuilds what cannot change in place
         arguments = {**proposal.arguments, **self._of_all}
         return replace(order, config=config, program=program, arguments=arguments, source=source)
 
-    def _released(self, held: set[int]) -> None:
-        """Continue or end the paused trials that are due."""
-        for trial in sorted(held):
+    def _released(self) -> None:
+        """Continue or end the paused trials on which the method has decided."""
+        for trial in sorted(self._held.intersection(self.session.released)):
             decision = self.session.trials[trial].decision
             if isinstance(decision, Pause) or trial not in self._held:
                 continue
@@ -277,21 +265,18 @@ class SearchController:
 
     def lost(self, trial: int) -> None:
         """Schedule a trial whose process is gone, to resume elsewhere from its file or from scratch."""
-        self.states.lost(trial)
         self._ready.append(trial)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _end(self, trial: int, status: str, *, error: str | None = None, reason: str | None = None) -> None:
-        held = set(self._held) - {trial}
         self._held.discard(trial)
         self._account.ended(trial, status, error=error, reason=reason)
         self.session.tell(trial, status, error=error)
         standing = self.session.trials[trial]
         self._account.show(trial, status, standing.score, error=error, violation=standing.violation)
-        self._ended.append(trial)
         self.states.ended(trial)
-        self._released(held)
+        self._released()
 
     def suspend(self) -> None:
         """Record unfinished trials as stopped because the search's time is up, until it is given more."""
@@ -312,9 +297,9 @@ class SearchController:
     def order_for_best(self, kept: BestCheckpoint) -> TrialTask:
         """Return the task for building the best trial's run, with the hyper-parameters it had at its best report."""
         # The method may have forgotten when a trial that has ended would report next.
-        order, proposal = self._order(kept.trial, kept.step), self.session.trials[kept.trial].proposal
+        order, proposal = self._whole_task(kept.trial, kept.step), self.session.trials[kept.trial].proposal
         config = self._make_config(kept.changes, proposal.genome, self.session.budget(kept.trial), kept.trial)
-        source = None if kept.is_lost else StatePlace(kept.trial, kept.report, is_best=True)
+        source = None if kept.is_lost else kept.at
         return replace(order, config=config, source=source, partly=False)
 
     def best_trial(self, kept: BestCheckpoint) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestray.search.checkpoints.state_files import StatePlace
+    from orchestray.search.checkpoints.state_files import StateAt
     from orchestray.search.engine.objective import Objectives
     from orchestray.trainers.config.schema import TrainConfig
 
@@ -35,20 +35,20 @@ class TrialTask:
     """True if the process must build the trial first; otherwise it has it from the previous task."""
     program: str = ORDINARY
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    source: StatePlace | None = None
+    source: StateAt | None = None
     """State to resume from; None: its own, or from scratch."""
     partly: bool = False
     """True to take only the weights that fit, and to begin at the first step."""
     overlaps: bool = False
     """True to also take the common part of weights with different shapes, with `partly`."""
     is_exact: bool = False
-    """True to resume from `source` and no other state, and to write the reached state to its file before answering."""
+    """True to resume from `source` and no other state."""
+    writes_state: bool = False
+    """True to write the reached state to its file before answering: the trial may wait there, or be copied."""
     used_s: float = 0.0
     """Seconds of work up to the last report, if the trial begins in this process: its time limit covers all."""
-    needed: tuple[int, ...] | None = None
-    """Trials whose states the process must keep besides this one's; None: all."""
     bar: float | None = None
-    """Score from which a state is written to its file before answering; None: no state is."""
+    """Score from which the reached state is written in any case, since it may be the best; None: it is not."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TrialLimits:
     directory: str
     """Directory of the state files."""
     save_every_s: float = 10.0
-    """Seconds between two background writes of a trial's state; 0: after each report."""
+    """Seconds between two background writes of a trial's state on the way to a report; 0: after each report."""
     time_limit_s: float | None = None
     """Limit on a trial's own working time, in seconds."""
     memory_mb: float | None = None
@@ -83,10 +83,8 @@ class TrialResult:
     evaluations: tuple[Mapping[str, float], ...] = ()
     told: Mapping[str, Any] = field(default_factory=dict)
     is_over: bool = False
-    place: StatePlace | None = None
-    """Location of the state it has reached."""
     is_written: bool = False
-    """True if the file of that state has been written already."""
+    """True if there is a file of the state it has reached."""
     seconds: float = 0.0
     """Seconds that the task took."""
     measures: Mapping[str, float] = field(default_factory=dict)

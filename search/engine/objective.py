@@ -64,11 +64,8 @@ class Objectives:
         """
         self._all, self.bounds = tuple(objectives), tuple(bounds)
         self.first = self._all[0]
-
-    @property
-    def _metrics(self) -> list[str]:
+        self._metrics = list(dict.fromkeys(one.metric for one in (*self._all, *self.bounds)))
         """Names of all metrics that a report must have, each once."""
-        return list(dict.fromkeys([*(one.metric for one in self._all), *(one.metric for one in self.bounds)]))
 
     @property
     def are_several(self) -> bool:

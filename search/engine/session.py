@@ -120,6 +120,9 @@ class MethodSession:
         self.method = method
         self._space_of = space_of
         self.trials: dict[int, TrialStanding] = {}
+        self._live: dict[int, None] = {}
+        self.released: list[int] = []
+        """Paused trials on which the method decided with the last report or end."""
         self._journal = journal
         self._news = True
         """True if the method received anything since it last had nothing to propose."""
@@ -134,7 +137,7 @@ class MethodSession:
     @property
     def live(self) -> list[int]:
         """Trials that have not ended."""
-        return [trial for trial, standing in self.trials.items() if standing.ended is None]
+        return list(self._live)
 
     def budget(self, trial: int) -> int:
         """Return the total number of steps of a trial."""
@@ -231,6 +234,7 @@ class MethodSession:
         if proposal.trial in self.trials:
             raise SearchError(f"The method proposed trial {proposal.trial} twice; each has a number of its own.")
         self.trials[proposal.trial] = TrialStanding(proposal, dict(proposal.changes))
+        self._live[proposal.trial] = None
 
     def _allowed(self, trials: int | None) -> None:
         self._news = True
@@ -261,10 +265,12 @@ class MethodSession:
     def _ended(self, finished: Finished) -> None:
         self._news = True
         self.trials[finished.trial].ended = finished
+        self._live.pop(finished.trial, None)
 
     def _release(self) -> list[list[Any]]:
         """Ask for decisions on paused trials; return them in the journal's format."""
         given = list(self.method.released())
+        self.released = [trial for trial, _ in given]
         for trial, decision in given:
             self.trials[trial].decision = decision
             self._follow(self.trials[trial], decision)

@@ -100,7 +100,7 @@ class HostedTrial(Trainable):
         """Do nothing: a task says which state it starts from."""
 
     def cleanup(self) -> None:
-        """Stop serving states; what Ray prints while it ends the process is not the trial's."""
+        """End what the trial holds; what Ray prints while it ends the process is not the trial's."""
         if self._output is not None:
             self._output.end()
         if self._host is not None:

@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.actors.member import give_back_freed_memory
 from orchestray.platform.errors import OrchestrayError, PlaceLostError, StorageError, TrainingError
 from orchestray.platform.usercode.beside import use_texts
-from orchestray.search.checkpoints.state_files import KEPT, ON_THE_WAY, StateFiles, StateLostError
-from orchestray.search.checkpoints.state_store import StateStore
+from orchestray.search.checkpoints.state_files import KEPT, StateAt, StateFiles, StateLostError
 from orchestray.search.engine.memory_limit import limited_memory
 from orchestray.search.engine.messages import GANG, ORDINARY, TrialLimits, TrialResult, TrialTask
 from orchestray.search.engine.program_protocols import (
@@ -32,7 +32,6 @@ from orchestray.search.registry.programs import find_program
 from orchestray.search.trials.task_cache import TaskCache
 
 if TYPE_CHECKING:
-    from orchestray.search.checkpoints.state_files import StatePlace
     from orchestray.search.trials.gang import WorkerPool
     from orchestray.search.trials.program import Progress, TrialProgram, TrialState
     from orchestray.trainers.config.schema import TrainConfig
@@ -45,7 +44,7 @@ _MOST_BETWEEN_SAVES_S = 600.0
 
 
 class TrialHost:
-    """A host that carries out one task after the other; it keeps data, tasks and states between trials."""
+    """A host that carries out one task after the other; it keeps data and tasks between trials."""
 
     def __init__(self, rules: TrialLimits, *, address: str = "127.0.0.1") -> None:
         """
@@ -55,7 +54,10 @@ class TrialHost:
         """
         self._rules, self._address = rules, address
         self._task_cache = TaskCache()
-        self._state_store = StateStore(StateFiles(rules.directory), host=address)
+        self._files = StateFiles(rules.directory)
+        self._saver = ThreadPoolExecutor(1, "states")
+        """Thread that writes states on the way to a report."""
+        self._saving: Future[None] | None = None
         self._program: TrialProgram | None = None
         self._made_by = ""
         """Name of the program, as tasks give it."""
@@ -66,7 +68,7 @@ class TrialHost:
         self._since_s = 0.0
         """Monotonic time from which its work is not counted yet."""
         self._saved_s = 0.0
-        """Monotonic time at which the trial's state was last sent to its file."""
+        """Monotonic time at which the trial's state was last saved."""
         self._evaluations: list[Mapping[str, float]] = []
         """Validations of the trial since its last report."""
         self._are_named = not rules.objectives.of_validation
@@ -126,9 +128,9 @@ class TrialHost:
         return TrialResult(order.trial, seconds=time.monotonic() - began_s)
 
     def close(self) -> None:
-        """Stop serving states; return when pending writes are finished."""
+        """Release the trial and its workers; return when pending writes are finished."""
         with contextlib.ExitStack() as stack:  # each of them, even if another fails
-            stack.callback(self._state_store.close)
+            stack.callback(self._saver.shutdown)
             if self._room is not None:
                 stack.callback(self._room.close)
             self._drop()
@@ -138,15 +140,13 @@ class TrialHost:
             self._begin(order)
         elif order.config is not None or order.source is not None:
             self._change(order)
-        if order.needed is not None:
-            self._state_store.retain({*order.needed, order.trial})
         assert self._program is not None
         if (problem := self._misnamed()) is not None:
             return TrialResult(order.trial, seconds=self._seconds(), error=problem, is_misnamed=True)
         progress = self._advance(order)
         seconds = self._seconds()
         measures = self._program.measures() if isinstance(self._program, Measured) else {}
-        place, is_written = self._keep(order, progress, {**measures, **progress.metrics})
+        is_written = self._keep(order, {**measures, **progress.metrics})
         return TrialResult(
             order.trial,
             progress.step,
@@ -154,7 +154,6 @@ class TrialHost:
             progress.evaluations,
             progress.told,
             is_over=progress.is_over,
-            place=place,
             is_written=is_written,
             seconds=seconds,
             measures=measures,
@@ -177,9 +176,7 @@ class TrialHost:
                 raise TrainingError(f"The trial ran out of its time limit of {limit_s:g} s at step {progress.step}.")
             if not progress.is_interrupted:
                 return replace(progress, evaluations=tuple(self._evaluations))
-            self._lay_aside(order, is_on_the_way=True)
-            self._state_store.save(order.trial, keeps_earlier=order.is_exact)
-            self._saved_s = time.monotonic()
+            self._save_on_the_way(order.trial, order.report)
 
     def _pause_s(self) -> float | None:
         """Return the seconds until the program must pause, for its time limit or for saving; None: never."""
@@ -278,7 +275,7 @@ class TrialHost:
         rules = self._rules
         return {"room": self._room, "directory": rules.directory, "cpus_per_worker": rules.cpus_per_worker}
 
-    def _take(self, order: TrialTask, place: StatePlace) -> bool:
+    def _take(self, order: TrialTask, at: StateAt) -> bool:
         """Load a state; return True if it was found.
 
         If the state is lost, the trial starts from scratch, which gives the same result. It must not if the state may
@@ -286,13 +283,13 @@ class TrialHost:
         """
         assert self._program is not None
         try:
-            state = self._state_store.fetch(place, exact=order.is_exact)
+            state = self._files.read(at)
         except StateLostError:
             if order.is_exact:
                 raise
             return False
         state, kept = _apart(state)
-        if place.trial == order.trial and kept:
+        if at.trial == order.trial and kept:
             self._used_s = max(self._used_s, kept["used_s"])  # includes the work that the driver does not know of
             if kept["report"] == order.report:
                 self._evaluations = list(kept["evaluations"])
@@ -313,37 +310,35 @@ class TrialHost:
         self._made_by = order.program
         return program
 
-    def _keep(self, order: TrialTask, progress: Progress, metrics: dict[str, float]) -> tuple[StatePlace, bool]:
-        """Store the state in memory, and in its file when that is due."""
-        place = self._lay_aside(order)
-        self._evaluations = []
-        if order.is_exact:
-            self._state_store.write_beside(order.trial)
-            self._saved_s = time.monotonic()
+    def _keep(self, order: TrialTask, metrics: dict[str, float]) -> bool:
+        """Write the state of a report to its file if it is needed; return True if it was."""
         try:
             score: float | None = self._rules.objectives.scores(metrics)[0]
         except OrchestrayError:
             score = None  # the driver reports it
-        if order.bar is not None and score is not None and score >= order.bar:
-            self._state_store.save_now(order.trial)
-            return place, True
-        is_due = not order.is_exact and time.monotonic() - self._saved_s >= self._rules.save_every_s
-        if is_due and self._state_store.save(order.trial) is not None:
+        is_needed = order.writes_state or (order.bar is not None and score is not None and score >= order.bar)
+        if is_needed:
+            self._files.write(StateAt(order.trial, order.report), self._state(order.report))
+        self._evaluations = []
+        if order.is_exact:
             self._saved_s = time.monotonic()
-        return place, False
+        elif order.writes_state and time.monotonic() - self._saved_s >= self._rules.save_every_s:
+            self._save_on_the_way(order.trial, order.report + 1)  # this one survives a power failure
+        return is_needed
 
-    def _lay_aside(self, order: TrialTask, *, is_on_the_way: bool = False) -> StatePlace:
-        """Store the state in memory, with the progress that its next report must include."""
+    def _save_on_the_way(self, trial: int, report: int) -> None:
+        """Write the state on the way to a report in the background, unless the last such write is unfinished."""
+        if self._saving is None or self._saving.done():
+            at = StateAt(trial, report, is_on_the_way=True)
+            self._saving = self._saver.submit(self._files.write, at, self._state(report), is_secure=True)
+        self._saved_s = time.monotonic()
+
+    def _state(self, report: int) -> TrialState:
+        """Return a copy of the state, with the progress that a report must include."""
         assert self._program is not None
-        state = self._program.state()
-        evaluations = [dict(one) for one in self._evaluations]
-        kept = {
-            "report": order.report,
-            "evaluations": evaluations,
-            "used_s": round(self._used_s, 6),
-            ON_THE_WAY: is_on_the_way,
-        }
-        return self._state_store.put(order.trial, order.report, replace(state, position={**state.position, KEPT: kept}))
+        state, evaluations = self._program.state(), [dict(one) for one in self._evaluations]
+        kept = {"report": report, "evaluations": evaluations, "used_s": round(self._used_s, 6)}
+        return replace(state, position={**state.position, KEPT: kept})
 
     @contextlib.contextmanager
     def _stopped_after(self, seconds: float | None) -> Iterator[None]:

@@ -18,7 +18,7 @@ import torch
 from orchestray.platform.actors.gang import Gang
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.errors import TrainingError
-from orchestray.search.checkpoints.state_files import KEPT, ON_THE_WAY, StateFiles, StatePlace
+from orchestray.search.checkpoints.state_files import StateAt, StateFiles
 from orchestray.search.engine.messages import GANG, TrialLimits, TrialTask
 from orchestray.search.engine.trial_worker import TrialHost
 from orchestray.search.trials.gang import GangTrial, WorkerPool
@@ -152,12 +152,11 @@ def test_a_gang_is_saved_on_its_way_and_goes_on_from_there_in_another_process_to
         "hold": str(hold),
     }
     wanted = config(task, {}, _STEPS)
-    order = TrialTask(FIRST_HELD, _STEPS, config=wanted, begins=True, program=GANG)
+    order = TrialTask(FIRST_HELD, _STEPS, config=wanted, begins=True, program=GANG, writes_state=True)
     with host(cluster, tmp_path / "whole") as whole:
         expected = whole.work(order)
-        state = whole._state_store._at(FIRST_HELD, 1)
     assert expected.error is None
-    assert state is not None
+    state = StateFiles(tmp_path / "whole").read(StateAt(FIRST_HELD, 1))
 
     shutil.rmtree(tmp_path / "places")
     (tmp_path / "places").mkdir()
@@ -194,14 +193,12 @@ def test_a_gang_is_saved_on_its_way_and_goes_on_from_there_in_another_process_to
             pausing.join()
             hold.unlink(missing_ok=True)
         assert paused.error is None
-        position = files.read(FIRST_HELD, 1).position
+        on_the_way = StateAt(FIRST_HELD, 1, is_on_the_way=True)
+        position = files.read(on_the_way).position
     assert (paused.metrics, paused.evaluations) == (expected.metrics, expected.evaluations)
-    assert position[KEPT][ON_THE_WAY]
     assert HELD_AT <= position["step"] < _STEPS
 
     with host(cluster, tmp_path / "paused") as second:  # as after the death of the first
-        resumed = second.work(TrialTask(**{**vars(order), "source": StatePlace(FIRST_HELD, 1)}))
-        found = second._state_store._at(FIRST_HELD, 1)
+        resumed = second.work(TrialTask(**{**vars(order), "source": on_the_way}))
     assert (resumed.metrics, resumed.evaluations) == (expected.metrics, expected.evaluations)
-    assert found is not None
-    assert_same(found, state)
+    assert_same(files.read(StateAt(FIRST_HELD, 1)), state)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestray.platform.errors import CheckpointError
-from orchestray.search.checkpoints.trial_folder import POSITION_FILE, STATE_FILE, read_config, read_state, write_state
+from orchestray.search.checkpoints.trial_folder import STATE_FILE, read_config, read_state, write_state
 from orchestray.search.trials.program import TrialState
 from support.search_loop import base
 
@@ -30,11 +30,10 @@ def test_a_state_is_read_back_with_its_config(tmp_path: Path) -> None:
     assert read_config(tmp_path).train.batch_size == 8
 
 
-@pytest.mark.parametrize("file", [STATE_FILE, POSITION_FILE])
-def test_a_damaged_file_is_named(file: str, tmp_path: Path) -> None:
-    path = written(tmp_path) / file
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path) / STATE_FILE
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=file):
+    with pytest.raises(CheckpointError, match=STATE_FILE):
         read_state(tmp_path)
 
 

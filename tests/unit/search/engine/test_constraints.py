@@ -68,7 +68,7 @@ def test_the_best_trial_is_the_best_of_the_feasible_ones_and_its_state_is_kept(s
     assert loop.records.lines[3]["constraints"] == {"parameters": PARAMETERS[3]}
     best = loop.conductor.best()
     assert (best.trial, best.is_lost) == (1, False)
-    assert loop.files.is_whole(1, best.report, is_best=True)
+    assert loop.files.is_whole(best.at)
     assert (result["best"]["trial"], result["best"]["feasible"]) == (1, True)
     assert "infeasible" not in result
 
@@ -78,7 +78,7 @@ def test_a_feasible_state_is_kept_after_infeasible_ones_with_better_scores(searc
     loop, _ = searched(config(PARAMETERS[0], space=space), save_every_s=100.0)
     best = loop.conductor.best()
     assert (best.trial, best.is_lost) == (3, False)
-    assert loop.files.is_whole(3, best.report, is_best=True)
+    assert loop.files.is_whole(best.at)
 
 
 def test_without_a_feasible_trial_that_with_the_least_violation_is_named(searched: Any) -> None:

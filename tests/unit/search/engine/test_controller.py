@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.checkpoints.state_files import StateFiles
+from orchestray.search.checkpoints.state_files import StateAt, StateFiles
 from orchestray.search.engine.controller import SearchController
 from orchestray.search.engine.messages import TrialResult, TrialTask
 from orchestray.search.engine.objective import Objective, Objectives
@@ -125,7 +125,7 @@ def test_a_trial_becomes_another_with_its_very_bytes(loops: Any) -> None:
     order = loop.orders[0]
     assert order.config.train.optimizer.lr == 0.3
     loop.hosts[0]._change(order)
-    held = loop.hosts[1]._state_store._at(*source)
+    held = loop.files.read(StateAt(*source))
     clone = loop.hosts[0]._program.state()
     for name, tensor in held.tensors.items():
         assert torch.equal(clone.tensors[name], tensor), name
@@ -189,7 +189,7 @@ def test_a_trial_that_is_to_become_what_makes_no_config_fails_alone(loops: Any, 
         loop.step()
     if is_killed:
         for host in loop.hosts:
-            host._state_store._writer.submit(lambda: None).result()
+            host._saver.submit(lambda: None).result()
         journal = MemoryJournal(loop.journal.entries())
         loop = loops(script(), make=make, parallel=2, journal=journal, records=loop.records)
     lines = loop.run().records.lines
@@ -221,7 +221,7 @@ def test_a_search_that_was_killed_goes_on_as_if_not(loops: Any, killed_after: in
     for _ in range(killed_after):
         first.step()
     for host in first.hosts:
-        host._state_store._writer.submit(lambda: None).result()
+        host._saver.submit(lambda: None).result()
     second = loops(script(), parallel=2, journal=MemoryJournal(first.journal.entries()), records=first.records)
     second.run()
     assert sorted(second.records.lines) == [0, 1, 2]
@@ -313,7 +313,7 @@ def test_a_trial_that_ends_well_is_the_best_though_all_that_were_better_on_the_w
     def hear(order: TrialTask, score: float | None) -> TrialTask | None:
         told = answer(order, score)
         if told.is_written:
-            files.write(told.trial, order.report, TrialState({"a": torch.zeros(1)}, {}), is_best=True)
+            files.write(StateAt(told.trial, order.report), TrialState({"a": torch.zeros(1)}, {}))
         return search.receive(told)
 
     orders = [begin(search) for _ in range(5)]
@@ -327,7 +327,7 @@ def test_a_trial_that_ends_well_is_the_best_though_all_that_were_better_on_the_w
     best = search.best()
     assert best is not None
     assert (best.trial, best.score, best.report) == (4, 0.5, 1)
-    assert [path.name for path in tmp_path.glob("best-*")] == [files.path(4, 1, is_best=True).name]
+    assert list(tmp_path.iterdir()) == [files.path(StateAt(4, 1))]
     again = conductor().best()
     assert again == best
 
@@ -336,8 +336,7 @@ def test_of_trials_that_have_ended_well_the_states_of_the_best_three_are_kept(lo
     space = {LR: make_dimension("log_uniform", low=1e-4, high=1.0)}
     loop = loops(make_method("random", space=space, trials=8, steps_per_trial=4, seed=5)).run()
     ranked = sorted(loop.records.lines.values(), key=lambda line: (-line["objective"], line["trial"]))
-    kept = {trial for trial in loop.records.lines if loop.files.best_reports(trial)}
-    assert kept == {line["trial"] for line in ranked[:3]}
+    assert loop.files.reports().keys() == {line["trial"] for line in ranked[:3]}
 
 
 class Many(Slow):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.search.checkpoints.state_files import StateFiles
+from orchestray.search.checkpoints.state_files import StateAt, StateFiles
 from orchestray.search.checkpoints.states import BestCheckpoint
 from orchestray.search.engine.controller import OUT_OF_TIME
 from orchestray.search.engine.session import MemoryJournal
@@ -66,7 +66,7 @@ def test_a_synchronous_population_that_was_killed_ends_as_if_it_had_not_been(loo
         assert {**second.records.lines[trial], "seconds": 0} == {**line, "seconds": 0}
     best, again = whole.conductor.best(), second.conductor.best()
     assert again == best
-    states = [one.files.read(best.trial, best.report, is_best=True) for one in (whole, second)]
+    states = [one.files.read(best.at) for one in (whole, second)]
     for name, tensor in states[0].tensors.items():
         assert torch.equal(states[1].tensors[name], tensor), name
 
@@ -93,20 +93,20 @@ def test_who_is_copied_while_it_copies_a_third_is_copied_as_it_was(loops: Any, p
     loop = loops(method, parallel=parallel)
     taken: dict[int, Any] = {}
     for host in loop.hosts:
-        fetch = host._state_store.fetch
+        read = host._files.read
 
-        def watched(place: Any, *, exact: bool = False, fetch: Any = fetch, host: Any = host) -> Any:
-            taken.setdefault(host._trial, []).append(((place.trial, place.report), fetch(place, exact=exact)))
+        def watched(at: StateAt, read: Any = read, host: Any = host) -> Any:
+            taken.setdefault(host._trial, []).append(((at.trial, at.report), read(at)))
             return taken[host._trial][-1][1]
 
-        host._state_store.fetch = watched
+        host._files.read = watched
     loop.run()
     plain = loops(Scripted(dict(script) | {(1, 4): Pause(), (2, 4): Pause()}), "plain", parallel=3)
     while len(plain.records.reports) < 3:
         plain.step()
     (at, copied), *_ = [found for found in taken[2] if found[0][0] == 1]
     assert at == (1, 1)
-    expected = plain.files.read(1, 1)
+    expected = plain.files.read(StateAt(1, 1))
     for name, tensor in expected.tensors.items():
         assert torch.equal(copied.tensors[name], tensor), name
 
@@ -172,7 +172,7 @@ def test_a_search_given_more_trials_remembers_its_best(loops: Any) -> None:
 
     first = loops(grid(3)).run()
     best = first.conductor.best()
-    first.files.clear(keep=(best.trial, best.report))
+    first.files.clear([best.at])
     second = loops(grid(4), journal=MemoryJournal(first.journal.entries()), records=first.records).run()
     scores = [line["objective"] for line in second.records.lines.values()]
     assert len(scores) == 4
@@ -192,8 +192,8 @@ def test_where_the_state_of_the_best_is_damaged_it_is_trained_again_to_the_same(
     ranked = sorted(first.records.lines.values(), key=lambda line: (-line["objective"], line["trial"]))
     assert ranked[0]["trial"] == best.trial
     for line in ranked[:num_damaged]:
-        (report,) = first.files.best_reports(line["trial"])
-        first.files.path(line["trial"], report, is_best=True).write_bytes(b"")
+        (report,) = first.files.reports()[line["trial"]]
+        first.files.path(StateAt(line["trial"], report)).write_bytes(b"")
     again = loops(random(), journal=MemoryJournal(first.journal.entries()), records=first.records)
     assert best_of(again) == best
     assert best_of(again).is_lost
@@ -206,7 +206,7 @@ def test_a_state_that_is_found_damaged_when_it_is_read_is_trained_again_to_the_s
     loop = loops(make_method("random", space=SPACE, steps_per_trial=4, trials=2, seed=1)).run()
     order = loop.conductor.order_for_best(best_of(loop))
     loop.hosts[0].leave_run(order, str(tmp_path / "best"))
-    loop.files.path(best_of(loop).trial, best_of(loop).report, is_best=True).write_bytes(b"")
+    loop.files.path(best_of(loop).at).write_bytes(b"")
     assert loop.hosts[0].leave_run(order, str(tmp_path / "again")).error is None
     assert model_file(tmp_path / "again").read_bytes() == model_file(tmp_path / "best").read_bytes()
 
@@ -214,10 +214,10 @@ def test_a_state_that_is_found_damaged_when_it_is_read_is_trained_again_to_the_s
 def test_of_a_population_whose_best_state_is_damaged_the_next_best_is_the_best(loops: Any) -> None:
     first = loops(population(), parallel=2).run()
     best = best_of(first)
-    first.files.path(best.trial, best.report, is_best=True).write_bytes(b"")
+    first.files.path(best.at).write_bytes(b"")
     again = loops(population(), parallel=2, journal=MemoryJournal(first.journal.entries()), records=first.records)
     assert best_of(again).trial != best.trial
-    assert again.files.is_whole(best_of(again).trial, best_of(again).report, is_best=True)
+    assert again.files.is_whole(best_of(again).at)
     assert not best_of(again).is_lost
 
 
@@ -243,7 +243,7 @@ class Mortal(TinyTask):
         self._folder = folder
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        if self._folder and list(Path(self._folder).glob("trial-*")):
+        if self._folder and StateFiles(self._folder).on_the_way(0):
             raise Killed
         return super().loss(outputs, batch)
 
@@ -262,16 +262,15 @@ def one_report() -> Method:
 
 def waiting_for_its_files(loop: Loop) -> Loop:
     """Have a trial go on when its state is on disk: it then dies after a few steps, however slow the disk is."""
-    store = loop.hosts[0]._state_store
-    save = store.save
+    host = loop.hosts[0]
+    save = host._save_on_the_way
 
-    def saved(trial: int, **keys: Any) -> Any:
-        written = save(trial, **keys)
-        assert written is not None
-        written.result()
-        return written
+    def saved(trial: int, report: int) -> None:
+        save(trial, report)
+        assert host._saving is not None
+        host._saving.result()
 
-    store.save = saved  # type: ignore[method-assign]
+    host._save_on_the_way = saved  # type: ignore[method-assign]
     return loop
 
 
@@ -280,7 +279,7 @@ def test_a_trial_that_is_saved_on_its_way_comes_to_what_it_would_have(loops: Any
     for every_s in (0.0, 1e-4):
         loop = loops(one_report(), f"every-{every_s}", make=mortal(), save_every_s=every_s)
         order = begin(loop.conductor)
-        answers.append((loop.hosts[0].work(order), loop.hosts[0]._state_store._at(0, 1)))
+        answers.append((loop.hosts[0].work(order), loop.files.read(StateAt(0, 1))))
     (plain, state), (sliced, again) = answers
     assert len(plain.evaluations) == 6
     assert (sliced.step, sliced.metrics, sliced.evaluations) == (60, plain.metrics, plain.evaluations)
@@ -303,7 +302,7 @@ def test_a_trial_that_reports_at_its_end_alone_goes_on_from_its_way_when_its_pro
     second = loops(one_report(), make=mortal(), journal=MemoryJournal(first.journal.entries()), records=first.records)
     order = begin(second.conductor)
     assert order.source is not None
-    position = second.files.read(0, order.source.report).position
+    position = second.files.read(order.source).position
     used_s = position["kept"]["used_s"]
     assert position["step"] > 0
     told = second.hosts[0].work(order)
@@ -322,7 +321,7 @@ class Marked(TinyTask):
         self._folder = folder
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        if self._folder and StateFiles(self._folder).is_on_the_way(0, 2):
+        if self._folder and StateFiles(self._folder).on_the_way(0) == StateAt(0, 2, is_on_the_way=True):
             raise Killed
         return super().loss(outputs, batch)
 
@@ -346,8 +345,9 @@ def test_a_member_of_a_population_goes_on_from_its_way_to_its_next_report(loops:
     first.close()
     second = loops(one(), make=make(""), journal=MemoryJournal(first.journal.entries()), records=first.records)
     order = begin(second.conductor)
-    assert (order.trial, order.report, order.source.report) == (0, 2, 2)
-    assert 20 < second.files.read(0, 2).position["step"] < 40
+    assert (order.trial, order.report) == (0, 2)
+    assert order.source == StateAt(0, 2, is_on_the_way=True)
+    assert 20 < second.files.read(order.source).position["step"] < 40
     second.conductor.lost(order.trial)
     second.run()
     assert told(second) == told(whole)

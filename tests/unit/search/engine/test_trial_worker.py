@@ -27,7 +27,7 @@ def test_a_trial_whose_state_was_just_written_for_others_does_not_pause_to_have_
         return progress
 
     monkeypatch.setattr(TrainingTrial, "advance", for_an_hour)
-    told = host.work(TrialTask(0, 3, config=make_config({}, None, 6, 0), begins=True, is_exact=True))
+    told = host.work(TrialTask(0, 3, config=make_config({}, None, 6, 0), begins=True, is_exact=True, writes_state=True))
     pause_s = host._pause_s()
     host.close()
     assert told.error is None
@@ -35,7 +35,7 @@ def test_a_trial_whose_state_was_just_written_for_others_does_not_pause_to_have_
     assert pause_s > 0
 
 
-def test_a_process_whose_trial_cannot_be_closed_still_ends_its_workers_and_hands_nothing_out(tmp_path: Path) -> None:
+def test_a_process_whose_trial_cannot_be_closed_still_ends_its_workers(tmp_path: Path) -> None:
     def refuse() -> None:
         raise OSError("it cannot be closed")
 
@@ -47,4 +47,3 @@ def test_a_process_whose_trial_cannot_be_closed_still_ends_its_workers_and_hands
     with pytest.raises(OSError, match="cannot be closed"):
         host.close()
     assert ended == ["workers"]
-    assert not host._state_store._door.is_alive()
