@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.serving.application import serve_apps
@@ -12,6 +14,9 @@ from orchestray.serving.application.build import application, wanted_of
 from orchestray.serving.application.endpoint import settings_of
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ServeConfig
+from orchestray.serving.runtime.work_thread import WorkThread
+
+Found = TypeVar("Found")
 
 
 class OnRay:
@@ -39,7 +44,7 @@ class OnRay:
             ClusterError: the cluster does not answer, lacks the resources, or has an application of that name.
             OrchestrayError: a model cannot be served.
         """
-        return await asyncio.to_thread(self._start)
+        return await _apart(self._start)
 
     def _start(self) -> str:
         cluster = serve_apps.join(self._address)
@@ -70,7 +75,7 @@ class OnRay:
             OrchestrayError: it cannot be served; nothing has changed.
         """
         config = load_serve_config({**data, "name": self._config.name})
-        wanted = await asyncio.to_thread(wanted_of, config, settings_of(config), {}, reserves_cpus=not self._is_owned)
+        wanted = wanted_of(config, settings_of(config), {}, reserves_cpus=not self._is_owned)
         answer = await self._handle.change.remote(wanted)
         if "problem" in answer:
             error = OrchestrayError(answer["problem"])
@@ -81,7 +86,12 @@ class OnRay:
     async def end(self) -> None:
         """Answer requests that wait or run, and end the application."""
         if self._is_running:
-            await asyncio.to_thread(serve_apps.leave, self._config.name)
+            await _apart(partial(serve_apps.leave, self._config.name))
 
     def end_at_once(self) -> None:
         """End without waiting: a cluster of this process ends with it, and on another Serve goes on to end it."""
+
+
+async def _apart(call: Callable[[], Found]) -> Found:
+    """Return the result of a call on a thread of its own, which does not keep the process from ending."""
+    return await asyncio.get_running_loop().run_in_executor(WorkThread("serve", lambda: None), call)
