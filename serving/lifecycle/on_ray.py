@@ -24,11 +24,11 @@ class OnRay:
 
     Args:
         config: config of the endpoint.
-        listening: socket that holds the port until the ingress takes it; None: the ingress finds out whether it may.
+        listening: socket that holds the port until the ingress takes it.
         address: address of the Ray cluster; None: a local one.
     """
 
-    def __init__(self, config: ServeConfig, listening: socket.socket | None, address: str | None) -> None:
+    def __init__(self, config: ServeConfig, listening: socket.socket, address: str | None) -> None:
         self._config = config
         self._listening = listening
         self._address = address
@@ -59,8 +59,7 @@ class OnRay:
             )
         serve_apps.check_room(self._config, cluster)
         self._is_running = True
-        if self._listening is not None:
-            self._listening.close()
+        self._listening.close()
         made = application(self._config, reserves_cpus=not cluster.owned, composed=False, here=True)
         serve_apps.run_application(made, name, route=f"/{name}")
         self._handle = serve.get_app_handle(name)
