@@ -9,8 +9,9 @@ if __name__ != "orchestray.serving":
 
 if TYPE_CHECKING:
     from orchestray.serving.application.build import app
+    from orchestray.serving.batching.decorator import batch
 
-__all__ = ["app"]
+__all__ = ["app", "batch"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from orchestray.serving.application.build import app
 
         return app
+    if name == "batch":
+        from orchestray.serving.batching.decorator import batch
+
+        return batch
     raise AttributeError(f"module 'orchestray.serving' has no attribute {name!r}")

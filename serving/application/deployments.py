@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.serving.application.model_replica import ModelReplica
 from orchestray.serving.application.starting import divided_network
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
-from orchestray.serving.models.load import content_of
+from orchestray.serving.models.content import content_of
 from orchestray.serving.replicas.autoscaler import ScalingPolicy
 from orchestray.serving.replicas.batchers import load_arguments
 from orchestray.serving.replicas.scaling import IDLE_BEFORE_ZERO_S

@@ -230,6 +230,7 @@ def settings_of(config: ServeConfig) -> HttpSettings:
         tokens=Tokens.load(None if tokens_file is None else Path(tokens_file)),
         rate_limit_per_s=config.auth.requests_per_s,
         timeout_s=None if config.http.timeout_ms is None else config.http.timeout_ms / 1e3,
+        cors_origins=config.http.cors_origins,
         access_log=config.http.access_log,
         tracing=config.http.tracing,
     )
@@ -270,6 +271,7 @@ def _describe_requests(was: HttpSettings, now: HttpSettings) -> list[str]:
         "timeout_s": f"a request that names no deadline has {now.timeout_s * 1e3:g} ms"
         if now.timeout_s is not None
         else "a request that names no deadline has none",
+        "cors_origins": f"pages of {', '.join(now.cors_origins) or 'no other origin'} may ask",
         "access_log": f"the access log is {'on' if now.access_log else 'off'}",
         "tracing": f"tracing is {'on' if now.tracing else 'off'}",
     }

@@ -63,6 +63,6 @@ class Starters:
 
     def content(self, model: ModelSection) -> str:
         """Return a digest that distinguishes the present model of that name from earlier ones. Reads a file."""
-        from orchestray.serving.models.load import content_of  # torch: late
+        from orchestray.serving.models.content import content_of
 
         return content_of(model.run)

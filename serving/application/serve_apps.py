@@ -54,12 +54,12 @@ def leave(name: str) -> None:
 
     delete(name)  # first, as it answers what waits by the others
     with contextlib.suppress(Exception):  # the cluster may be gone already
-        others = set(serve.status().applications)
-        left = {other for other in others if other.startswith(version_prefix(name))}
-        if others == left:
+        found = set(serve.status().applications)
+        left = {other for other in found if other.startswith(version_prefix(name))}
+        for other in left:
+            delete(other)
+        if found == left:
             serve.shutdown()
-    for other in left:
-        delete(other)
 
 
 def version_prefix(name: str) -> str:

@@ -238,6 +238,6 @@ def _can_generate(model: ModelSection) -> bool:
 
 
 def _directory(model: ModelSection) -> Any:
-    from orchestray.serving.models.load import served_directory
+    from orchestray.serving.models.content import served_directory
 
     return served_directory(model.run)

@@ -7,7 +7,7 @@ from collections import deque
 
 _NUM_KNOWN = 5
 _LEAST_OUTAGE_S = 10.0
-"""Shortest outage: a loss must first be noticed, and each of several fronts measures only its own, short starts."""
+"""Shortest outage: a loss must first be noticed."""
 
 
 class ColdStart:

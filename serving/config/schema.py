@@ -61,6 +61,8 @@ class HttpSection(Section):
     """Seconds in which a client must send a request; a body that keeps coming has more."""
     timeout_ms: AboveZero | None = None
     """Milliseconds until the deadline of requests that set none; null: no deadline."""
+    cors_origins: tuple[Text, ...] = ()
+    """Origins whose pages may ask from a browser, such as `https://example.org`; `*`: any. None by default."""
     access_log: Flag = False
     """True for a line of JSON on stderr for each request."""
     tracing: Flag = False

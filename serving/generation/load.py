@@ -12,8 +12,8 @@ from orchestray.serving.batching.listener import BatchListener
 from orchestray.serving.generation.decoder import Decoder, TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
+from orchestray.serving.models.content import check_content, served_directory
 from orchestray.serving.models.device import chosen_device
-from orchestray.serving.models.load import check_content, served_directory
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.python_source import PythonSource

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -127,6 +128,11 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
+    if settings.cors_origins:
+        origins, told = list(settings.cors_origins), ["x-request-id", "x-model-version", "retry-after"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=told
+        )
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)
     # Routes are tried in order, so the most frequent ones come first.

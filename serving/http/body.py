@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +16,11 @@ from orchestray.serving.http.problems import ClientGone, HttpProblem
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 _LONGEST_LENGTH = 18
 """Most digits of a Content-Length; Python refuses to convert some thousands of them."""
+Receive = Callable[[], Awaitable[Any]]
+INFLATED = (b"gzip", b"x-gzip", b"deflate")
+"""Codings of bodies that are decompressed."""
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+"""The header of the data says which of the two it is."""
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("["), ord("{")]] = 1
@@ -39,7 +45,7 @@ def too_large(max_bytes: int) -> HttpProblem:
     return HttpProblem(413, text, headers={"connection": "close"})
 
 
-async def read_body(receive: Callable[[], Awaitable[Any]], max_bytes: int) -> bytes:
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
     """Receive a whole body.
 
     Args:
@@ -63,6 +69,37 @@ async def read_body(receive: Callable[[], Awaitable[Any]], max_bytes: int) -> by
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         message = await receive()
+
+
+def inflated(receive: Receive, max_bytes: int) -> Receive:
+    """Return a `receive` that decompresses the body of a request, by gzip or zlib.
+
+    Args:
+        receive: ASGI's `receive`.
+        max_bytes: largest body, decompressed.
+
+    Raises:
+        HttpProblem: 413 or 422, when it is called: the body exceeds the limit, or is damaged.
+    """
+    inflater, left = zlib.decompressobj(_GZIP_OR_ZLIB), max_bytes
+
+    async def receive_inflated() -> Any:
+        nonlocal left
+        message = await receive()
+        if message["type"] != "http.request":
+            return message
+        try:
+            body = inflater.decompress(message.get("body", b""), left + 1)  # never more than that in memory
+        except zlib.error:
+            raise HttpProblem(422, "The body is not what its Content-Encoding says.") from None
+        left -= len(body)
+        if left < 0:
+            raise too_large(max_bytes)
+        if not message.get("more_body", False) and not inflater.eof:
+            raise HttpProblem(422, "The compressed body ends too early.")
+        return {**message, "body": body}
+
+    return receive_inflated
 
 
 def parse_json(body: bytes | memoryview, max_depth: int) -> Any:

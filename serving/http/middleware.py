@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from orchestray.serving.http.access_log import AccessLog
-from orchestray.serving.http.body import check_length
+from orchestray.serving.http.body import INFLATED, check_length, inflated
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
 from orchestray.serving.http.rate_limit import RateLimits
@@ -63,8 +63,8 @@ class RequestMiddleware:
 
     async def _pass(self, app: ASGIApp, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
         try:
-            self._admit(scope, call)
-            await app(scope, receive, answer)
+            coding = self._admit(scope, call)
+            await app(scope, receive if coding is None else inflated(receive, self._settings.max_body_bytes), answer)
         except ClientGone:
             call.status = call.gone_status
         except asyncio.CancelledError:
@@ -79,15 +79,22 @@ class RequestMiddleware:
             # The future that raised it references it, and its frames reference the future: break the cycle.
             error.__traceback__ = None
 
-    def _admit(self, scope: Scope, call: Call) -> None:
+    def _admit(self, scope: Scope, call: Call) -> bytes | None:
+        """Check what is known of a request before its body; return the coding of a compressed body, or None."""
         headers = call.headers
         if self._settings.tokens and not _is_open(scope["path"]):
             call.token = self._settings.tokens.check(headers.get(b"authorization"))
             if call.token is not None:
                 self._limits.take(call.token, call.started_s)
         check_length(headers.get(b"content-length"), self._settings.max_body_bytes)
-        if headers.get(b"content-encoding", b"identity").strip().lower() not in {b"identity", b""}:
-            raise HttpProblem(415, "The body is compressed: send it as it is (no Content-Encoding).")
+        coding = headers.get(b"content-encoding", b"identity").strip().lower()
+        if coding in {b"identity", b""}:
+            return None
+        if coding not in INFLATED:
+            raise HttpProblem(
+                415, "The body is compressed in another way than gzip or deflate: send it in one of them."
+            )
+        return coding
 
     async def _refuse(self, error: Exception, scope: Scope, answer: _Answer, call: Call) -> None:
         problem = as_problem(error)

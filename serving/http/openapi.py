@@ -14,7 +14,7 @@ _PROBLEMS = {
     401: "No token, or a wrong one (where tokens are set)",
     404: "No such model or version",
     413: "The body is too large",
-    415: "The body is compressed",
+    415: "The body is compressed in another way than gzip or deflate",
     422: "Wrong input: the field, what was wanted and what came",
     429: "More requests than the token is allowed",
     500: "The model failed on this request",

@@ -27,6 +27,8 @@ class HttpSettings:
     """Requests a second per token, on average; a rate of its own in the tokens' file takes precedence."""
     timeout_s: float | None = None
     """Seconds from arrival to the deadline of a request that sets none; None: no deadline."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may ask from a browser; `*`: any."""
     access_log: bool = True
     """True for a line of JSON per request, to the logger `orchestray.serving.access`."""
     tracing: bool = False
@@ -54,4 +56,5 @@ def settings_to_json(settings: HttpSettings) -> dict[str, Any]:
 
 def settings_from(data: dict[str, Any]) -> HttpSettings:
     """Return the settings that were passed to `settings_to_json`."""
-    return HttpSettings(**{**data, "tokens": Tokens([Token(*token) for token in data["tokens"]])})
+    tokens = Tokens([Token(*token) for token in data["tokens"]])
+    return HttpSettings(**{**data, "tokens": tokens, "cors_origins": tuple(data["cors_origins"])})

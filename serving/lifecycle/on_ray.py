@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.serving.application import serve_apps
@@ -12,6 +14,9 @@ from orchestray.serving.application.build import application, wanted_of
 from orchestray.serving.application.endpoint import settings_of
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ServeConfig
+from orchestray.serving.runtime.work_thread import WorkThread
+
+Found = TypeVar("Found")
 
 
 class OnRay:
@@ -19,11 +24,11 @@ class OnRay:
 
     Args:
         config: config of the endpoint.
-        listening: socket that holds the port until the ingress takes it; None: the ingress finds out whether it may.
+        listening: socket that holds the port until the ingress takes it.
         address: address of the Ray cluster; None: a local one.
     """
 
-    def __init__(self, config: ServeConfig, listening: socket.socket | None, address: str | None) -> None:
+    def __init__(self, config: ServeConfig, listening: socket.socket, address: str | None) -> None:
         self._config = config
         self._listening = listening
         self._address = address
@@ -39,7 +44,7 @@ class OnRay:
             ClusterError: the cluster does not answer, lacks the resources, or has an application of that name.
             OrchestrayError: a model cannot be served.
         """
-        return await asyncio.to_thread(self._start)
+        return await _apart(self._start)
 
     def _start(self) -> str:
         cluster = serve_apps.join(self._address)
@@ -54,8 +59,7 @@ class OnRay:
             )
         serve_apps.check_room(self._config, cluster)
         self._is_running = True
-        if self._listening is not None:
-            self._listening.close()
+        self._listening.close()
         made = application(self._config, reserves_cpus=not cluster.owned, composed=False, here=True)
         serve_apps.run_application(made, name, route=f"/{name}")
         self._handle = serve.get_app_handle(name)
@@ -70,7 +74,7 @@ class OnRay:
             OrchestrayError: it cannot be served; nothing has changed.
         """
         config = load_serve_config({**data, "name": self._config.name})
-        wanted = await asyncio.to_thread(wanted_of, config, settings_of(config), {}, reserves_cpus=not self._is_owned)
+        wanted = wanted_of(config, settings_of(config), {}, reserves_cpus=not self._is_owned)
         answer = await self._handle.change.remote(wanted)
         if "problem" in answer:
             error = OrchestrayError(answer["problem"])
@@ -81,7 +85,12 @@ class OnRay:
     async def end(self) -> None:
         """Answer requests that wait or run, and end the application."""
         if self._is_running:
-            await asyncio.to_thread(serve_apps.leave, self._config.name)
+            await _apart(partial(serve_apps.leave, self._config.name))
 
     def end_at_once(self) -> None:
         """End without waiting: a cluster of this process ends with it, and on another Serve goes on to end it."""
+
+
+async def _apart(call: Callable[[], Found]) -> Found:
+    """Return the result of a call on a thread of its own, which does not keep the process from ending."""
+    return await asyncio.get_running_loop().run_in_executor(WorkThread("serve", lambda: None), call)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 
-from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
-from orchestray.platform.run.model_files import load_model_json
+from orchestray.platform.errors import CheckpointError, OrchestrayError, TaskError
+from orchestray.serving.models.content import check_content, served_directory, served_name
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.padding import padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
@@ -78,56 +76,3 @@ def load_served_model(
             f"{run} cannot be served: its model does not answer its example: {type(error).__name__}: {error}"
         ) from error
     return served
-
-
-def served_directory(run: str | os.PathLike[str]) -> Path:
-    """Return the run directory; for a search that of its best run.
-
-    Raises:
-        RunNameError: there is none.
-    """
-    path = Path(run)
-    if (path / "trials.jsonl").is_file():
-        if not (path / "best" / "config.yaml").is_file():
-            raise RunNameError(f"{path} is a search that has found no run yet: there is nothing to serve")
-        return path / "best"
-    return path
-
-
-def content_of(run: str | os.PathLike[str]) -> str:
-    """Return a text that identifies a run's trained model by a checksum of its weights; empty if there is none.
-
-    The model of a directory changes if the run is trained again, or a search finds a better one.
-    """
-    try:
-        return _described(served_directory(run) / "model")
-    except OrchestrayError:
-        return ""  # the loading of the model reports what is wrong
-
-
-def check_content(model_directory: Path, content: str) -> None:
-    """Refuse a model that differs from the one that the version started with: one version must not mix two models.
-
-    Args:
-        model_directory: the run's `model`.
-        content: result of `content_of` for the run when the version started; empty: not checked.
-
-    Raises:
-        CheckpointError: the model has been replaced.
-    """
-    if content and _described(model_directory) != content:
-        raise CheckpointError(
-            f"{model_directory} was written anew since this version was started, and the other processes of the "
-            "version have the model that was there before: take the new one over with "
-            "`orchestray serve CONFIG --update`"
-        )
-
-
-def _described(model_directory: Path) -> str:
-    return json.dumps(load_model_json(model_directory), sort_keys=True)
-
-
-def served_name(run: str | os.PathLike[str]) -> str:
-    """Return the name under which a run is served: its directory's, or the search's for its `best`."""
-    path = Path(run).absolute()
-    return path.parent.name if path.name == "best" and (path.parent / "trials.jsonl").is_file() else path.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from orchestray.trainers.core.inputs import InputForm, call
 from orchestray.trainers.core.own_gradients import wants_gradients
 
 _log = logging.getLogger("orchestray.serving")
+_MOST_NAMED = 3
 
 
 class ServedModel:
@@ -63,6 +64,7 @@ class ServedModel:
         specs = input_specs(example)
         self._transfer = Transfer(specs, self._device)
         self._takes_gradients = False
+        self._name, self._has_looked = name, False
         model = model.to(self._device).eval()
         self.module = model
         """Network itself, uncompiled, on its device and in evaluation mode."""
@@ -138,7 +140,9 @@ class ServedModel:
         gradients = torch.enable_grad() if self._takes_gradients else torch.inference_mode()
         with gradients, self._transfer.stream, self._precision():
             stacked = self._transfer.stack(samples, size)
-            outputs = by_name(self._answer(self._form.filled([*stacked.values()])))
+            answered = self._answer(self._form.filled([*stacked.values()]))
+            self._mention_left_out(answered)
+            outputs = by_name(answered)
             for name, tensor in outputs.items():
                 if tensor.dim() == 0 or len(tensor) != size:
                     raise ModelError(
@@ -147,6 +151,13 @@ class ServedModel:
                     )
             arrays = self._transfer.fetch(outputs, len(samples))
         return [{name: array[row] for name, array in arrays.items()} for row in range(len(samples))]
+
+    def _mention_left_out(self, answered: Any) -> None:
+        """Warn once of values that the model returns and that are not answered."""
+        if not self._has_looked and (clauses := left_out(answered)):
+            some = ", ".join(clauses[:_MOST_NAMED]) + (", ..." if len(clauses) > _MOST_NAMED else "")
+            _log.warning("%s returns %s: no tensors, which are not answered", self._name, some)
+        self._has_looked = True
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast:
@@ -192,18 +203,34 @@ def example_values(example: Any) -> Any:
 
 
 def by_name(outputs: Any) -> dict[str, Tensor]:
-    """Return a model's outputs, of whatever structure, as named tensors."""
-    if isinstance(outputs, Tensor):
-        return {"outputs": outputs}
-    if isinstance(outputs, Mapping):
-        named = {str(name): value for name, value in outputs.items() if isinstance(value, Tensor)}
-    elif isinstance(outputs, tuple | list):
-        named = {f"outputs_{index}": value for index, value in enumerate(outputs) if isinstance(value, Tensor)}
-    else:
-        named = {}
+    """Return a model's tensors, in mappings and sequences of any depth, by name: `outputs`, `outputs_0`, `a.b`.
+
+    Raises:
+        ModelError: there are none.
+    """
+    named = {name: value for name, value in _leaves(outputs, "") if isinstance(value, Tensor)}
     if not named:
         raise ModelError(f"the model answers with a {type(outputs).__name__}: wanted a tensor, or several")
     return named
+
+
+def left_out(outputs: Any) -> list[str]:
+    """Return a clause about each value that a model returns and that is not answered, as it is no tensor."""
+    others = ((name, each) for name, each in _leaves(outputs, "") if not isinstance(each, Tensor))
+    return [f"{name} (a {type(each).__name__})" for name, each in others if each is not None]
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, f"{name}.{key}" if name else str(key))
+    elif hasattr(value, "_asdict"):  # a named tuple
+        yield from _leaves(value._asdict(), name)
+    elif isinstance(value, tuple | list):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{name or 'outputs'}_{index}")
+    else:
+        yield name or "outputs", value
 
 
 def _specs_of(answered: Sequence[Output | Exception]) -> tuple[TensorSpec, ...]:

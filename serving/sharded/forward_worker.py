@@ -18,8 +18,8 @@ from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import TaskSource
+from orchestray.serving.models.content import check_content
 from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.load import check_content
 from orchestray.serving.models.served import by_name
 from orchestray.serving.sharded.partition import ServedNetwork, cut, file_names, fill, held_bytes, plain_model
 from orchestray.trainers import tasks

@@ -21,7 +21,7 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.directory import RunPaths
 from orchestray.serving.batching.errors import RunnerLostError
 from orchestray.serving.batching.runner import RunFunction
-from orchestray.serving.models.load import content_of, served_directory, served_name
+from orchestray.serving.models.content import content_of, served_directory, served_name
 from orchestray.serving.models.served import example_values, input_specs
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from orchestray.serving.sharded.forward_worker import Arrays, StageFailedError

@@ -144,6 +144,8 @@ def test_what_is_wrong_is_a_sentence_and_a_status(tmp_path: Path) -> None:
         ("serve", tmp_path): (2, "there is no run in"),
         ("serve", run, "http.prot=1", "replicas=0"): (2, "did you mean 'port'"),
         ("serve", run, "--update"): (2, "no endpoint named 'digits' runs"),
+        ("serve", run, "--local", "replicas=2"): (2, "replicas: without Ray (--local) there is one process"),
+        ("serve", run, "--port", "0", "--address", "127.0.0.1:1"): (1, "127.0.0.1:1"),
     }
     for arguments, (status, text) in cases.items():
         ended = orchestray_here(*arguments, "--runs-dir", tmp_path / "runs")

@@ -22,7 +22,7 @@ from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.generation.decoder import TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.sampling import Sampling
-from orchestray.serving.models.load import content_of
+from orchestray.serving.models.content import content_of
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.routing.endpoint import ModelVersion
 from orchestray.serving.sharded.partition import ServedNetwork, cut, held_bytes, plain_model

@@ -220,3 +220,30 @@ def test_no_page_of_another_site_may_read_answers() -> None:
 def test_limits_that_let_nothing_through_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_body_bytes: must be > 0, got 0"):
         HttpSettings(max_body_bytes=0)
+
+
+def test_pages_of_origins_that_are_named_may_ask_from_a_browser_with_a_token() -> None:
+    origin = "https://page.example"
+    settings = HttpSettings(tokens=WITH_TOKEN.tokens, cors_origins=(origin,))
+    wish = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+
+    async def asking() -> list[httpx.Response]:
+        async with endpoint(settings=settings) as asked:
+            asks = [
+                await asked.client.options("/predict", headers={"origin": each, **wish})
+                for each in (origin, "https://other.example")
+            ]
+            mine = {"origin": origin, "authorization": "Bearer right"}
+            return [
+                *asks,
+                await asked.predict(RIGHT, headers=mine),
+                await asked.predict(RIGHT, headers={"origin": origin}),
+            ]
+
+    asked, by_others, answered, refused = asyncio.run(asking())
+    assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, origin)
+    assert by_others.status_code == 400
+    assert [answer.status_code for answer in (answered, refused)] == [200, 401]
+    assert {answer.headers["access-control-allow-origin"] for answer in (answered, refused)} == {origin}
+    assert "x-request-id" in answered.headers["access-control-expose-headers"]
+    assert "access-control-allow-origin" not in ask(HttpSettings(), {"origin": origin}).headers

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -163,8 +166,23 @@ def test_a_wrong_method_is_405_with_those_that_are_right() -> None:
     assert "takes the method POST, not GET" in answer.json()["error"]
 
 
-def test_a_compressed_body_is_415() -> None:
-    assert post(b"\x1f\x8b", headers={"Content-Encoding": "gzip"}).status_code == 415
+@pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_a_compressed_body_is_answered_up_to_the_limit_of_what_it_holds(
+    coding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    headers = {"Content-Encoding": coding, "Content-Type": "application/json"}
+    body = json.dumps({"inputs": RIGHT}).encode()
+    assert post(compress(body), headers=headers).json() == post(body).json()
+    assert post(compress(body)[:-9], headers=headers).status_code == 422
+    assert post(b"\x1f\x8b", headers=headers).status_code == 422
+    assert post(b"plain", headers=headers).status_code == 422
+    bomb = compress(b" " * 2**20)
+    assert len(bomb) < 2**12
+    assert post(bomb, settings=HttpSettings(max_body_bytes=2**16), headers=headers).status_code == 413
+
+
+def test_a_body_that_is_compressed_in_another_way_is_415() -> None:
+    assert post(b"\x1f\x8b", headers={"Content-Encoding": "br"}).status_code == 415
 
 
 def test_a_body_is_too_large_by_what_it_says_or_by_what_comes() -> None:

@@ -15,8 +15,9 @@ import torch
 
 from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError, TaskError
 from orchestray.platform.task import TaskSource, build_task
+from orchestray.serving.models.content import content_of, served_name
 from orchestray.serving.models.errors import InputError
-from orchestray.serving.models.load import content_of, load_served_model, served_name
+from orchestray.serving.models.load import load_served_model
 from orchestray.trainers.core.model_state import StateKeeper
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.saved.trained_model import write_model

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -190,3 +191,44 @@ def test_the_example_is_a_sample() -> None:
     assert model.parse(model.example)["inputs"].shape == (4,)
     with pytest.raises(InputError):
         model.parse([1, 2, 3])
+
+
+class Moments(NamedTuple):
+    mean: Tensor
+    spread: Tensor
+
+
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [
+        (lambda y: {"head": {"a": y, "b": (y, y)}, "aux": y}, ["head.a", "head.b_0", "head.b_1", "aux"]),
+        (lambda y: [y, {"x": y}], ["outputs_0", "outputs_1.x"]),
+        (lambda y: Moments(y, y), ["mean", "spread"]),
+        (lambda y: {"logits": y, "loss": None}, ["logits"]),
+    ],
+)
+def test_tensors_of_any_depth_are_answered_by_name(
+    form: Callable[[Tensor], Any], names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Nested(nn.Module):
+        def forward(self, inputs: Tensor) -> Any:
+            return form(inputs)
+
+    served = ServedModel(Nested(), torch.zeros(2))
+    (answer,) = served.run([served.parse([1.0, 2.0])])
+    assert isinstance(answer, dict)
+    assert [spec.name for spec in served.outputs] == list(answer) == names
+    assert all(array.tolist() == [1.0, 2.0] for array in answer.values())
+    assert caplog.text == ""
+
+
+def test_what_is_no_tensor_is_named_once_and_the_rest_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    class Told(nn.Module):
+        def forward(self, inputs: Tensor) -> Any:
+            return {"logits": inputs, "names": ["cat"] * 5, "note": "x"}
+
+    served = ServedModel(Told(), torch.zeros(2), name="told")
+    assert [spec.name for spec in served.outputs] == ["logits"]
+    served.run([served.parse([1.0, 2.0])] * 2)
+    wanted = "told returns names_0 (a str), names_1 (a str), names_2 (a str), ...: no tensors, which are not answered"
+    assert [record.message for record in caplog.records] == [wanted]

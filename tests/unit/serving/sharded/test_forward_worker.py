@@ -12,8 +12,8 @@ import torch
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.serving.models.content import content_of
 from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.load import content_of
 from orchestray.serving.sharded.forward_worker import Arrays, ForwardWorker, StageFailedError
 from orchestray.serving.sharded.partition import ServedNetwork, held_bytes, plain_model
 from orchestray.trainers.saved.run import load_run

@@ -1,0 +1,74 @@
+"""The decorator `batch`: calls share batches, each instance has its own, and one that fails fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from orchestray.platform.errors import ConfigError
+from orchestray.serving import batch
+from support.batching import in_virtual_time, now_s
+
+
+class Doubling:
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.most = self.running = 0
+
+    @batch(max_batch_size=4, batch_wait_timeout_s=0.5, max_concurrent_batches=2)
+    async def double(self, items: Sequence[Any]) -> list[Any]:
+        self.sizes.append(len(items))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(1.0)
+        self.running -= 1
+        return [2 * item for item in items]
+
+
+@in_virtual_time
+async def test_calls_share_batches_of_the_size_wait_and_number_that_are_named() -> None:
+    model = Doubling()
+    assert await asyncio.gather(*map(model.double, range(10))) == [2 * number for number in range(10)]
+    assert (sorted(model.sizes), model.most) == ([2, 4, 4], 2)
+    began_s = now_s()
+    assert await model.double(3) == 6
+    assert now_s() - began_s == pytest.approx(1.5)
+
+
+@in_virtual_time
+async def test_each_instance_has_batches_of_its_own() -> None:
+    first, second = Doubling(), Doubling()
+    await asyncio.gather(first.double(1), second.double(2))
+    assert (first.sizes, second.sizes) == ([1], [1])
+
+
+@in_virtual_time
+async def test_a_function_is_batched_too_and_an_item_that_makes_it_raise_fails_alone() -> None:
+    sizes = []
+
+    @batch
+    async def invert(items: Sequence[float]) -> list[float]:
+        sizes.append(len(items))
+        return [1 / item for item in items]
+
+    found = await asyncio.gather(*map(invert, (1, 2, 0, 4)), return_exceptions=True)
+    assert [one for one in found if not isinstance(one, Exception)] == [1, 0.5, 0.25]
+    assert "ZeroDivisionError" in repr(found[2].__cause__)  # type: ignore[union-attr]
+    assert sizes[0] == 4
+
+
+def test_a_function_that_is_not_async_is_refused() -> None:
+    with pytest.raises(TypeError, match="square must be an async function that takes a list of items"):
+
+        @batch
+        def square(items: list[int]) -> list[int]:
+            return [item**2 for item in items]
+
+
+@in_virtual_time
+async def test_a_size_that_takes_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_batch_size: must be >= 1"):
+        await batch(Doubling().double, max_batch_size=0)(1)
