@@ -128,15 +128,12 @@ def _packed(result: Result) -> list[str]:
 
 
 def _regrets(result: Result) -> list[str]:
-    """Return a row for each measurement, which is named 'FUNCTION, N trials: regret of MODEL'."""
-    rows = [
-        [*one["name"].split(": regret of ", 1), f"{one['median']:.2g}", f"{one['min']:.2g}", f"{one['max']:.2g}"]
-        for one in result["measurements"]
-    ]
+    """Return the table of ours beside the peers, function by function."""
+    (compared,) = result["tables"]
     return [
-        "How far the best of a search is from the best there is, over seeds (`bayesian`; less is better):",
+        "What is missing at the end of a search, over seeds (`bayesian`; less is better): medians with quartiles.",
         "",
-        *benchmark.table(["function", "model", "median", "least", "most"], rows),
+        *benchmark.table(compared["header"], compared["rows"]),
     ]
 
 

@@ -1,6 +1,6 @@
 """Functions of the comparison of samplers: each alone, with a bound, and with two objectives.
 
-Everything is maximised. A `Case` says how far a finished search is from the best there is, whoever made its trials.
+Everything is maximised. A `Case` says how far a finished search is from the best there is.
 """
 
 from __future__ import annotations

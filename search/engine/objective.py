@@ -117,6 +117,15 @@ class Objectives:
         """Return the violation of each bound by metrics that `scores` has taken."""
         return tuple(bound.violation(float(metrics[bound.metric])) for bound in self.bounds)
 
+    def are_broken_by(self, measures: Mapping[str, float]) -> bool:
+        """Return True if the size of a network breaks a bound, so that no training can make it feasible.
+
+        Its score is still wanted, and `train_loss` is known of trained networks only: with that none is refused.
+        """
+        sizes = {name: measures[name] for name in ("parameters", "flops") if name in measures}
+        broken = any(bound.metric in sizes and bound.violation(sizes[bound.metric]) > 0 for bound in self.bounds)
+        return broken and "train_loss" not in self._metrics
+
     def bounded(self, violations: Sequence[float]) -> dict[str, float]:
         """Return the values of the metrics that have bounds, from their violations."""
         return {bound.metric: bound.value(one) for bound, one in zip(self.bounds, violations, strict=True)}

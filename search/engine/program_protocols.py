@@ -57,6 +57,15 @@ class Measured(Protocol):
 
 
 @runtime_checkable
+class MeasuredUntrained(Measured, Protocol):
+    """A program that knows them before it has trained."""
+
+    @property
+    def step(self) -> int:
+        """Number of completed steps."""
+
+
+@runtime_checkable
 class KnowsMetrics(Protocol):
     """A program that knows the names of its task's metrics before training; None if it cannot tell.
 

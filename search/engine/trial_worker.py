@@ -25,6 +25,7 @@ from orchestray.search.engine.program_protocols import (
     KnowsMetrics,
     MayLackValidation,
     Measured,
+    MeasuredUntrained,
     PausesSlowly,
     Stoppable,
 )
@@ -143,7 +144,7 @@ class TrialHost:
         assert self._program is not None
         if (problem := self._misnamed()) is not None:
             return TrialResult(order.trial, seconds=self._seconds(), error=problem, is_misnamed=True)
-        progress = self._advance(order)
+        progress = self._refused() or self._advance(order)
         seconds = self._seconds()
         measures = self._program.measures() if isinstance(self._program, Measured) else {}
         is_written = self._keep(order, {**measures, **progress.metrics})
@@ -158,6 +159,16 @@ class TrialHost:
             seconds=seconds,
             measures=measures,
         )
+
+    def _refused(self) -> Progress | None:
+        """Only validate a network whose size breaks a bound: training could not mend that. None: it may train."""
+        program: object = self._program
+        objectives = self._rules.objectives
+        if not (objectives.bounds and isinstance(program, MeasuredUntrained) and program.step == 0):
+            return None
+        assert self._program is not None
+        is_refused = objectives.are_broken_by(program.measures())
+        return replace(self._program.advance(0), is_over=True) if is_refused else None
 
     def _advance(self, order: TrialTask) -> Progress:
         """Train up to the next report, saving the state from time to time.

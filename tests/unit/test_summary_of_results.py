@@ -41,9 +41,9 @@ def test_what_the_page_of_searches_says_of_bayesian_regret_is_what_was_measured(
     page = " ".join((ROOT / "docs" / "search.md").read_text().split())
     told = page.partition("Both models of `bayesian` are our own")[2].partition("### ")[0]
     median = {one["name"]: one["median"] for one in result["measurements"]}
-    for model, form in (("gaussian_process", "{:.1g}"), ("tpe", "{:.2g}"), ("optuna's TPE", "{:.2g}")):
+    for model, form in (("gaussian_process", "{:.1g}"), ("tpe", "{:.2g}"), ("TPESampler", "{:.2g}")):
         for function in ("Branin, 40 trials", "Hartmann-6, 80 trials"):
-            assert form.format(median[f"{function}: regret of {model}"]) in told, (function, model)
+            assert form.format(median[f"{function}, 1 at once: regret of {model}"]) in told, (function, model)
 
 
 def test_what_is_said_of_the_speed_of_optimizers_is_what_was_measured() -> None:

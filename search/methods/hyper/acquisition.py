@@ -28,7 +28,7 @@ class Acquisition:
     posteriors: Sequence[Posterior]
     """One for each score."""
     aim: Best | Front | None
-    """What is to be improved on; None: nothing is feasible yet, and the probability alone counts."""
+    """Scores to be improved on; None: nothing is feasible yet, and the probability alone counts."""
     feasibility: Feasibility | None = None
 
     def at(self, points: Encoded) -> np.ndarray:

@@ -104,9 +104,9 @@ class History:
     def scores(self) -> np.ndarray:
         """Return one score of each trial, [n]: that of the only objective, or a standing among all trials.
 
-        With several, trials on the front stand above the others, by the room that they have there. The others stand the
-        lower, the more all their scores would have to rise for one of the front to dominate them no longer (the
-        additive epsilon indicator of Zitzler et al., 2003), in ranges of the front.
+        With several, trials on the front stand above the others, by the room that they have there. The others stand by
+        their distance from it: how much all their scores would have to rise until no trial of the front dominates them,
+        in ranges of the front (the additive epsilon indicator of Zitzler et al., 2003).
         """
         rows = self.objectives()
         if rows.shape[1] == 1 or not self._front:

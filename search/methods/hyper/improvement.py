@@ -57,7 +57,7 @@ class Front:
         self._edges = np.append(corner[0], front[:, 0])
         """Lower ends of the strips by the first score, rising: [num_strips]."""
         self._floors = np.append(front[:, 1], corner[1])
-        """What the front dominates in each strip, by the second score: [num_strips]."""
+        """Height of the front in each strip, by the second score: [num_strips]."""
 
     def gains(self, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
         """Return the logarithm of the expected improvement, [m], of scores of m points, [num_scores, m]."""

@@ -73,6 +73,14 @@ def test_the_best_trial_is_the_best_of_the_feasible_ones_and_its_state_is_kept(s
     assert "infeasible" not in result
 
 
+def test_a_network_over_a_bound_of_its_size_is_not_trained_and_is_infeasible_not_failed(searched: Any) -> None:
+    loop, _ = searched(config(PARAMETERS[1]))
+    lines = [line for _, line in sorted(loop.records.lines.items())]
+    assert [line["steps"] for line in lines] == [2, 2, 0, 0]
+    assert [line["status"] for line in lines] == ["succeeded"] * 4
+    assert [line["violation"] > 0 for line in lines] == [False, False, True, True]
+
+
 def test_a_feasible_state_is_kept_after_infeasible_ones_with_better_scores(searched: Any) -> None:
     space = {"task.hidden": {"type": "choice", "values": HIDDEN[::-1]}}
     loop, _ = searched(config(PARAMETERS[0], space=space), save_every_s=100.0)
