@@ -82,6 +82,14 @@ def opened(visitor: Any, served: Served, place: str = "", *, width: int = 1280, 
         assert told == []
 
 
+@pytest.fixture(scope="module")
+def search_page(visitor: Any, served: Served) -> Iterator[Any]:
+    """Yield the page of a search, which is drawn once for all that is done on it: drawing takes longest."""
+    with opened(visitor, served, "search/digits-random") as page:
+        page.wait_for_selector("#trials tbody tr")
+        yield page
+
+
 def wait_for(page: Any, expression: str) -> None:
     """Wait until an expression is true in the page.
 
@@ -151,57 +159,56 @@ def test_new_lines_appear_while_the_page_is_open(visitor: Any, served: Served) -
         assert page.evaluate(f"{points}.every((x, i) => i === 0 || x > {points}[i - 1])")
 
 
-def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(visitor: Any, served: Served) -> None:
-    with opened(visitor, served, "search/digits-random") as page:
-        page.wait_for_selector("#best-so-far .scatterlayer .trace")
-        page.wait_for_selector("#trials tbody tr")
-        trial = len(served.search.lines)
-        config = {**served.search.lines[0]["config"], LR: 0.123456}
-        served.search.append("reports", trial=trial, step=9, time_s=1.0, metrics={"accuracy": 0.01})
-        served.search.ended(TrialLine(trial, "succeeded", 0.9999, config, steps=200, seconds=1.0))
-        page.wait_for_selector(f"#trials tbody tr.best[data-key='{trial}']")
-        wait_for(page, "document.querySelector('#best').textContent.includes('0.123456')")
-        wait_for(page, "document.querySelector('#best-so-far').data[1].y.at(-1) === 0.9999")
-        wait_for(page, f"document.querySelector('#curves').data.at(-1).name === 'trial {trial}'")
-        page.fill("#trials input[type=search]", "failed")
-        assert page.locator("#trials tbody tr").count() == 3
-        page.wait_for_selector("#importance .barlayer")
+def test_a_trial_that_ends_appears_in_the_table_and_becomes_the_best(search_page: Any, served: Served) -> None:
+    page = search_page
+    page.wait_for_selector("#best-so-far .scatterlayer .trace")
+    trial = len(served.search.lines)
+    config = {**served.search.lines[0]["config"], LR: 0.123456}
+    served.search.append("reports", trial=trial, step=9, time_s=1.0, metrics={"accuracy": 0.01})
+    served.search.ended(TrialLine(trial, "succeeded", 0.9999, config, steps=200, seconds=1.0))
+    page.wait_for_selector(f"#trials tbody tr.best[data-key='{trial}']")
+    wait_for(page, "document.querySelector('#best').textContent.includes('0.123456')")
+    wait_for(page, "document.querySelector('#best-so-far').data[1].y.at(-1) === 0.9999")
+    wait_for(page, f"document.querySelector('#curves').data.at(-1).name === 'trial {trial}'")
+    page.fill("#trials input[type=search]", "failed")
+    assert page.locator("#trials tbody tr").count() == 3
+    page.wait_for_selector("#importance .barlayer")
+    page.fill("#trials input[type=search]", "")
 
 
-def test_the_trials_are_sorted_by_a_click_and_the_other_way_by_another(visitor: Any, served: Served) -> None:
-    with opened(visitor, served, "search/digits-random") as page:
-        page.wait_for_selector("text=start this page with --ray-dashboard URL")  # it knows no addresses to link
-        assert "tensorboard --logdir" in page.inner_text("main")
-        assert page.locator("a:text-is('TensorBoard')").count() == 0
-        page.wait_for_selector("#trials tbody tr")
-        keys, head = page.locator("#trials tbody tr"), page.locator("#trials th[data-key=trial]")
-        num = keys.count()
-        assert num > 3
-        shown = []
-        for _ in range(2):
-            head.locator("button").click()
-            order = [int(keys.nth(row).get_attribute("data-key")) for row in range(num)]
-            shown.append((head.get_attribute("aria-sort"), order))
-        numbers = sorted(shown[0][1])
-        assert sorted(shown) == [("ascending", numbers), ("descending", numbers[::-1])]
+def test_the_trials_are_sorted_by_a_click_and_the_other_way_by_another(search_page: Any) -> None:
+    page = search_page
+    page.wait_for_selector("text=start this page with --ray-dashboard URL")  # it knows no addresses to link
+    assert "tensorboard --logdir" in page.inner_text("main")
+    assert page.locator("a:text-is('TensorBoard')").count() == 0
+    keys, head = page.locator("#trials tbody tr"), page.locator("#trials th[data-key=trial]")
+    num = keys.count()
+    assert num > 3
+    shown = []
+    for _ in range(2):
+        head.locator("button").click()
+        order = [int(keys.nth(row).get_attribute("data-key")) for row in range(num)]
+        shown.append((head.get_attribute("aria-sort"), order))
+    numbers = sorted(shown[0][1])
+    assert sorted(shown) == [("ascending", numbers), ("descending", numbers[::-1])]
 
 
-def test_dragging_along_an_axis_picks_trials(visitor: Any, served: Served) -> None:
-    with opened(visitor, served, "search/digits-random") as page:
-        page.wait_for_selector("#trials tbody tr")
-        canvas = page.locator(".parallel canvas")
-        canvas.scroll_into_view_if_needed()
-        before = page.locator("#trials tbody tr").count()
-        box = canvas.bounding_box()
-        x = box["x"] + box["width"] - 44  # the objective: its upper half
-        page.mouse.move(x, box["y"] + 48)
-        page.mouse.down()
-        page.mouse.move(x, box["y"] + 120, steps=4)
-        page.mouse.up()
-        wait_for(page, f"document.querySelectorAll('#trials tbody tr').length < {before}")
-        assert page.locator("#trials tbody tr").count() > 0
-        page.click("text=Forget the picked ranges")
-        assert page.locator("#trials tbody tr").count() == before
+def test_dragging_along_an_axis_picks_trials(search_page: Any) -> None:
+    page = search_page
+    canvas = page.locator(".parallel canvas")
+    page.evaluate("window.scrollTo(0, 0)")  # from below it would come up behind the page's head
+    canvas.scroll_into_view_if_needed()
+    before = page.locator("#trials tbody tr").count()
+    box = canvas.bounding_box()
+    x = box["x"] + box["width"] - 44  # the objective: its upper half
+    page.mouse.move(x, box["y"] + 48)
+    page.mouse.down()
+    page.mouse.move(x, box["y"] + 120, steps=4)
+    page.mouse.up()
+    wait_for(page, f"document.querySelectorAll('#trials tbody tr').length < {before}")
+    assert page.locator("#trials tbody tr").count() > 0
+    page.click("text=Forget the picked ranges")
+    assert page.locator("#trials tbody tr").count() == before
 
 
 def test_what_ray_and_tensorboard_show_is_linked_where_their_addresses_are_known(visitor: Any, served: Served) -> None:
@@ -240,18 +247,18 @@ def test_the_schedule_of_a_population_shows_its_copies_on_a_small_screen(visitor
         assert_fits(page, SMALL)
 
 
-def test_colours_follow_the_system_until_the_user_chooses(browser: Any, visitor: Any, served: Served) -> None:
+def test_colours_follow_the_system_until_the_user_chooses(browser: Any, served: Served) -> None:
     dark, light = "rgb(18, 21, 26)", "rgb(246, 247, 249)"
     background = "getComputedStyle(document.body).backgroundColor"
-    with opened(browser, served, scheme="dark") as page:
+    with opened(browser, served, scheme="light") as page:
+        assert page.evaluate(background) == light
+        page.emulate_media(color_scheme="dark")
         assert page.evaluate(background) == dark
         page.click("#theme")
         assert page.inner_text("#theme") == "Light"
         assert page.evaluate(background) == light
         page.reload()
         page.wait_for_selector(".connection.is-live")
-        assert page.evaluate(background) == light
-    with opened(visitor, served, scheme="light") as page:
         assert page.evaluate(background) == light
 
 
