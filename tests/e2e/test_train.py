@@ -25,8 +25,9 @@ from support.under_way import UnderWay
 CONFIGS = Path(__file__).parents[2] / "configs" / "train"
 DIGITS = CONFIGS / "digits.yaml"
 QUICK = ["train.epochs=2", "task.hidden=[16]"]
-CHECKPOINT_EVERY = 100
-"""Interval of checkpoints in the config."""
+CHECKPOINT_EVERY = 40
+WHOLE = ["train.epochs=8", "task.hidden=[16]", f"checkpoint.every_steps={CHECKPOINT_EVERY}"]
+"""184 steps. A process is slow after 40: two can be killed in turn, and all after a checkpoint, before the end."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -50,7 +51,7 @@ def losses(run: Path) -> list[tuple[int, float]]:
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of an uninterrupted run of two workers."""
     runs = tmp_path_factory.mktemp("whole")
-    done = orchestray_here("train", DIGITS, "train.epochs=20", "task.hidden=[16]", "--runs-dir", runs, "--json")
+    done = orchestray_here("train", DIGITS, *WHOLE, "--runs-dir", runs, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["status"] == "succeeded"
     return runs / "digits"
@@ -61,7 +62,7 @@ def test_a_run_leaves_everything_the_contract_names(whole: Path) -> None:
     assert result["status"] == "succeeded"
     assert result["error"] is None
     assert (result["restarts"], result["goodput"]) == (0, 1.0)
-    assert result["epochs"] == 20
+    assert result["epochs"] == 8
     assert result["final"]["validation"]["accuracy"] > 0.9
     assert result["bytes"]["sent"] > 0
     assert len(result["memory"]["peak_bytes"]) == 2
@@ -84,9 +85,7 @@ def test_the_resolved_config_gives_the_same_run(whole: Path, cluster: Cluster, t
 
 
 def test_two_workers_learn_what_one_learns(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
-    done = orchestray_here(
-        "train", DIGITS, "train.epochs=20", "task.hidden=[16]", "strategy.network.data=1", "--runs-dir", tmp_path
-    )
+    done = orchestray_here("train", DIGITS, *WHOLE, "strategy.network.data=1", "--runs-dir", tmp_path)
     assert done.returncode == 0, done.stderr
     one, two = weights(tmp_path / "digits"), weights(whole)
     for name, value in one.items():
@@ -101,21 +100,21 @@ def start(runs: Path, *more: str, own_group: bool = False) -> tuple[Running, Pat
     Return it, the file to remove to end that, and its command.
     """
     slowed, slow = slowly(runs, CHECKPOINT_EVERY)
-    command: list[str | Path] = ["train", DIGITS, "train.epochs=20", "task.hidden=[16]", *slowed, "--runs-dir", runs]
+    command: list[str | Path] = ["train", DIGITS, *WHOLE, *slowed, "--runs-dir", runs]
     return Running([*command, *more], run_path=runs / "digits", own_group=own_group), slow, command
 
 
 def begin(runs: Path, *more: str) -> tuple[UnderWay, Path]:
     """Begin the same run in this process, on workers that are there already."""
     slowed, slow = slowly(runs, CHECKPOINT_EVERY)
-    return UnderWay(DIGITS, runs, ["train.epochs=20", "task.hidden=[16]", *slowed, *more], name="digits"), slow
+    return UnderWay(DIGITS, runs, [*WHOLE, *slowed, *more], name="digits"), slow
 
 
 def test_sigkill_of_either_worker_of_a_replacement_and_of_all_changes_nothing_but_the_time(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     running, slow = begin(tmp_path, "max_restarts=10")
-    running.until("50 steps", lambda: running.steps() >= 50)
+    running.until("20 steps", lambda: running.steps() >= 20)
     for rank in (0, 1):
         running.kill(rank)
         until_recovered(running, rank + 1)
