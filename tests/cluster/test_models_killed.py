@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 MODELS = Path(__file__).parents[2] / "configs" / "models"
-SHORT = ["train.epochs=null", "train.steps=16", "strategy.network.data=2"]
-KILL = ["allow_faults=true", "faults=[{kill: worker/1, at_step: 11}]"]
-"""A kill in the second half, which for `lora` is the second epoch."""
+SHORT = ["train.epochs=null", "train.steps=8", "train.batch_size=64", "strategy.network.data=2"]
+KILL = ["allow_faults=true", "faults=[{kill: worker/1, at_step: 6}]"]
+"""A kill in the second half, which for the models of 256 samples, as `lora`, is the second epoch."""
 
 
 @pytest.fixture(scope="module", autouse=True)
