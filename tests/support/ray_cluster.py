@@ -31,17 +31,19 @@ _START_TIMEOUT_S = PATIENCE_S
 _STOP_TIMEOUT_S = 15.0
 _ANSWER_TIMEOUT_S = 30.0
 _START = """
-from ray._private.node import Node
-from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
 from ray.scripts.scripts import main
 
 from orchestray.platform.cluster import forking
+from orchestray.platform.cluster.ray_internals import find
 
+Node = find("ray._private.node:Node")
+AGENT_PORT = find("ray._raylet:DASHBOARD_AGENT_LISTEN_PORT_NAME")
 start = Node.start_ray_processes
 
 def start_ray_processes(self):
-    port = self._ray_params.dashboard_agent_listen_port
-    persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+    find("ray._raylet:persist_port")(
+        self._session_dir, self._node_id, AGENT_PORT, self._ray_params.dashboard_agent_listen_port
+    )
     if forking.is_wanted():
         self._ray_params.setup_worker_path = forking.SHIM
     if self.head and forking.is_wanted():
