@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class Block:
     heading: str
 
 
+@functools.cache
 def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
