@@ -27,7 +27,7 @@ DIGITS = CONFIGS / "digits.yaml"
 QUICK = ["train.epochs=2", "task.hidden=[16]"]
 CHECKPOINT_EVERY = 40
 WHOLE = ["train.epochs=8", "task.hidden=[16]", f"checkpoint.every_steps={CHECKPOINT_EVERY}"]
-"""184 steps. A process is slow after its first 40: there is time to kill two in turn, and a checkpoint before the end."""
+"""184 steps. A process is slow after 40: two can be killed in turn, and all after a checkpoint, before the end."""
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -31,17 +31,19 @@ _START_TIMEOUT_S = PATIENCE_S
 _STOP_TIMEOUT_S = 15.0
 _ANSWER_TIMEOUT_S = 30.0
 _START = """
-from ray._private.node import Node
-from ray._raylet import DASHBOARD_AGENT_LISTEN_PORT_NAME, persist_port
 from ray.scripts.scripts import main
 
 from orchestray.platform.cluster import forking
+from orchestray.platform.cluster.ray_internals import find
 
+Node = find("ray._private.node:Node")
+AGENT_PORT = find("ray._raylet:DASHBOARD_AGENT_LISTEN_PORT_NAME")
 start = Node.start_ray_processes
 
 def start_ray_processes(self):
-    port = self._ray_params.dashboard_agent_listen_port
-    persist_port(self._session_dir, self._node_id, DASHBOARD_AGENT_LISTEN_PORT_NAME, port)
+    find("ray._raylet:persist_port")(
+        self._session_dir, self._node_id, AGENT_PORT, self._ray_params.dashboard_agent_listen_port
+    )
     if forking.is_wanted():
         self._ray_params.setup_worker_path = forking.SHIM
     if self.head and forking.is_wanted():
@@ -67,6 +69,8 @@ _PATIENCE = {
 _NOTICES_LOSSES = {"RAY_health_check_initial_delay_ms": "500", "RAY_health_check_period_ms": "500"}
 """Ray itself asks a node every 3 s whether it is there, and takes it for lost after five refusals. Who is gone refuses
 at once; who is merely slow has 10 s to answer, as in Ray itself."""
+_WITHOUT_METRICS = {"RAY_enable_metrics_collection": "0"}
+"""Nobody reads them, and the agent of a head with a dashboard spends a tenth of a core or more to count them."""
 _PR_SET_PDEATHSIG = 1
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
 
@@ -261,7 +265,7 @@ def _node_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
     chosen.setdefault("RAY_AUTH_MODE", "token" if find_token(environment) else "disabled")
     chosen.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: beside other tests its workers would hardly run
-    return {**_PATIENCE, **_NOTICES_LOSSES, **chosen}
+    return {**_PATIENCE, **_NOTICES_LOSSES, **_WITHOUT_METRICS, **chosen}
 
 
 def _end_with_parent() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestray.search.config.load import load_search_config
+
 LR = {"type": "log_uniform", "low": 1e-4, "high": 1.0}
 BASE: dict[str, Any] = {
     "task": {"type": "digits", "hidden": [16, 16]},
@@ -19,3 +21,23 @@ GOOD: dict[str, Any] = {
         "budget": {"trials": 4, "steps_per_trial": 20},
     },
 }
+
+
+def tiny_search(space: dict[str, Any], optimizer: dict[str, Any], **search: Any) -> Any:
+    """Return the config of a search for the accuracy of the tiny task, in batches of 8.
+
+    Args:
+        space: of the search.
+        optimizer: of the base.
+        search: other keys of the search.
+    """
+    return load_search_config(
+        {
+            "name": "tiny",
+            "base": {
+                "task": {"type": "support.tiny_task:TinyTask"},
+                "train": {"batch_size": 8, "optimizer": optimizer},
+            },
+            "search": {"objective": {"metric": "accuracy"}, "space": space, **search},
+        }
+    )

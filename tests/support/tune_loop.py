@@ -1,6 +1,6 @@
 """Tune's controller with a searcher and a scheduler, in its order, without Ray: trials are only counted.
 
-The order is that of `ray.tune.execution.tune_controller` (2.60): ask, have the scheduler choose, one event.
+The order is that of Ray's TuneController (2.60): ask, have the scheduler choose, one event.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.search.searcher import Searcher
 
+from orchestray.platform.cluster import ray_internals
 from orchestray.search.methods.base import Pause, Proposal
 from orchestray.search.tune.scheduler import MethodScheduler, tune_scheduler
 from orchestray.search.tune.searcher import MethodSearcher
@@ -31,6 +31,13 @@ class State:
     step: int = 0
     at: tuple[int, int] | None = None
     """(trial, report) that it was saved with; None: the beginning."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Tune's result of a save: what a scheduler reads of it."""
+
+    checkpoint: Checkpoint | None
 
 
 class TuneLoop:
@@ -104,15 +111,15 @@ class TuneLoop:
 
     # -- what a scheduler asks of the controller -----------------------------------------------------------------------
 
-    def _schedule_trial_save(self, trial: Trial, result: dict[str, Any] | None = None) -> _TrainingResult:
+    def _schedule_trial_save(self, trial: Trial, result: dict[str, Any] | None = None) -> Saved:
         number, path = self.searcher.numbers[trial.trial_id], f"/states/{len(self._files)}"
         self._saving = trial
         if not self.saves:
-            return _TrainingResult(None, {})
+            return Saved(None)
         standing = self.searcher.session.trials[number]
         self._files[path] = State(self._states[trial.trial_id].step, (number, standing.num_reports))
-        saved = _TrainingResult(Checkpoint(path), {})
-        trial.run_metadata.checkpoint_manager._latest_checkpoint_result = saved
+        saved = Saved(Checkpoint(path))
+        ray_internals.restore_from(trial, saved)  # what a trial has saved last it goes on from
         return saved
 
     def pause_trial(self, trial: Trial, should_checkpoint: bool = True) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization is depreca
 FOLDER = ROOT / "configs" / "models"
 MODELS = sorted(file.stem for file in FOLDER.glob("*.py"))
 MOST_LINES = 40
-STEPS, RATE = 4, 0.005
+STEPS, RATE = 3, 0.005
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data 2": {"network": {"data": 2}},
     "data 2, accumulate 4": {"network": {"data": 2}, "accumulate": 4},

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from orchestray.platform.cluster.ray_internals import NAMES, find
-from support.layers import FILES
+from support.layers import FILES, ROOT
 
 _PRIVATE = re.compile(
     r"ray\._private|ray\._raylet|_get_global_client|ray\.\w+\._(?:internal|private)|ray\.tune\.execution"
@@ -27,8 +28,9 @@ def test_a_name_without_a_reason_is_not_looked_up() -> None:
 
 
 def test_private_names_of_ray_are_written_in_the_one_file_or_looked_up_by_its_table() -> None:
+    tests = {str(file.relative_to(ROOT)): file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)}
     found = {}
-    for module, file in FILES.items():
+    for module, file in {**FILES, **tests}.items():
         if module == "platform.cluster.ray_internals":
             continue
         text = file.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config
 from orchestray.search.methods.base import Observation
 from orchestray.search.registry.check import method_of
+from support.search_configs import tiny_search
 
 TYPE, MOMENTUM, DECAY, BATCH = (
     "train.optimizer.type",
@@ -39,22 +40,8 @@ METHODS = [
 
 
 def config(start: Any, space: Any = SPACE, optimizer: Any = None, **search: Any) -> Any:
-    optimizer = optimizer or {"type": "sgd", "lr": 0.25, "momentum": 0.9}
-    task = {"type": "support.tiny_task:TinyTask"}
-    return load_search_config(
-        {
-            "name": "begun",
-            "base": {"task": task, "train": {"batch_size": 8, "optimizer": optimizer}},
-            "search": {
-                "method": {"type": "random"},
-                "objective": {"metric": "accuracy"},
-                "space": space,
-                "budget": {"trials": 9, "steps_per_trial": 60},
-                "start": start,
-                **search,
-            },
-        }
-    )
+    chosen = {"method": {"type": "random"}, "budget": {"trials": 9, "steps_per_trial": 60}, "start": start, **search}
+    return tiny_search(space, optimizer or {"type": "sgd", "lr": 0.25, "momentum": 0.9}, **chosen)
 
 
 def test_a_first_trial_has_the_values_of_the_base_for_the_keys_that_it_has() -> None:

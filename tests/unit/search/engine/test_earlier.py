@@ -11,7 +11,7 @@ import pytest
 from orchestray.platform.config import yaml_text
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.directory import RunDirectory
-from orchestray.search.config.load import dump_search_yaml, load_search_config
+from orchestray.search.config.load import dump_search_yaml
 from orchestray.search.engine.earlier import check_earlier, earlier_trials
 from orchestray.search.engine.resume import session_of
 from orchestray.search.engine.session import MemoryJournal, MethodSession
@@ -19,31 +19,23 @@ from orchestray.search.methods.base import Report
 from orchestray.search.results.schema import TrialLine
 from orchestray.search.results.writer import SearchRecords
 from orchestray.trainers.config.dump import dump_yaml
+from support.search_configs import tiny_search
 
 LR, MOMENTUM, TYPE = "train.optimizer.lr", "train.optimizer.momentum", "train.optimizer.type"
 BEST = (0.3, 0.6)
 
 
 def config(high: float = 1.0, **search: Any) -> Any:
-    return load_search_config(
-        {
-            "name": "found",
-            "base": {
-                "task": {"type": "support.tiny_task:TinyTask"},
-                "train": {"batch_size": 8, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}},
-            },
-            "search": {
-                "method": {"type": "bayesian", "initial": 6},
-                "objective": {"metric": "accuracy"},
-                "space": {
-                    LR: {"type": "uniform", "low": 0.001, "high": high},
-                    MOMENTUM: {"type": "uniform", "low": 0.0, "high": 0.95},
-                },
-                "budget": {"trials": 12, "steps_per_trial": 4},
-                **search,
-            },
-        }
-    )
+    chosen = {
+        "method": {"type": "bayesian", "initial": 6},
+        "space": {
+            LR: {"type": "uniform", "low": 0.001, "high": high},
+            MOMENTUM: {"type": "uniform", "low": 0.0, "high": 0.95},
+        },
+        "budget": {"trials": 12, "steps_per_trial": 4},
+        **search,
+    }
+    return tiny_search(optimizer={"type": "sgd", "lr": 0.1, "momentum": 0.9}, **chosen)
 
 
 def score(changes: Any) -> float:

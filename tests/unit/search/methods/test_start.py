@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.config.load import load_search_config
 from orchestray.search.methods.base import Finished, Observation
 from orchestray.search.registry.check import method_of
 from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import Choice, Dimension, Integer
+from support.search_configs import tiny_search
 
 LR, MOMENTUM, ON = "train.optimizer.lr", "train.optimizer.momentum", "train.optimizer.nesterov"
 SPACE = {
@@ -23,23 +23,8 @@ START = [{LR: 0.1, MOMENTUM: 0.5}, {MOMENTUM: 0.8}]
 
 
 def config(method: dict[str, Any], space: dict[str, Any] | None = None, **search: Any) -> Any:
-    return load_search_config(
-        {
-            "name": "known",
-            "base": {
-                "task": {"type": "support.tiny_task:TinyTask"},
-                "train": {"batch_size": 8, "optimizer": {"type": "sgd", "lr": 0.25, "momentum": 0.9}},
-            },
-            "search": {
-                "method": method,
-                "objective": {"metric": "accuracy"},
-                "space": space or SPACE,
-                "budget": {"trials": 9, "steps_per_trial": 60},
-                "start": START,
-                **search,
-            },
-        }
-    )
+    chosen = {"budget": {"trials": 9, "steps_per_trial": 60}, "start": START, **search}
+    return tiny_search(space or SPACE, {"type": "sgd", "lr": 0.25, "momentum": 0.9}, method=method, **chosen)
 
 
 @pytest.mark.parametrize(
