@@ -64,7 +64,7 @@ class Objectives:
         """
         self._all, self.bounds = tuple(objectives), tuple(bounds)
         self.first = self._all[0]
-        self._metrics = list(dict.fromkeys(one.metric for one in (*self._all, *self.bounds)))
+        self._metrics = list(dict.fromkeys([*(one.metric for one in self._all), *(one.metric for one in self.bounds)]))
         """Names of all metrics that a report must have, each once."""
 
     @property

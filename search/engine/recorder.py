@@ -55,6 +55,7 @@ class Account:
             on_change: called with each status change of a trial, for a display.
         """
         self._session, self._objectives, self._records, self._on_change = session, objectives, records, on_change
+        self._members = session.method.members_of
         self._seconds = {trial: standing.seconds for trial, standing in session.trials.items()}
         self._measures: dict[int, Mapping[str, float]] = {}
 
@@ -105,9 +106,6 @@ class Account:
         lines = [self._member_line(trial, number, status, error, more) for number in range(len(members))]
         for line in lines or [self._line(trial, status, error, more)]:
             self._records.finished(line)
-
-    def _members(self, trial: int) -> tuple[PackedMember, ...]:
-        return tuple(self._session.method.members_of(trial))
 
     def _member_line(
         self, trial: int, number: int, status: Any, error: str | None, more: Mapping[str, Any]

@@ -165,7 +165,7 @@ class MethodSession:
                 f"{error}"
             ) from error
         self._asked(proposal)
-        self._journal.append("ask", proposal=None if proposal is None else _plain(proposal))
+        self._journal.append("ask", proposal=None if proposal is None else asdict(proposal))
         return proposal
 
     def report(self, report: Report, *, seconds: float = 0.0) -> Decision:
@@ -174,7 +174,7 @@ class MethodSession:
         self._reported(report, decision, seconds)
         given = self._release()
         worked = {"seconds": round(seconds, 6)}
-        self._journal.append("report", report=_plain(report), decision=_told(decision), released=given, **worked)
+        self._journal.append("report", report=asdict(report), decision=_told(decision), released=given, **worked)
         return decision
 
     def tell(self, trial: int, status: str, *, error: str | None = None, told: Mapping[str, Any] | None = None) -> None:
@@ -192,7 +192,7 @@ class MethodSession:
         )
         self.method.tell(finished)
         self._ended(finished)
-        self._journal.append("tell", finished=_plain(finished), released=self._release())
+        self._journal.append("tell", finished=asdict(finished), released=self._release())
 
     def allow(self, trials: int | None) -> None:
         """Set the total number of trials that the method may propose."""
@@ -282,7 +282,7 @@ class MethodSession:
         call = entry["call"]
         if call == "ask":
             proposal = None if self.is_done else self.method.ask()
-            self._check(number, call, _renamed(entry["proposal"]), None if proposal is None else _plain(proposal))
+            self._check(number, call, _renamed(entry["proposal"]), None if proposal is None else asdict(proposal))
             self._asked(proposal)
             return
         if call == "allow":
@@ -316,10 +316,6 @@ class MethodSession:
 def _renamed(proposal: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return a proposal of a journal with its program as this version names it."""
     return None if proposal is None else {**proposal, "program": program_name(proposal["program"])}
-
-
-def _plain(value: Proposal | Report | Finished) -> dict[str, Any]:
-    return asdict(value)
 
 
 _WORDS: Mapping[type[Decision], str] = {Continue: "continue", Stop: "stop", Pause: "wait", Exploit: "become"}

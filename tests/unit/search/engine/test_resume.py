@@ -353,6 +353,20 @@ def test_a_member_of_a_population_goes_on_from_its_way_to_its_next_report(loops:
     assert told(second) == told(whole)
 
 
+def test_a_trial_that_waited_goes_on_from_its_last_report_in_whatever_process_and_after_a_kill(loops: Any) -> None:
+    def halving() -> Method:
+        return make_method("asha", space=SPACE, seed=1, steps_per_trial=9, trials=9, eta=3, grace_steps=1)
+
+    first = loops(halving(), parallel=2, save_every_s=600.0)
+    while not any(task.report > 1 for task in first.begun):
+        first.step()
+    journal = MemoryJournal(first.journal.entries())
+    second = loops(halving(), parallel=2, save_every_s=600.0, journal=journal, records=first.records).run()
+    for task in (*first.begun, *second.begun):
+        assert task.source == (StateAt(task.trial, task.report - 1) if task.report > 1 else None)
+    assert sum(task.report > 1 for task in second.begun) > 2
+
+
 def test_what_a_trial_has_worked_counts_after_a_resume_towards_its_limit_and_its_line(loops: Any) -> None:
     first = loops(Scripted({}))
     answer = first.hosts[0].work(begin(first.conductor))
