@@ -69,8 +69,6 @@ _PATIENCE = {
 _NOTICES_LOSSES = {"RAY_health_check_initial_delay_ms": "500", "RAY_health_check_period_ms": "500"}
 """Ray itself asks a node every 3 s whether it is there, and takes it for lost after five refusals. Who is gone refuses
 at once; who is merely slow has 10 s to answer, as in Ray itself."""
-_WITHOUT_METRICS = {"RAY_enable_metrics_collection": "0"}
-"""Nobody reads them, and the agent of a head with a dashboard spends a tenth of a core or more to count them."""
 _PR_SET_PDEATHSIG = 1
 _OBJECT_STORE_BYTES = 100 * 1024 * 1024
 
@@ -265,7 +263,7 @@ def _node_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
     chosen.setdefault("RAY_AUTH_MODE", "token" if find_token(environment) else "disabled")
     chosen.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: beside other tests its workers would hardly run
-    return {**_PATIENCE, **_NOTICES_LOSSES, **_WITHOUT_METRICS, **chosen}
+    return {**_PATIENCE, **_NOTICES_LOSSES, **chosen}
 
 
 def _end_with_parent() -> None:
