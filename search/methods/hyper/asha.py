@@ -77,6 +77,8 @@ class Asha(EarlyStopping):
         """Bracket of each trial that has not ended."""
         self._rung: dict[int, int] = {}
         """Rung at which each trial that has not ended waits, or to which it is trained."""
+        self._num_at = [[0] * (len(rungs) + 1) for rungs in self.brackets]
+        """Number of these trials by bracket and rung; the last is the end of a trial."""
         self._num_asked = 0
         self._held = 0
         self._ahead: Proposal | None = None
@@ -107,6 +109,7 @@ class Asha(EarlyStopping):
         weights = [weight / sum(self._weights) for weight in self._weights]
         self._bracket[proposal.trial] = int(draws.choice(len(weights), p=weights)) if len(weights) > 1 else 0
         self._rung[proposal.trial] = 0
+        self._num_at[self._bracket[proposal.trial]][0] += 1
         self._num_asked += 1
         return proposal
 
@@ -135,9 +138,13 @@ class Asha(EarlyStopping):
 
     def ended(self, finished: Finished) -> Finished:
         if finished.trial in self._bracket:
-            self._leave(finished.trial)
-            del self._bracket[finished.trial], self._rung[finished.trial]
+            self._forget(finished.trial)
         return finished
+
+    def _forget(self, trial: int) -> None:
+        """Forget a trial that has ended."""
+        self._leave(trial)
+        self._num_at[self._bracket.pop(trial)][self._rung.pop(trial)] -= 1
 
     def _leave(self, trial: int) -> None:
         """Remove a trial from the waiting ones of its rung."""
@@ -162,12 +169,14 @@ class Asha(EarlyStopping):
 
     def _promote(self, trial: int) -> Decision:
         self._leave(trial)
-        self._rung[trial] += 1
+        counts, place = self._num_at[self._bracket[trial]], self._rung[trial]
+        counts[place] -= 1
+        counts[place + 1] += 1
+        self._rung[trial] = place + 1
         return Continue()
 
     def _stop(self, rung: Rung, trial: int) -> Decision:
-        self._leave(trial)
-        del self._bracket[trial], self._rung[trial]
+        self._forget(trial)
         return Stop(f"not among the best 1/{self.eta} at step {rung.steps}")
 
     def _hopeless(self, bracket: int, place: int) -> list[int]:
@@ -176,11 +185,7 @@ class Asha(EarlyStopping):
         if not rung.waiting or not (self.proposer.is_done or self.trials is not None):
             return []
         unasked = 0 if self.is_done else max((self.trials or 0) - self._num_asked, 0)
-        below = sum(
-            number == bracket
-            and (self._rung[trial] < place or (self._rung[trial] == place and trial not in rung.waiting))
-            for trial, number in self._bracket.items()
-        )
+        below = sum(self._num_at[bracket][: place + 1]) - len(rung.waiting)
         return rung.hopeless(self.eta, len(rung.ordered) + unasked + below)
 
     def _is_stalled(self) -> bool:
