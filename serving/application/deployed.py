@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestray.serving.application import serve_apps
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("orchestray.serving")
 
+_PACES = 5
+"""Number of batches whose median pace counts."""
 _LOOK_EVERY_S = 0.5
 """Seconds between two looks at the number of replicas that run."""
 
@@ -111,8 +117,8 @@ class ApplicationStarters(Starters):
 class DeployedReplicas:
     """The replicas of a deployment as runners of a batcher: as many as run.
 
-    Serve's router sends a batch to a replica that has none. A replica that dies loses no request: its batch is run once
-    more.
+    A runner has a replica of its own, to which `SlotRouter` sends its batches. The next one is sent before the last has
+    ended: the replica does not wait for it. A replica that dies loses no request: its batches are run once more.
 
     Args:
         handle: handle of the deployment.
@@ -128,8 +134,10 @@ class DeployedReplicas:
         self._name = name
         self._application = application
         self._batcher = batcher
-        self._runners: list[RunnerHandle[Sample, Output]] = []
+        self._runners: dict[int, RunnerHandle[Sample, Output]] = {}
+        """Maps the slot of a replica to its runner."""
         self._num_made = 0
+        self._paces_s: deque[float] = deque(maxlen=_PACES)
 
     async def follow(self) -> None:
         """Keep as many runners as there are replicas, until cancelled."""
@@ -141,20 +149,28 @@ class DeployedReplicas:
     async def look(self) -> None:
         """Look once at the number of replicas that run, and have as many runners."""
         count = await asyncio.to_thread(_num_running, self._name, self._application)
-        self._runners = [runner for runner in self._runners if not runner.removed]
-        while len(self._runners) < count:
-            self._num_made += 1
-            self._runners.append(self._batcher.add_runner(self._run, name=f"{self._name}-{self._num_made}"))
-        surplus, self._runners = self._runners[count:], self._runners[:count]
-        for runner in surplus:
-            self._batcher.retire(runner)
+        for slot, runner in list(self._runners.items()):
+            if slot >= count or runner.removed:
+                self._batcher.retire(self._runners.pop(slot))
+        for slot in range(count):
+            if slot not in self._runners:
+                self._num_made += 1
+                name = f"{self._name}-{self._num_made}"
+                run = partial(self._run, slot)
+                self._runners[slot] = self._batcher.add_runner(run, name=name, pace_s=self._pace_s)
 
-    async def _run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+    def _pace_s(self) -> float:
+        """Return the seconds that a replica needs for a full batch; infinite before the first."""
+        return statistics.median_low(self._paces_s) if self._paces_s else math.inf
+
+    async def _run(self, slot: int, samples: Sequence[Sample]) -> list[Output | Exception]:
         from ray.exceptions import RayError
 
-        answer: Any = self._handle.run.remote(list(samples))
+        answer: Any = self._handle.run.remote(list(samples), slot=slot)
         try:
-            answers: list[Output | Exception] = await answer
+            answers: list[Output | Exception]
+            answers, seconds = await answer
+            self._paces_s.append(seconds * max(1.0, self._batcher.max_batch_size / len(samples)))
         except RayError as error:
             raise RunnerLostError(f"A replica of {self._name} is gone: {error}") from error
         except asyncio.CancelledError:

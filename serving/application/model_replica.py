@@ -33,9 +33,16 @@ class ModelReplica:
         """Return the model's signature, as `Signature.from_dict` takes it."""
         return self._model.signature.to_dict()
 
-    async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
-        """Return an answer, or an error, for each sample of a batch."""
-        return await self._thread.run(samples)
+    async def run(
+        self, samples: Sequence[Sample], *, slot: int | None = None
+    ) -> tuple[list[Output | Exception], float]:
+        """Return an answer, or an error, for each sample of a batch, and the seconds that the model took.
+
+        Args:
+            samples: the batch; batches are run in the order given.
+            slot: for the router of the deployment, which has sent the batch here.
+        """
+        return await self._thread.run_timed(samples)
 
     async def check_health(self) -> None:
         """Check the replica's health for Serve, which replaces one that raises here.

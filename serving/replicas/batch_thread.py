@@ -16,7 +16,7 @@ _log = logging.getLogger("orchestray.serving")
 
 
 class BatchThread:
-    """A thread that runs batches of a model, one at a time."""
+    """A thread that runs batches of a model, one at a time, in the order given."""
 
     def __init__(self, model: BatchModel) -> None:
         self._model = model
@@ -31,15 +31,22 @@ class BatchThread:
 
     async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
         """Return the answers to a batch; if the model raises, they are errors, and the next batch may succeed."""
-        running = asyncio.get_running_loop().run_in_executor(self._executor, self._model.run, samples)
-        self._busy_since_s = time.monotonic()
+        return (await self.run_timed(samples))[0]
+
+    async def run_timed(self, samples: Sequence[Sample]) -> tuple[list[Output | Exception], float]:
+        """Return the answers as `run` does, and the seconds that the model took."""
         try:
-            return await running
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._timed, samples)
         except Exception as error:  # noqa: BLE001 - whatever it is, it answers the requests of the batch
             _log.exception("a batch failed as a whole")
             failed = ModelError(f"The model raised {type(error).__name__} on this batch.")
             failed.__cause__ = error
-            return [failed] * len(samples)
+            return [failed] * len(samples), 0.0
+
+    def _timed(self, samples: Sequence[Sample]) -> tuple[list[Output | Exception], float]:
+        self._busy_since_s = began_s = time.monotonic()
+        try:
+            return self._model.run(samples), time.monotonic() - began_s
         finally:
             self._busy_since_s = None
 
