@@ -105,8 +105,8 @@ class History:
         """Return one score of each trial, [n]: that of the only objective, or a standing among all trials.
 
         With several, trials on the front stand above the others, by the room that they have there. The others stand by
-        their distance from it: how much all their scores would have to rise until no trial of the front dominates them,
-        in ranges of the front (the additive epsilon indicator of Zitzler et al., 2003).
+        how far all their scores would have to rise to be dominated no longer, in ranges of the front.
+        That is the additive epsilon indicator of Zitzler et al. (2003).
         """
         rows = self.objectives()
         if rows.shape[1] == 1 or not self._front:
