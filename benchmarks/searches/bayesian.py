@@ -205,11 +205,17 @@ def show(report: Report, losses: Mapping[Cell, float], seeds: Sequence[int], nam
             for mine in ("gaussian_process", "tpe"):
                 worst = max((one for one in found if one.mine == mine), key=lambda one: one.ratio, default=None)
                 if worst is not None:
-                    what = f"{row}: {mine} / {worst.peer}, medians of {len(worst.ours)} seeds"
+                    what = f"{row}: {mine} / {worst.peer}, seeds: {len(worst.ours)}"
                     report.goal(what, worst.ratio, 1.0)
             rows += [one.cells() for one in found]
     report.table(["", "ours", "peer", "seeds", "our median", "theirs", "better, worse", "p of worse"], rows)
     report.notes += NOTES
+    fewest = min((int(row[3]) for row in rows), default=0)
+    if fewest < len(seeds):
+        report.notes.append(
+            f"Not the whole comparison: rows have as few as {fewest} of {len(seeds)} seeds, and one or two say little. "
+            "Where a peer has no row, it was not measured."
+        )
 
 
 def _loss(case: Case) -> str:

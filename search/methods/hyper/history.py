@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+
 import numpy as np
 
 from orchestray.search.methods.fronts import crowding_distances
@@ -11,6 +14,18 @@ from orchestray.search.spaces.architectures.base import Genome
 _FIRST_ROWS = 64
 _MAX_COMPARED = 64
 """Most trials of a front that the others are compared with: those with the most room."""
+
+
+def _kept(compute: Callable[[History], np.ndarray]) -> Callable[[History], np.ndarray]:
+    """Compute an array once until another trial is added: it takes milliseconds after thousands of trials."""
+
+    @wraps(compute)
+    def kept(history: History) -> np.ndarray:
+        if compute.__name__ not in history._derived:
+            history._derived[compute.__name__] = compute(history)
+        return history._derived[compute.__name__]
+
+    return kept
 
 
 class History:
@@ -28,6 +43,8 @@ class History:
         """Feasible trials that no other dominates."""
         self._violations: list[tuple[float, ...]] = []
         self.genomes: list[Genome] = []
+        self._derived: dict[str, np.ndarray] = {}
+        """Scores and violations as arrays, until another trial is added."""
 
     def __len__(self) -> int:
         return len(self._scores)
@@ -53,6 +70,7 @@ class History:
         self.genomes.append(genome)
         self._scores.append(scores)
         self._violations.append(violations)
+        self._derived.clear()
         if len(scores) > 1 and max(violations, default=0.0) <= 0:
             before = [row for row in self._front if len(self._scores[row]) == len(scores)]
             others, mine = np.array([self._scores[row] for row in before]).reshape(-1, len(scores)), np.array(scores)
@@ -69,16 +87,19 @@ class History:
         """True if a feasible trial keeps bounds."""
         return any(self._violations)
 
+    @_kept
     def violations(self) -> np.ndarray:
         """Return the violation of each bound, [n, num_bounds]; infinite for failed trials."""
         width = max(map(len, self._violations), default=0)
         return np.array([one or (np.inf,) * width for one in self._violations]).reshape(len(self), width)
 
+    @_kept
     def total_violations(self) -> np.ndarray:
         """Return the sum of the bounds that each trial breaks, [n]; 0 for feasible ones."""
         total: np.ndarray = np.maximum(self.violations(), 0.0).sum(1)
         return total
 
+    @_kept
     def best_first(self) -> np.ndarray:
         """Return the indices of the trials, the best first: feasible ones by score, the others by violation."""
         return np.lexsort((-self.scores(), self.total_violations()))
@@ -88,6 +109,7 @@ class History:
         """Number of scores of a trial, at least 1."""
         return max(map(len, self._scores), default=1) or 1
 
+    @_kept
     def objectives(self) -> np.ndarray:
         """Return the scores, [n, num_objectives]; failed trials have the worst of each, infinities the nearest finite.
 
@@ -101,12 +123,13 @@ class History:
             column[:] = np.clip(np.nan_to_num(column, nan=low), low, high)
         return rows
 
+    @_kept
     def scores(self) -> np.ndarray:
         """Return one score of each trial, [n]: that of the only objective, or a standing among all trials.
 
         With several, trials on the front stand above the others, by the room that they have there. The others stand by
-        their distance from it: how much all their scores would have to rise until no trial of the front dominates them,
-        in ranges of the front (the additive epsilon indicator of Zitzler et al., 2003).
+        how far all their scores would have to rise to be dominated no longer, in ranges of the front.
+        That is the additive epsilon indicator of Zitzler et al. (2003).
         """
         rows = self.objectives()
         if rows.shape[1] == 1 or not self._front:
