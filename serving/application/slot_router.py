@@ -1,4 +1,4 @@
-"""The request router of a model's deployment: the batcher says which replica is to run a batch, as it knows who is free.
+"""The request router of a model's deployment: the batcher knows which replica is free, and names it in its calls.
 
 Serve's own router would choose by chance between replicas that have room, also one that is busy. Imports Ray, by which
 it is loaded.

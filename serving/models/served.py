@@ -215,7 +215,7 @@ def by_name(outputs: Any) -> dict[str, Tensor]:
 
 
 def left_out(outputs: Any) -> list[str]:
-    """Return a clause about each value that a model returns and that is not answered, as it is no tensor."""
+    """Return a clause about each value that a model returns and that is not answered: those that are not tensors."""
     others = ((name, each) for name, each in _leaves(outputs, "") if not isinstance(each, Tensor))
     return [f"{name} (a {type(each).__name__})" for name, each in others if each is not None]
 
