@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -65,13 +67,18 @@ def is_live(path: str | os.PathLike[str]) -> bool:
 def writer_of(path: str | os.PathLike[str]) -> int | None:
     """Return the id of the process of this machine that writes the run at `path`; None if it is not to be seen."""
     lock = str(RunPaths(path).lock.resolve())
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(link) == lock:  # noqa: PTH115 - the text, as it is
-                return int(link.parts[2])
-        except OSError:  # it has ended, or is not ours
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
+        if lock in _open_files(process):
+            return int(process.name)
     return None
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    """Yield the files that a process has open; none if it has ended, or is not ours."""
+    with contextlib.suppress(OSError):
+        for link in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):  # it is closed by now
+                yield os.readlink(link)  # noqa: PTH115 - the text, as it is
 
 
 class RunDirectory:

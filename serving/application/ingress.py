@@ -77,7 +77,7 @@ class Ingress:
 
     async def state(self) -> dict[str, Any]:
         """Return the `url` of the endpoint, and its `warnings` for its owner, as clauses."""
-        return {"url": self._endpoint.served.url, "warnings": self._endpoint.served.warnings}
+        return {"url": self._endpoint.served.url, "warnings": self._endpoint.served.live.warnings}
 
     async def predict(
         self,

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 from orchestray.platform import errors
@@ -89,13 +90,16 @@ def check_room(config: ServeConfig, cluster: Cluster) -> None:
         )
 
 
-def run_application(application: Any, name: str, route: str | None = None) -> None:
+def run_application(
+    application: Any, name: str, route: str | None = None, *, is_ready: Callable[[], bool] = lambda: False
+) -> None:
     """Have Ray Serve run an application; return when all its replicas run.
 
     Args:
         application: a bound deployment.
         name: name of the application.
         route: prefix of its HTTP route; None: none.
+        is_ready: returns True if it answers already: Serve says so later.
 
     Raises:
         ApplicationEndedError: it was ended meanwhile.
@@ -108,7 +112,7 @@ def run_application(application: Any, name: str, route: str | None = None) -> No
     try:
         # Serve itself would wait for ever for an application that was ended before all of it ran.
         serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-        _until_running(name)
+        _until_running(name, is_ready)
     except OrchestrayError:
         raise
     except Exception as error:
@@ -128,10 +132,10 @@ def is_running(name: str) -> bool:
     return application is not None and application.status == "RUNNING"
 
 
-def _until_running(name: str) -> None:
+def _until_running(name: str, is_ready: Callable[[], bool]) -> None:
     from ray import serve
 
-    while True:
+    while not is_ready():
         application = serve.status().applications.get(name)
         if application is None or application.status == "DELETING":
             raise ApplicationEndedError(f"the application {name} was ended while it started")

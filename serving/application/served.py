@@ -42,9 +42,8 @@ class Served:
         self._settings = ExitStack()
         self._settle: Callable[[], None] = lambda: None
 
-    @property
-    def warnings(self) -> list[str]:
-        """Clauses about its config for its owner."""
+    async def warnings(self) -> list[str]:
+        """Return clauses about its config for its owner."""
         return self.live.warnings
 
     async def start(self) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import urllib.request
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.platform.process.sockets import url_of
 from orchestray.serving.application import serve_apps
 from orchestray.serving.application.build import application, wanted_of
 from orchestray.serving.application.endpoint import settings_of
@@ -17,6 +20,7 @@ from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.runtime.work_thread import WorkThread
 
 Found = TypeVar("Found")
+_ANSWER_S = 1.0
 
 
 class OnRay:
@@ -35,7 +39,6 @@ class OnRay:
         self._is_owned = False
         self._is_running = False
         self._handle: Any = None
-        self.warnings: list[str] = []
 
     async def start(self) -> str:
         """Start the application; return the URL when all its models are loaded and warm.
@@ -59,13 +62,17 @@ class OnRay:
             )
         serve_apps.check_room(self._config, cluster)
         self._is_running = True
+        tls = self._config.http.tls.certificate is not None
+        url = url_of(self._listening, self._config.http.host, scheme="https" if tls else "http")
         self._listening.close()
         made = application(self._config, reserves_cpus=not cluster.owned, composed=False, here=True)
-        serve_apps.run_application(made, name, route=f"/{name}")
+        serve_apps.run_application(made, name, route=f"/{name}", is_ready=partial(_is_ready, url))
         self._handle = serve.get_app_handle(name)
-        state = self._handle.state.remote().result()
-        self.warnings = list(state["warnings"])
-        return str(state["url"])
+        return url
+
+    async def warnings(self) -> list[str]:
+        """Return clauses about its config for its owner."""
+        return list((await self._handle.state.remote())["warnings"])
 
     async def apply(self, data: dict[str, Any]) -> str:
         """Take over a changed config, as plain data; return the changes in a sentence.
@@ -89,6 +96,17 @@ class OnRay:
 
     def end_at_once(self) -> None:
         """End without waiting: a cluster of this process ends with it, and on another Serve goes on to end it."""
+
+
+def _is_ready(url: str) -> bool:
+    """Return True if an endpoint answers with all its models."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE  # nothing is sent, and it is this machine
+    try:
+        urllib.request.urlopen(f"{url}/v2/health/ready", timeout=_ANSWER_S, context=trusting).close()  # noqa: S310
+    except OSError:  # a status other than 200 is one, too
+        return False
+    return True
 
 
 async def _apart(call: Callable[[], Found]) -> Found:

@@ -30,9 +30,8 @@ class Side(Protocol):
             OrchestrayError: a model cannot be served.
         """
 
-    @property
-    def warnings(self) -> list[str]:
-        """Clauses about its config for its owner, once it has started."""
+    def warnings(self) -> Coroutine[Any, Any, list[str]]:
+        """Return clauses about its config for its owner, once it has started."""
 
     async def apply(self, data: dict[str, Any]) -> str:
         """Take over a changed config, as plain data; return the changes in a sentence.
@@ -82,12 +81,12 @@ async def run_endpoint(
             started = asyncio.create_task(side.start())
             if not await _overtaken(started, stop.asked):
                 stop.listen()
-                for clause in side.warnings:
-                    _log.warning("Warning: %s.", clause)
                 info = EndpointInfo(name, os.getpid(), started.result())
                 control = ControlServer(apply, info.secret)
                 state.write(replace(info, control_port=await control.start()))
                 on_ready(info.url)
+                for clause in await side.warnings():
+                    _log.warning("Warning: %s.", clause)
                 await stop.asked.wait()
                 await control.close()
         finally:

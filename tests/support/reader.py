@@ -118,12 +118,12 @@ class Command:
         self._reader.start()
 
     def _read(self, terminal: int) -> None:
-        pieces = []
+        pieces = b""
         with contextlib.suppress(OSError):  # how a terminal says that its last process is gone
             while piece := os.read(terminal, 1 << 16):
-                pieces.append(piece)
+                pieces += piece
+                self.output = pieces.decode(errors="replace")
         os.close(terminal)
-        self.output = b"".join(pieces).decode(errors="replace")
 
     def finish(self, status: int = 0) -> str:
         """Return its output; it must exit with `status`."""
@@ -143,8 +143,13 @@ class Command:
         self._process.wait(TIMEOUT_S)
         self._reader.join(TIMEOUT_S)
 
-    def press_ctrl_c(self) -> None:
-        """Interrupt all processes of the terminal, as Ctrl-C does."""
+    def press_ctrl_c(self, after: str) -> None:
+        """Interrupt all processes of the terminal, as Ctrl-C does, once they have printed a line."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while first_missing(after, self.output) is not None:
+            assert not self.is_over(), self.output
+            assert time.monotonic() < deadline_s, f"not printed: {after}\nprinted was:\n{self.output}"
+            time.sleep(0.02)
         os.killpg(self._process.pid, signal.SIGINT)
 
     def is_over(self) -> bool:
@@ -221,7 +226,7 @@ class Reader:
             assert self._background is not None
             interrupted = block.detail.endswith("after Ctrl-C")
             if interrupted:
-                self._background.press_ctrl_c()
+                self._background.press_ctrl_c(after=block.text.splitlines()[0])
             self._output, self._background = self._background.finish(130 if interrupted else 0), None
             self._check(block)
         elif block.purpose == "output":
