@@ -81,12 +81,12 @@ async def run_endpoint(
             started = asyncio.create_task(side.start())
             if not await _overtaken(started, stop.asked):
                 stop.listen()
+                for clause in await side.warnings():
+                    _log.warning("Warning: %s.", clause)
                 info = EndpointInfo(name, os.getpid(), started.result())
                 control = ControlServer(apply, info.secret)
                 state.write(replace(info, control_port=await control.start()))
                 on_ready(info.url)
-                for clause in await side.warnings():
-                    _log.warning("Warning: %s.", clause)
                 await stop.asked.wait()
                 await control.close()
         finally:
