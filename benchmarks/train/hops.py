@@ -236,7 +236,7 @@ def trace_predict(tracer: Tracer, folder: Path) -> None:
         if not answer.read() or answer.status != 200:
             raise benchmark.BenchmarkError(f"the endpoint answers {answer.status}")
     connection.close()
-    main = next(task for task in told["tasks"] if task.get_coro().__name__ == "run_endpoint")
+    main = next(task for task in told["tasks"] if task.get_coro().__name__ == "run")
     told["loop"].call_soon_threadsafe(main.cancel)
     server.join(_TIMEOUT_S)
 
