@@ -65,7 +65,7 @@ def leave(name: str) -> None:
 
 def version_prefix(name: str) -> str:
     """Return the begin of the names of the applications of an endpoint's versions."""
-    return f"{name}--"
+    return f"{name}+"  # which no endpoint has in its name
 
 
 def check_room(config: ServeConfig, cluster: Cluster) -> None:
