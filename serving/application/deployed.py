@@ -31,6 +31,8 @@ _log = logging.getLogger("orchestray.serving")
 
 _PACES = 5
 """Number of batches whose median pace counts."""
+_TAKING = ("RUNNING", "RECOVERING", "UPDATING", "PENDING_MIGRATION")
+"""States of replicas that take requests; a controller that was started again finds them as RECOVERING."""
 _LOOK_EVERY_S = 0.5
 """Seconds between two looks at the number of replicas that run."""
 
@@ -149,6 +151,8 @@ class DeployedReplicas:
     async def look(self) -> None:
         """Look once at the number of replicas that run, and have as many runners."""
         count = await asyncio.to_thread(_num_running, self._name, self._application)
+        if count is None:
+            return
         for slot, runner in list(self._runners.items()):
             if slot >= count or runner.removed:
                 self._batcher.retire(self._runners.pop(slot))
@@ -179,14 +183,16 @@ class DeployedReplicas:
         return answers
 
 
-def _num_running(name: str, application_name: str) -> int:
-    """Return the number of replicas of a deployment that take requests."""
+def _num_running(name: str, application_name: str) -> int | None:
+    """Return the number of replicas of a deployment that take requests; None: Serve's controller does not know yet."""
     from ray import serve
 
     application = serve.status().applications.get(application_name)
     deployment = None if application is None else application.deployments.get(name)
-    states: Any = {} if deployment is None else deployment.replica_states  # strings, or an enum of strings
-    return int(states.get("RUNNING", 0))
+    if deployment is None:
+        return None
+    states: Any = deployment.replica_states  # by strings, or an enum of strings
+    return sum(int(states.get(state, 0)) for state in _TAKING)
 
 
 def _application() -> str:
