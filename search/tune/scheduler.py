@@ -45,9 +45,14 @@ class MethodScheduler(TrialScheduler):
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        number = self._searcher.numbers[trial.trial_id]
+        number = self._searcher.adopt(trial.trial_id, trial.config)
+        if number is None:
+            return
         self._trials[number] = trial
         standing = self._searcher.session.trials[number]
+        if trial.status in (Trial.TERMINATED, Trial.ERROR):  # the searcher may have been saved before that
+            is_error = trial.status == Trial.ERROR
+            self._searcher.on_trial_complete(trial.trial_id, trial.last_result, error=is_error)
         if standing.ended is not None or not standing.num_reports:
             return
         # A restored Tuner keeps trials paused that were paused, or whose exploit was decided but not carried out.
@@ -58,12 +63,25 @@ class MethodScheduler(TrialScheduler):
         if at is not None and trial.latest_checkpoint_result is not None:
             self._saved.setdefault(at, trial.latest_checkpoint_result)
 
+    def _number(self, trial: Trial) -> int | None:
+        """Return the number of a trial; None if it is none of the method's: Tune has restarted it."""
+        return self._searcher.numbers.get(trial.trial_id)
+
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        number, session = self._searcher.numbers[trial.trial_id], self._searcher.session
+        number, session = self._number(trial), self._searcher.session
+        if number is None:
+            is_over = int(result.get(self._searcher.time, 0)) >= session.method.steps_per_trial
+            return TrialScheduler.STOP if is_over else TrialScheduler.CONTINUE
+        standing = session.trials[number]
+        is_behind = int(result.get(self._searcher.time, standing.step)) < standing.step
+        if is_behind and not session.method.hands_on:  # trained again after a kill
+            return TrialScheduler.CONTINUE
+        if standing.ended is not None:
+            return TrialScheduler.STOP
         if number in self._waiting:
             return TrialScheduler.PAUSE
         if self._searcher.hear(trial.trial_id, result) is None:
-            return TrialScheduler.CONTINUE
+            return TrialScheduler.CONTINUE if end_of(session, number) is None else TrialScheduler.STOP
         decision = session.trials[number].decision
         if self._saves_reports:
             self._save(tune_controller, trial, result)
@@ -175,7 +193,9 @@ class MethodScheduler(TrialScheduler):
 
     def _over(self, trial: Trial) -> None:
         """Forget an ended trial, but remember its checkpoint, which others may still take over."""
-        number = self._searcher.numbers[trial.trial_id]
+        number = self._number(trial)
+        if number is None:
+            return
         if trial.checkpoint is not None:
             self._searcher.checkpoints[number] = trial.checkpoint.path
         self._waiting.discard(number)

@@ -67,6 +67,8 @@ class MethodSearcher(Searcher):
         """True if a scheduler passes on the reports."""
         self.num_asked = 0
         """Number of times Tune has asked for a trial."""
+        self.missing: set[int] = set()
+        """Trials of a restored search that Tune has not added again: a kill may fall between its file and ours."""
         self._make = make
 
     def __getstate__(self) -> dict[str, Any]:
@@ -100,12 +102,46 @@ class MethodSearcher(Searcher):
                 f"{self.name} has trials take the states of others, which nobody does here; give the TuneConfig "
                 "scheduler=tune_scheduler(searcher), too"
             )
-        proposal = self.session.ask()
-        if proposal is None:
-            return Searcher.FINISHED if self.session.is_done else None
+        proposal = self._lost() or self.session.ask()
+        if proposal is None:  # Tune remembers FINISHED, and would not ask again for trials that a kill makes it lose
+            return Searcher.FINISHED if self.session.is_done and not self.session.live else None
         self.numbers[trial_id] = proposal.trial
+        return self._config(proposal)
+
+    def adopt(self, trial_id: str, config: Mapping[str, Any]) -> int | None:
+        """Return the number of a trial that Tune has added.
+
+        A kill may fall between the files of Tune and of this searcher. A trial that only Tune knows is then what the
+        method proposes next; otherwise return None, and the trial is none of the method's.
+        """
+        if trial_id not in self.numbers:
+            proposal = self.session.ask()
+            if proposal is None:
+                return None
+            if self._config(proposal) != config:
+                self.missing.add(proposal.trial)
+                return None
+            self.numbers[trial_id] = proposal.trial
+        self.missing.discard(self.numbers[trial_id])
+        return self.numbers[trial_id]
+
+    def _config(self, proposal: Proposal) -> dict[str, Any]:
         genome = {} if proposal.genome is None else {"genome": proposal.genome}
         return {**proposal.changes, **genome, **self._inherited(proposal)}
+
+    def _lost(self) -> Proposal | None:
+        """Return a trial that Tune no longer knows, to be trained again; None if there is none.
+
+        If trials take the states of others, it may count as failed instead: its state cannot be trained again.
+        """
+        while self.missing and self.is_scheduled:
+            number = self.missing.pop()
+            standing = self.session.trials[number]
+            if not (self.session.method.hands_on and standing.num_reports):
+                return standing.proposal
+            if standing.ended is None:
+                self.session.tell(number, "failed", error="Ray Tune was killed before it had stored the trial")
+        return None
 
     def _inherited(self, proposal: Proposal) -> dict[str, str]:
         """Return the config entry with the checkpoint a trial starts from; empty if it starts from scratch."""
@@ -181,6 +217,7 @@ class MethodSearcher(Searcher):
         self.numbers = {str(trial): int(number) for trial, number in saved["numbers"].items()}
         self.checkpoints = {int(trial): str(path) for trial, path in saved["checkpoints"]}
         self.followed = {int(trial): int(times) for trial, times in saved["followed"]}
+        self.missing = set(self.numbers.values())
 
 
 class MakeMethod:

@@ -159,7 +159,7 @@ class TuneLoop:
         is_full = self.most_live is not None and len(live) >= self.most_live
         if self._is_finished or is_full or self._of(Trial.PENDING):
             return
-        trial_id = f"trial-{len(self.trials)}"
+        trial_id = f"trial-{self.num_events}"
         config = self.searcher.suggest(trial_id)
         if config == Searcher.FINISHED:
             self._is_finished = True
@@ -203,7 +203,8 @@ class TuneLoop:
     def _decide(self, trial: Trial, result: dict[str, Any]) -> str:
         if self.scheduler is None:
             return TrialScheduler.CONTINUE
-        is_held = isinstance(self.searcher.session.trials[self.searcher.numbers[trial.trial_id]].decision, Pause)
+        standing = self.searcher.session.trials[self.searcher.numbers[trial.trial_id]]
+        is_held = isinstance(standing.decision, Pause) and result["training_iteration"] >= standing.step
         decision = self.scheduler.on_trial_result(self, trial, result)
         assert not is_held or decision == TrialScheduler.PAUSE, "who is held trains on"
         self._saving = None

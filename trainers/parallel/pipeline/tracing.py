@@ -24,6 +24,7 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from orchestray.platform.process import gc_control
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, call
 from orchestray.trainers.parallel.pipeline.encoders import call_layers
 from orchestray.trainers.parallel.pipeline.modes import DifferentError, merge
@@ -79,7 +80,8 @@ def record(model: nn.Module, opened: AbstractSet[str], form: InputForm = ONE_TEN
         UntraceableError: the control flow depends on the data, or differs between training and evaluation.
     """
     prepare_functions(model)
-    recorded, evaluation = [_record(model, opened, form, training=training) for training in (True, False)]
+    with gc_control.pause():  # what a finalizer of garbage does with tensors would be recorded, too
+        recorded, evaluation = [_record(model, opened, form, training=training) for training in (True, False)]
     try:
         merge(recorded.graph, evaluation.graph)
     except DifferentError as error:

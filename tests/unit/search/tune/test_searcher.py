@@ -104,6 +104,33 @@ def test_a_restored_tuner_that_begins_what_was_held_comes_to_the_end_all_the_sam
     check_trials(loop.restore(again, begins_all=True).run())
 
 
+@pytest.mark.parametrize("events", [5, 25, 40])
+@pytest.mark.parametrize("is_newer", [True, False], ids=["the searcher's file", "Tune's file"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_whichever_file_is_newer_after_a_kill_no_trial_is_lost_or_trained_as_another(
+    name: str, is_newer: bool, events: int, tmp_path: Path
+) -> None:
+    loop = TuneLoop(searcher_of(CASES[name])).run(events=1)
+    if is_newer:
+        known = list(loop.trials)
+        loop.run(min(events, whole(name).num_events // 2))
+        loop.trials = known
+    loop.searcher.save(str(tmp_path / "saved"))
+    if not is_newer:
+        loop.run(3)
+    again = searcher_of(CASES[name])
+    again.restore(str(tmp_path / "saved"))
+    loop.restore(again, begins_all=True).run()
+    assert again.session.is_done
+    shown = {again.numbers[trial.trial_id] for trial in loop.trials if trial.trial_id in again.numbers}
+    for number, standing in again.session.trials.items():
+        assert standing.ended is not None
+        if again.session.method.hands_on and standing.num_reports:  # its state may have been taken from a lost one
+            continue
+        assert number in shown
+        assert standing.ended.status in ("succeeded", "stopped")
+
+
 class Watched(TuneLoop):
     """A loop that checks each trial that gets a process: it is what its method takes it for."""
 

@@ -57,7 +57,8 @@ def problem_of(*overrides: str) -> str:
     ],
 )
 def test_a_layout_that_the_model_does_not_fit_is_refused(override: str, sentence: str) -> None:
-    assert problem_of(override).startswith(sentence)
+    problem = problem_of(override)
+    assert problem.startswith(sentence), problem
 
 
 PLANNED = """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,6 +221,33 @@ def test_what_is_asserted_of_sizes_is_asserted_of_each_batch() -> None:
     stage(torch.zeros(2, 16, dtype=torch.int64))
     with pytest.raises(AssertionError, match=r"cut_models\.py, line"):
         stage(torch.zeros(2, 17, dtype=torch.int64))
+
+
+class Cycle:
+    """Garbage that only the collector frees, and whose finalizer works with tensors, as those of data loaders do."""
+
+    def __init__(self) -> None:
+        self.itself = self
+        weakref.finalize(self, torch.zeros, 3)
+
+
+class Making(Parts):
+    """A model whose forward makes objects, so many that the collector would run."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [[number] for number in range(2000)]
+        return self.second(self.first(x)) * len(made)
+
+
+def test_what_the_collector_finalizes_meanwhile_is_no_part_of_the_model() -> None:
+    model, thresholds = Making(), gc.get_threshold()
+    gc.set_threshold(1000, 1, 1)
+    try:
+        for _ in range(3):
+            Cycle()
+            layers_of(NO_TASK, model)
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_tracing_does_not_disturb_models_that_run_in_other_threads() -> None:
