@@ -232,7 +232,7 @@ class Cycle:
 
 
 class Making(Parts):
-    """A model whose forward makes objects, so many that the collector would run."""
+    """A model whose forward makes objects enough to start the collector."""
 
     def forward(self, x: Tensor) -> Tensor:
         made = [[number] for number in range(2000)]
