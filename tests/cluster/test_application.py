@@ -123,6 +123,24 @@ def pids(of: str) -> set[int]:
     return found
 
 
+async def kill_the_controller() -> None:
+    """Kill Serve's controller, and wait until the one that takes its place has found every replica again."""
+    from ray import serve
+
+    def controllers() -> set[int]:
+        every = psutil.process_iter(["cmdline"])
+        return {process.pid for process in every if "ServeController" in " ".join(process.info["cmdline"] or [])}
+
+    def has_recovered() -> bool:
+        deployments_ = serve.status().applications[NAME].deployments.values()
+        return all(set(deployment.replica_states) == {"RUNNING"} for deployment in deployments_)
+
+    before = controllers()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    await until("another controller", lambda: bool(controllers() - before) and has_recovered())
+
+
 async def until(what: str, condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not await asyncio.to_thread(condition):
@@ -222,7 +240,7 @@ def test_replicas_of_an_application_lose_one_under_load_and_every_request_is_ans
         serve.delete(NAME)
 
 
-def test_an_endpoint_changes_without_a_failed_request_and_an_ingress_that_is_killed_comes_back_as_changed(
+def test_an_endpoint_changes_without_a_failed_request_and_stays_so_though_controller_and_ingress_are_killed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     runs = [written_run(tmp_path / str(seed), "digits", seed=seed) for seed in range(2)]
@@ -244,6 +262,11 @@ def test_an_endpoint_changes_without_a_failed_request_and_an_ingress_that_is_kil
                     await side.apply(config_of(tmp_path / "nothing"))
                 (ingress,) = pids("ingress")
                 of_models = pids("digits-1-")
+                await kill_the_controller()
+                await clients.until_more(20)
+                np.testing.assert_allclose(ask(url), wanted[1], atol=1e-6)
+                assert (pids("ingress"), pids("digits-1-")) == ({ingress}, of_models), "a new controller finds them"
+                assert clients.failures == []
                 os.kill(ingress, signal.SIGKILL)
                 await until("another ingress", lambda: bool(pids("ingress") - {ingress}))
                 await clients.until_more(20)

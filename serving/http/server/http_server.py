@@ -55,6 +55,7 @@ class HttpServer:
             http=impatient(base, http.read_timeout_s, None if shedding is None else shedding.refusals),
             ws="none",
             lifespan="off",
+            log_config=None,  # uvicorn's own closes the handlers of the process, on which Ray Serve's controller relies
             log_level="error",
             access_log=False,
             server_header=False,
