@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -127,9 +128,17 @@ async def kill_the_controller() -> None:
     """Kill Serve's controller, and wait until the one that takes its place has found every replica again."""
     from ray import serve
 
+    (ingress,) = pids("ingress")
+    (raylet,) = [process for process in psutil.Process(ingress).parents() if process.name() == "raylet"]
+
     def controllers() -> set[int]:
-        every = psutil.process_iter(["cmdline"])
-        return {process.pid for process in every if "ServeController" in " ".join(process.info["cmdline"] or [])}
+        """Return the controllers of this cluster: others on this machine have one, too."""
+        found = set()
+        for process in raylet.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "ServeController" in " ".join(process.cmdline()):
+                    found.add(process.pid)
+        return found
 
     def has_recovered() -> bool:
         deployments_ = serve.status().applications[NAME].deployments.values()
