@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -126,28 +125,18 @@ def pids(of: str) -> set[int]:
 
 async def kill_the_controller() -> None:
     """Kill Serve's controller, and wait until the one that takes its place has found every replica again."""
+    import ray
     from ray import serve
 
-    (ingress,) = pids("ingress")
-    (raylet,) = [process for process in psutil.Process(ingress).parents() if process.name() == "raylet"]
-
-    def controllers() -> set[int]:
-        """Return the controllers of this cluster: others on this machine have one, too."""
-        found = set()
-        for process in raylet.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if "ServeController" in " ".join(process.cmdline()):
-                    found.add(process.pid)
-        return found
+    def pid() -> int:
+        return int(ray.get(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve").get_pid.remote()))
 
     def has_recovered() -> bool:
         deployments_ = serve.status().applications[NAME].deployments.values()
         return all(set(deployment.replica_states) == {"RUNNING"} for deployment in deployments_)
 
-    before = controllers()
-    for pid in before:
-        os.kill(pid, signal.SIGKILL)
-    await until("another controller", lambda: bool(controllers() - before) and has_recovered())
+    os.kill(before := pid(), signal.SIGKILL)
+    await until("another controller", lambda: pid() != before and has_recovered())
 
 
 async def until(what: str, condition: Callable[[], bool]) -> None:
