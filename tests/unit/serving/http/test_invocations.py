@@ -91,9 +91,7 @@ def test_columns_of_another_name_are_422() -> None:
     assert error(ROWS[0], {**ROWS[1], "price": 1}) == f"{wanted} one named 'price' as well."
     assert error(ROWS[0], {name: ROWS[1][name] for name in "abcd"}) == f"{wanted} none named 'e'."
     assert error({**ROWS[0], "b": [2]}) == "dataframe_records[0].b: wanted 2 numbers, got a list of 1."
-    assert "no feature_names to put columns in order by, got the columns e, b" in error(
-        *ROWS, model="sums"
-    )
+    assert "no feature_names to put columns in order by, got the columns e, b" in error(*ROWS, model="sums")
     twice = {"dataframe_split": {"columns": ["a", "a"], "data": [[1, 2]]}}
     assert "each column once" in post(twice, "named").json()["error"]
 
