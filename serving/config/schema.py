@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from orchestray.platform.config.base import AboveZero, AtLeastZero, Count, Flag, Positive, Section, Text
 from orchestray.serving.batching.policies import POLICIES
+from orchestray.serving.http.prefix import PREFIX
 from orchestray.trainers.config.schema import RunName
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ else:
     PolicyName = Literal[tuple(POLICIES)]
 
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+RootPath = Annotated[str, Field(strict=True, pattern=f"^{PREFIX.pattern}$")]
 Percentage = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=100)]
 
 
@@ -63,6 +65,8 @@ class HttpSection(Section):
     """Milliseconds until the deadline of requests that set none; null: no deadline."""
     cors_origins: tuple[Text, ...] = ()
     """Origins whose pages may ask from a browser, such as `https://example.org`; `*`: any. None by default."""
+    root_path: RootPath | None = None
+    """Prefix under which a proxy shows the endpoint, such as `/models/digits`; null: as `X-Forwarded-Prefix` says."""
     access_log: Flag = False
     """True for a line of JSON on stderr for each request."""
     tracing: Flag = False

@@ -14,6 +14,7 @@ import orjson
 from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.body import INFLATED, check_length, inflated
 from orchestray.serving.http.monitor import Monitor
+from orchestray.serving.http.prefix import path_in
 from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
@@ -82,7 +83,7 @@ class RequestMiddleware:
     def _admit(self, scope: Scope, call: Call) -> bytes | None:
         """Check what is known of a request before its body; return the coding of a compressed body, or None."""
         headers = call.headers
-        if self._settings.tokens and not _is_open(scope["path"]):
+        if self._settings.tokens and not _is_open(path_in(scope)):
             call.token = self._settings.tokens.check(headers.get(b"authorization"))
             if call.token is not None:
                 self._limits.take(call.token, call.started_s)
