@@ -8,7 +8,6 @@ from pydantic import Field, field_validator
 
 from orchestray.platform.config.base import AboveZero, AtLeastZero, Count, Flag, Positive, Section, Text
 from orchestray.serving.batching.policies import POLICIES
-from orchestray.serving.http.prefix import PREFIX
 from orchestray.trainers.config.schema import RunName
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ else:
     PolicyName = Literal[tuple(POLICIES)]
 
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
-RootPath = Annotated[str, Field(strict=True, pattern=f"^{PREFIX.pattern}$")]
+RootPath = Annotated[str, Field(strict=True, pattern=r"^(/[A-Za-z0-9._~-]{1,64}){1,16}$")]
 Percentage = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=100)]
 
 

@@ -107,9 +107,10 @@ def add_completions(
         response_class=Response,
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
-    for path, route in (("/v1/models", served), ("/v1/models/{name}", one)):
-        summary = "The models that generate text, as OpenAI's clients ask"
-        router.add_api_route(path, route, methods=["GET"], summary=summary, response_class=Response)
+    summary = "The models that generate text, as OpenAI's clients ask"
+    router.add_api_route("/v1/models", served, methods=["GET"], summary=summary, response_class=Response)
+    # A schema that names no models would have clients ask for those that are not there.
+    router.add_api_route("/v1/models/{name}", one, methods=["GET"], response_class=Response, include_in_schema=False)
 
 
 def _parse(body: Mapping[str, Any]) -> tuple[Asked, bool]:

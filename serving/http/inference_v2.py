@@ -190,7 +190,7 @@ class _Wanted:
 
     binary: bool
     num_classes: int = 0
-    """Number of the likeliest classes to send in place of the scores; 0: the scores."""
+    """Number of the likeliest classes to send instead of the scores; 0: the scores."""
 
 
 def _wanted_outputs(head: dict[str, Any], signature: Signature) -> dict[str, _Wanted]:

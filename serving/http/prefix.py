@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-PREFIX = re.compile(r"(/[A-Za-z0-9._~-]{1,64}){1,16}")
-"""Pattern of prefixes. A header with `//host` or quotes does not match, which would lead browsers elsewhere."""
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]{1,64}){1,16}")
+"""Pattern of prefixes, as of `http.root_path`: not `//host`, nor quotes, which would lead browsers elsewhere."""
 _HEADER = b"x-forwarded-prefix"
 
 
@@ -26,7 +26,7 @@ def with_prefix(scope: Scope, root_path: str) -> Scope:
     prefix = root_path
     if not prefix:
         given = next((value for name, value in scope["headers"] if name == _HEADER), b"").decode("latin-1").rstrip("/")
-        prefix = (given if PREFIX.fullmatch(given) else "") + scope.get("root_path", "")
+        prefix = (given if _PREFIX.fullmatch(given) else "") + scope.get("root_path", "")
     if not prefix:
         return scope
     inner = _without(prefix, _without(scope.get("root_path", ""), scope["path"]))

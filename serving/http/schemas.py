@@ -113,6 +113,7 @@ def _v2_request(signature: Signature) -> Json:
     """Return the schema of a request: of one sample, or of many, whose tensors are flat or nested, in any order."""
     specs = signature.inputs
     names = {"enum": [spec.name for spec in signature.outputs]}
+    tensors: Json = {"type": "array", "minItems": len(specs)}
     outputs = {**_OBJECT, "required": ["name"], "properties": {"name": names, "parameters": _OBJECT}}
     return {
         **_OBJECT,
@@ -120,12 +121,10 @@ def _v2_request(signature: Signature) -> Json:
         "properties": {
             "id": {"type": "string"},
             "inputs": {
-                "type": "array",
-                "minItems": len(specs),
                 "anyOf": [
-                    {"prefixItems": [_v2_tensor(spec, one=True) for spec in specs], "items": False},
-                    {"items": {"anyOf": [_v2_tensor(spec) for spec in specs]}, "maxItems": len(specs)},
-                ],
+                    {**tensors, "prefixItems": [_v2_tensor(spec, one=True) for spec in specs], "items": False},
+                    {**tensors, "items": {"anyOf": [_v2_tensor(spec) for spec in specs]}, "maxItems": len(specs)},
+                ]
             },
             "outputs": {"type": "array", "items": outputs},
             "parameters": _OBJECT,
