@@ -58,11 +58,12 @@ With `final_metrics(totals)`, `metrics` returns values that are added over the w
 by their sum, lists of a tensor by concatenation along its first dimension. `final_metrics` gets the totals, and returns
 the metrics.
 """
-OPTIONAL_ATTRIBUTES = ("class_names", "lower_is_better")
+OPTIONAL_ATTRIBUTES = ("class_names", "feature_names", "lower_is_better")
 """Attributes that a task may have besides.
 
-`class_names` has the names of the classes in the order of the outputs. `lower_is_better` has the names of the metrics
-that are better when lower: a literal tuple, which goals and searches read from the source.
+`class_names` has the names of the classes in the order of the outputs. `feature_names` has the names of the numbers of
+the only input in their order, or maps names to how many of them each has. `lower_is_better` has the names of the
+metrics that are better when lower: a literal tuple, which goals and searches read from the source.
 """
 ASKED = ("step", "gather")
 """Keyword arguments that a task's `loss` gets if its signature names them.

@@ -231,6 +231,7 @@ def settings_of(config: ServeConfig) -> HttpSettings:
         rate_limit_per_s=config.auth.requests_per_s,
         timeout_s=None if config.http.timeout_ms is None else config.http.timeout_ms / 1e3,
         cors_origins=config.http.cors_origins,
+        root_path=config.http.root_path or "",
         access_log=config.http.access_log,
         tracing=config.http.tracing,
     )
@@ -272,6 +273,7 @@ def _describe_requests(was: HttpSettings, now: HttpSettings) -> list[str]:
         if now.timeout_s is not None
         else "a request that names no deadline has none",
         "cors_origins": f"pages of {', '.join(now.cors_origins) or 'no other origin'} may ask",
+        "root_path": f"its prefix is {now.root_path or 'that of X-Forwarded-Prefix'}",
         "access_log": f"the access log is {'on' if now.access_log else 'off'}",
         "tracing": f"tracing is {'on' if now.tracing else 'off'}",
     }

@@ -16,6 +16,7 @@ else:
     PolicyName = Literal[tuple(POLICIES)]
 
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
+RootPath = Annotated[str, Field(strict=True, pattern=r"^(/[A-Za-z0-9._~-]{1,64}){1,16}$")]
 Percentage = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=100)]
 
 
@@ -63,6 +64,8 @@ class HttpSection(Section):
     """Milliseconds until the deadline of requests that set none; null: no deadline."""
     cors_origins: tuple[Text, ...] = ()
     """Origins whose pages may ask from a browser, such as `https://example.org`; `*`: any. None by default."""
+    root_path: RootPath | None = None
+    """Prefix under which a proxy shows the endpoint, such as `/models/digits`; null: as `X-Forwarded-Prefix` says."""
     access_log: Flag = False
     """True for a line of JSON on stderr for each request."""
     tracing: Flag = False

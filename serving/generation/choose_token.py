@@ -39,7 +39,14 @@ def _draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor) -> Te
     # The largest is subtracted before the division: a temperature near 0 must not overflow.
     scaled = (ordered - ordered[:, :1]) / temperatures.to(logits.device)[:, None]
     beyond = torch.arange(vocabulary, device=logits.device) >= kept.to(logits.device)[:, None]
-    cumulative = scaled.exp().masked_fill(beyond, 0.0).cumsum(dim=-1)
+    weights = scaled.exp().masked_fill(beyond, 0.0)
+    cumulative = weights.cumsum(dim=-1)
+    if any(sampling.top_p < 1 for sampling in samplings):  # nucleus sampling: https://arxiv.org/abs/1904.09751
+        top_p = torch.tensor([sampling.top_p for sampling in samplings], device=logits.device)[:, None]
+        before = (cumulative - weights) / cumulative[:, -1:]
+        weights = weights.masked_fill((before >= top_p) & (top_p < 1), 0.0)
+        kept = torch.minimum(kept, (weights > 0).sum(dim=-1).cpu())
+        cumulative = weights.cumsum(dim=-1)
     places = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
     places = torch.minimum(places, (kept - 1).to(logits.device)[:, None])
     return tokens.gather(-1, places)[:, 0]

@@ -24,6 +24,13 @@ _SCHEMA: Mapping[str, Any] = {
         "max_tokens": {"type": "integer", "minimum": 1},
         "temperature": {"type": "number", "minimum": 0, "default": 0, "description": "0: the likeliest token"},
         "top_k": {"type": "integer", "minimum": 0, "maximum": _LARGEST, "default": 0, "description": "0: all tokens"},
+        "top_p": {
+            "type": "number",
+            "exclusiveMinimum": 0,
+            "maximum": 1,
+            "default": 1,
+            "description": "draw among the likeliest tokens that have this probability together",
+        },
         "seed": {"type": "integer", "minimum": 0, "maximum": _LARGEST, "description": "the same seed, the same answer"},
         "stop": {
             "type": "array",
@@ -84,29 +91,40 @@ def parse(body: Mapping[str, Any], most_tokens: int, most_prompt_bytes: int) -> 
     if "prompt" not in body:
         raise InputError("prompt", "text", "nothing")
     prompt = _text(body["prompt"], "prompt")
-    # Each token takes memory for the life of the request, and time of the loop that all requests share.
-    num_bytes = len(prompt.encode())
-    if num_bytes > most_prompt_bytes:
-        limit = f"text of at most {most_prompt_bytes} bytes (generation.max_prompt_bytes)"
-        raise InputError("prompt", limit, f"{num_bytes} bytes")
     seed, model, version = body.get("seed"), body.get("model"), body.get("version")
     max_tokens = _whole(body, "max_tokens", min(_DEFAULT_TOKENS, most_tokens))
-    if max_tokens > most_tokens:
-        raise InputError("max_tokens", f"a whole number from 1 to {most_tokens}", str(max_tokens))
     sampling = Sampling(
         max_tokens=max_tokens,
         temperature=_number(body, "temperature", 0.0),
         top_k=_whole(body, "top_k", 0),
+        top_p=_number(body, "top_p", 1.0),
         seed=None if seed is None else _whole(body, "seed", 0),
         stop=_texts(body, "stop"),
     )
-    return Asked(
+    asked = Asked(
         prompt=prompt,
         sampling=sampling,
         is_streaming=_flag(body, "stream"),
         model=None if model is None else _text(model, "model"),
         version=None if version is None else _version(version),
     )
+    check_limits(asked, most_tokens, most_prompt_bytes)
+    return asked
+
+
+def check_limits(asked: Asked, most_tokens: int, most_prompt_bytes: int) -> None:
+    """Check a request against the endpoint's limits (see `parse`).
+
+    Raises:
+        InputError: a limit is exceeded.
+    """
+    # Each token takes memory for the life of the request, and time of the loop that all requests share.
+    num_bytes = len(asked.prompt.encode())
+    if num_bytes > most_prompt_bytes:
+        limit = f"text of at most {most_prompt_bytes} bytes (generation.max_prompt_bytes)"
+        raise InputError("prompt", limit, f"{num_bytes} bytes")
+    if asked.sampling.max_tokens > most_tokens:
+        raise InputError("max_tokens", f"a whole number from 1 to {most_tokens}", str(asked.sampling.max_tokens))
 
 
 def _version(value: Any) -> str:
@@ -119,7 +137,7 @@ def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(name, "a whole number", _shown(value))
+        raise InputError(name, "a whole number", shown(value))
     if value > _LARGEST:
         raise InputError(name, f"a whole number up to {_LARGEST}", "more")
     return value
@@ -128,14 +146,14 @@ def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
 def _number(body: Mapping[str, Any], name: str, default: float) -> float:
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(name, "a number", _shown(value))
+        raise InputError(name, "a number", shown(value))
     return float(value)
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name, False)
     if not isinstance(value, bool):
-        raise InputError(name, "true or false", _shown(value))
+        raise InputError(name, "true or false", shown(value))
     return value
 
 
@@ -146,16 +164,17 @@ def _texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
-        raise InputError(name, "a list of texts", _shown(value))
+        raise InputError(name, "a list of texts", shown(value))
     return tuple(_text(each, f"{name}[{index}]") for index, each in enumerate(value))
 
 
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise InputError(field, "text", _shown(value))
+        raise InputError(field, "text", shown(value))
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Describe a JSON value in words."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"the number {value}" if is_number else kind_of(value)

@@ -21,6 +21,7 @@ class Sampling:
         max_tokens: largest number of tokens to generate.
         temperature: 0 takes the likeliest token; else the logits are divided by it.
         top_k: draw among that many of the likeliest tokens; 0: among all.
+        top_p: draw among the likeliest of those that have this probability together.
         seed: seed of the draws; equal seeds give equal tokens, independently of other requests. None: a random one.
         stop: texts that end the answer and are not part of it.
         stop_tokens: tokens that end the answer and are not part of it.
@@ -32,6 +33,7 @@ class Sampling:
     max_tokens: int = 64
     temperature: float = 0.0
     top_k: int = 0
+    top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
@@ -43,6 +45,8 @@ class Sampling:
             raise InputError("temperature", "a finite number >= 0", str(self.temperature))
         if self.top_k < 0:
             raise InputError("top_k", "a whole number >= 0", str(self.top_k))
+        if not 0 < self.top_p <= 1:
+            raise InputError("top_p", "a number above 0 and up to 1", str(self.top_p))
         if self.seed is not None and not 0 <= self.seed <= _LARGEST_SEED:
             raise InputError("seed", f"a whole number from 0 to {_LARGEST_SEED}", str(self.seed))
         if len(self.stop) > MOST_STOPS or not all(self.stop):

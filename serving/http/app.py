@@ -23,6 +23,7 @@ from orchestray.serving.http.openapi import describe
 from orchestray.serving.http.page import page_routes
 from orchestray.serving.http.predict import predict_routes
 from orchestray.serving.http.predictor import Predictor
+from orchestray.serving.http.prefix import with_prefix
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tracing import Tracer, make_tracer
@@ -44,21 +45,32 @@ class ServingApp(FastAPI):
         front: middleware that every request passes.
         direct: routes that bypass all of FastAPI's layers.
         with_tokens: True if requests need a token.
+        root_path: see `HttpSettings`.
         more: arguments of FastAPI.
     """
 
     def __init__(
-        self, models: Registry, front: RequestMiddleware, direct: Direct, *, with_tokens: bool, **more: Any
+        self,
+        models: Registry,
+        front: RequestMiddleware,
+        direct: Direct,
+        *,
+        with_tokens: bool,
+        root_path: str,
+        **more: Any,
     ) -> None:
         super().__init__(**more, telemetry=_NO_TELEMETRY)
         self._models = models
         self._front = front
         self._direct = direct
         self._with_tokens = with_tokens
+        self._root_path = root_path
         self.add_middleware(Behind, front=front)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        if scope["type"] == "http":
+            scope = with_prefix(scope, self._root_path)
         app = self._direct.find(scope)
         if app is None or len(self.user_middleware) > 1:  # an added layer is for all routes
             await super().__call__(scope, receive, send)
@@ -122,6 +134,7 @@ def make_app(
         RequestMiddleware(settings, monitor, tracer or own_tracer),
         Direct(predicting[:1]),
         with_tokens=bool(settings.tokens),
+        root_path=settings.root_path,
         title="orchestray",
         version=version,
         docs_url=None,

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestray.serving.http.prefix import path_in
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,9 +31,9 @@ class Direct:
 
     def find(self, scope: Scope) -> ASGIApp | None:
         """Return the ASGI application of the route that matches a request, or None."""
-        if scope["type"] != "http" or scope.get("root_path"):
+        if scope["type"] != "http":
             return None
-        return self._apps.get((scope["method"], scope["path"]))
+        return self._apps.get((scope["method"], path_in(scope)))
 
 
 def _as_app(endpoint: Callable[[Request], Awaitable[Response]]) -> ASGIApp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,15 @@ from orchestray.serving.http.problems import HttpProblem, wrong_input
 from orchestray.serving.http.request_context import Call, call_of
 from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.http.tensors import Array, datatype_of, read_tensor, wants_binary, write_tensor
+from orchestray.serving.http.tensors import (
+    Array,
+    datatype_of,
+    parameter,
+    read_tensor,
+    wants_binary,
+    write_tensor,
+    write_texts,
+)
 from orchestray.serving.models.errors import UnknownModelError
 from orchestray.serving.models.signature import Output, Sample, Signature, kind_of
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -38,7 +47,9 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
 
     async def server(_: Request) -> Response:
         return json_answer(
-            to_json({"name": "orchestray", "version": version_text, "extensions": ["binary_tensor_data"]})
+            to_json(
+                {"name": "orchestray", "version": version_text, "extensions": ["binary_tensor_data", "classification"]}
+            )
         )
 
     async def live(_: Request) -> Response:
@@ -69,7 +80,7 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
         outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
         if answered is not version:
             wanted = _wanted_outputs(head, answered.signature)
-        return _answer(call, head.get("id"), outputs, wanted)
+        return _answer(call, head.get("id"), outputs, wanted, answered.signature.class_names)
 
     routes = [
         Route("/v2", server, methods=["GET"]),
@@ -173,38 +184,67 @@ def _check_shapes(arrays: dict[str, Array], signature: Signature) -> None:
         raise wrong_input("inputs", "tensors of as many samples each", "different numbers of samples")
 
 
-def _wanted_outputs(head: dict[str, Any], signature: Signature) -> dict[str, bool]:
-    """Return the names of the outputs to send, each with True if it is to be sent as bytes."""
-    parameters = head.get("parameters")
-    binary = isinstance(parameters, dict) and parameters.get("binary_data_output") is True
-    names = [spec.name for spec in signature.outputs]
+@dataclass(frozen=True)
+class _Wanted:
+    """The form in which an output is to be sent."""
+
+    binary: bool
+    num_classes: int = 0
+    """Number of the likeliest classes to send instead of the scores; 0: the scores."""
+
+
+def _wanted_outputs(head: dict[str, Any], signature: Signature) -> dict[str, _Wanted]:
+    """Return the outputs to send by name."""
+    binary = parameter(head, "binary_data_output") is True
+    specs = {spec.name: spec for spec in signature.outputs}
     asked = head.get("outputs")
     if asked is None or asked == []:
-        return dict.fromkeys(names, binary)
+        return dict.fromkeys(specs, _Wanted(binary))
     if not isinstance(asked, list):
         raise wrong_input("outputs", "a list of outputs", kind_of(asked))
     wanted = {}
     for index, output in enumerate(asked):
         name = output.get("name") if isinstance(output, dict) else None
-        if name not in names:
-            raise wrong_input(f"outputs[{index}].name", f"one of {', '.join(names)}", repr(name)[:60])
-        if isinstance(output.get("parameters"), dict) and output["parameters"].get("classification"):
-            raise wrong_input(f"outputs[{index}].parameters.classification", "nothing", "an extension that is not here")
-        wanted[name] = wants_binary(output, binary)
+        if not isinstance(name, str) or name not in specs:
+            raise wrong_input(f"outputs[{index}].name", f"one of {', '.join(specs)}", repr(name)[:60])
+        count = parameter(output, "classification") or 0
+        if type(count) is not int or count < 0 or (count and len(specs[name].shape) != 1):
+            place, scores = f"outputs[{index}].parameters.classification", "of an output of one score a class"
+            raise wrong_input(place, f"a number of classes, {scores}", f"{count!r}"[:60] + f" of {specs[name]}")
+        wanted[name] = _Wanted(wants_binary(output, binary), count)
     return wanted
 
 
-def _answer(call: Call, request_id: Any, outputs: Sequence[Output], wanted: dict[str, bool]) -> Response:
+def _classes(scores: Array, count: int, names: Sequence[Any]) -> list[list[str]]:
+    """Return the likeliest classes of each row of scores as `score:index`, with `:name` where names are known.
+
+    See https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_classification.md.
+    """
+    order = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :count]
+    names = names if len(names) == scores.shape[1] else ()
+    return [
+        [f"{row[index]:f}:{index}" + (f":{names[index]}" if names else "") for index in best]
+        for row, best in zip(scores, order, strict=True)
+    ]
+
+
+def _answer(
+    call: Call, request_id: Any, outputs: Sequence[Output], wanted: dict[str, _Wanted], class_names: Sequence[Any]
+) -> Response:
     tensors, blobs = [], []
-    for name, binary in wanted.items():
-        tensor, blob = write_tensor(name, np.stack([output[name] for output in outputs]), binary=binary)
+    for name, form in wanted.items():
+        array = np.stack([output[name] for output in outputs])
+        if form.num_classes:
+            tensor, blob = write_texts(name, _classes(array, form.num_classes, class_names), binary=form.binary)
+        else:
+            tensor, blob = write_tensor(name, array, binary=form.binary)
         tensors.append(tensor)
         blobs.append(blob)
     head = {"model_name": call.model, "model_version": call.version, "outputs": tensors}
     if isinstance(request_id, str):
         head["id"] = request_id
     text = to_json(head)
-    if not any(wanted.values()):
+    if not any(form.binary for form in wanted.values()):
         return json_answer(text)
     headers = {_JSON_LENGTH: str(len(text))}
     return Response(b"".join([text, *blobs]), headers=headers, media_type="application/octet-stream")

@@ -14,7 +14,8 @@ import orjson
 from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.body import INFLATED, check_length, inflated
 from orchestray.serving.http.monitor import Monitor
-from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
+from orchestray.serving.http.prefix import path_in
+from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem, openai_error
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
 from orchestray.serving.http.settings import HttpSettings
@@ -82,7 +83,7 @@ class RequestMiddleware:
     def _admit(self, scope: Scope, call: Call) -> bytes | None:
         """Check what is known of a request before its body; return the coding of a compressed body, or None."""
         headers = call.headers
-        if self._settings.tokens and not _is_open(scope["path"]):
+        if self._settings.tokens and not _is_open(path_in(scope)):
             call.token = self._settings.tokens.check(headers.get(b"authorization"))
             if call.token is not None:
                 self._limits.take(call.token, call.started_s)
@@ -102,7 +103,7 @@ class RequestMiddleware:
             _log.error("request %s: %s %s failed", call.request_id, scope["method"], scope["path"], exc_info=error)
         if answer.started:
             raise error
-        await send_problem(problem, call, answer)
+        await send_problem(problem, call, answer, as_openai=path_in(scope).startswith("/v1/"))
 
 
 class Behind:
@@ -139,9 +140,10 @@ class _Answer:
         await self._send(message)
 
 
-async def send_problem(problem: HttpProblem, call: Call, send: Any) -> None:
-    """Send a problem as the answer."""
-    content = {"error": problem.text, "request_id": call.request_id, **problem.more}
+async def send_problem(problem: HttpProblem, call: Call, send: Any, *, as_openai: bool = False) -> None:
+    """Send a problem as the answer, or in the form of OpenAI's API, in which wrong input is a 400."""
+    content = openai_error(problem) if as_openai else {"error": problem.text, **problem.more}
+    content["request_id"] = call.request_id
     body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
     headers: list[tuple[bytes, bytes]] = [
         (b"content-type", b"application/json"),
@@ -150,7 +152,7 @@ async def send_problem(problem: HttpProblem, call: Call, send: Any) -> None:
     headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
     start: MutableMapping[str, Any] = {
         "type": "http.response.start",
-        "status": problem.status,
+        "status": 400 if as_openai and problem.status == 422 else problem.status,
         "headers": headers,
     }
     await send(start)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestray.serving.http.predictor import MODEL_HEADER, MOST_SAMPLES, VERSION_HEADER
+from orchestray.serving.http.predictor import MODEL_HEADER, VERSION_HEADER
 from orchestray.serving.http.request_context import PRIORITY_HEADER, TIMEOUT_HEADER
 from orchestray.serving.http.schemas import Json, schemas_of, v2_example
 from orchestray.serving.routing.endpoint import Endpoint
@@ -88,13 +88,13 @@ def _predict_paths(endpoints: Sequence[Endpoint]) -> Json:
         _one_of([_ref(f"{endpoint.name}.{part}") for endpoint in endpoints]) for part in ("input", "output")
     )
     request, answer = _object({"inputs": inputs}, ["inputs"]), _object({"outputs": outputs}, ["outputs"])
-    batch = {"type": "array", "items": inputs, "minItems": 1, "maxItems": MOST_SAMPLES}
+    many = _one_of([_ref(f"{endpoint.name}.invocations") for endpoint in endpoints])
     choice = parameters_of(
         "Default: the first", {"enum": [endpoint.name for endpoint in endpoints]}, {"enum": _versions(endpoints)}
     )
     examples = {each.name: {"value": {"inputs": each.signature.example}} for each in endpoints}
     first = next(iter(examples.values()), {"value": {}})["value"]
-    return {
+    paths = {
         "/predict": {
             "post": _operation("predict", "Answer one sample", request, answer, choice, examples=examples),
         },
@@ -102,19 +102,15 @@ def _predict_paths(endpoints: Sequence[Endpoint]) -> Json:
             "post": _operation(
                 "invocations",
                 "Answer a list of samples, as Amazon SageMaker and MLflow ask",
-                {
-                    "type": "object",
-                    "properties": {"inputs": batch, "instances": batch},
-                    "minProperties": 1,
-                    "maxProperties": 1,
-                    "additionalProperties": False,
-                },
+                many,
                 {"type": "object", "required": ["predictions"], "properties": {"predictions": {"type": "array"}}},
                 choice,
                 examples={"one": {"value": {"inputs": [first["inputs"]] if first else []}}},
             ),
         },
     }
+    paths["/invocations"]["post"]["requestBody"]["content"]["text/csv"] = {"schema": {"type": "string"}}
+    return paths
 
 
 def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:

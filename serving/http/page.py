@@ -89,6 +89,8 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
         "inputs": [_spec(spec) for spec in signature.inputs],
         "outputs": [_spec(spec) for spec in signature.outputs],
         "example": signature.example,
+        "feature_names": signature.feature_names,
+        "class_names": signature.class_names,
         "generation": _about_text(endpoint),
     }
 

@@ -40,6 +40,14 @@ class HttpProblem(Exception):  # noqa: N818 - it is the client's problem, not an
         self.more = dict(more or {})
 
 
+def openai_error(problem: HttpProblem) -> dict[str, Any]:
+    """Return the body of a problem in the form of OpenAI's API."""
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(problem.status, "server_error" if problem.status >= 500 else "invalid_request_error")
+    error = {"message": problem.text, "type": kind, "param": problem.more.get("field"), "code": None}
+    return {"error": error}
+
+
 class ClientGone(Exception):  # noqa: N818 - as above
     """The signal that the client closed the connection and cannot be answered."""
 

@@ -8,21 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from orchestray.serving.http.tensors import datatype_of
-from orchestray.serving.models.signature import Signature, TensorSpec
+from orchestray.serving.http.predictor import MOST_SAMPLES
+from orchestray.serving.http.tensors import BFLOAT16, DATATYPES, datatype_of
+from orchestray.serving.models.signature import Signature, TensorSpec, num_elements
 from orchestray.serving.routing.endpoint import Endpoint
 
 Json = dict[str, Any]
+_OBJECT: Json = {"type": "object"}
+_MOST_COLUMNS = 1024
+"""Most columns without names that a schema lists: an image has more pixels than anybody sends as columns."""
 
 
 def schemas_of(endpoints: Sequence[Endpoint]) -> Json:
-    """Return the components of each model: `<model>.input`, `<model>.output` (one sample), `<model>.v2` (a request)."""
+    """Return the components of each model.
+
+    `<model>.input` and `<model>.output` are of one sample, `<model>.v2` and `<model>.invocations` of a request.
+    """
     schemas: Json = {}
     for endpoint in endpoints:
         signature = endpoint.signature
         schemas[f"{endpoint.name}.input"] = {**_sample(signature.inputs), "example": signature.example}
-        schemas[f"{endpoint.name}.output"] = _sample(signature.outputs, nullable=True)
+        output = _sample(signature.outputs, nullable=True)
+        classes = f"scores of the classes {', '.join(map(str, signature.class_names))}" if signature.class_names else ""
+        schemas[f"{endpoint.name}.output"] = {**output, **({"description": classes} if classes else {})}
         schemas[f"{endpoint.name}.v2"] = _v2_request(signature)
+        schemas[f"{endpoint.name}.invocations"] = _invocations(signature)
     return schemas
 
 
@@ -54,33 +64,93 @@ def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
     return {**schema, "description": str(spec)}
 
 
-def _v2_request(signature: Signature) -> Json:
-    tensors = [
-        {
-            "type": "object",
-            "required": ["name", "shape", "datatype", "data"],
-            "properties": {
-                "name": {"const": spec.name},
-                "shape": {"const": [1, *spec.shape]},
-                "datatype": {"const": datatype_of(spec.dtype)},
-                "data": _flat(spec),
-            },
-        }
-        for spec in signature.inputs
-    ]
+def _invocations(signature: Signature) -> Json:
+    """Return the schema of a request in each form of MLflow; columns may come in any order."""
+    sample = _sample(signature.inputs)
+    columns = _columns(signature)
+    row = {**_OBJECT, "required": [*columns], "properties": columns, "additionalProperties": False}
+    by_column = {**row, "properties": {name: _list(each) for name, each in columns.items()}}
+    count = len(columns)
+    names = {"type": "array", "items": {"enum": [*columns]}, "minItems": count, "maxItems": count, "uniqueItems": True}
+    line = {"type": "array", "items": {"anyOf": [*columns.values()]}, "minItems": count, "maxItems": count}
+    split = {**_OBJECT, "required": ["columns", "data"], "properties": {"columns": names, "data": _list(line)}}
+    rows = {"anyOf": [_list(sample), _list(row)]}
+    forms = {
+        "inputs": {"anyOf": [*rows["anyOf"], by_column]},
+        "instances": rows,
+        "dataframe_split": split,
+        "dataframe_records": _list(row),
+    }
     return {
-        "type": "object",
+        "anyOf": [
+            {**_OBJECT, "required": [name], "properties": {name: form, "params": {}}, "additionalProperties": False}
+            for name, form in forms.items()
+        ]
+    }
+
+
+def _columns(signature: Signature) -> Json:
+    """Return the schemas of the columns of a table: its inputs, or the features or the numbers of the only one."""
+    if len(signature.inputs) > 1:
+        return {spec.name: _tensor(spec, nullable=False) for spec in signature.inputs}
+    spec = signature.inputs[0]
+    features = signature.feature_names
+    if not features and num_elements(spec) > _MOST_COLUMNS:
+        return {spec.name: _tensor(spec, nullable=False)}
+    features = features or {str(place): 1 for place in range(num_elements(spec))}
+    number = _tensor(TensorSpec(spec.name, spec.dtype, ()), nullable=False)
+    if spec.numpy_dtype.kind == "f":
+        number = {"anyOf": [number, {"type": "boolean"}]}
+    lists = {name: {"type": "array", "items": number, "minItems": n, "maxItems": n} for name, n in features.items()}
+    return {name: {"anyOf": [number, lists[name]]} if n == 1 else lists[name] for name, n in features.items()}
+
+
+def _list(each: Json) -> Json:
+    return {"type": "array", "items": each, "minItems": 1, "maxItems": MOST_SAMPLES}
+
+
+def _v2_request(signature: Signature) -> Json:
+    """Return the schema of a request: of one sample, or of many, whose tensors are flat or nested, in any order."""
+    specs = signature.inputs
+    names = {"enum": [spec.name for spec in signature.outputs]}
+    tensors: Json = {"type": "array", "minItems": len(specs)}
+    outputs = {**_OBJECT, "required": ["name"], "properties": {"name": names, "parameters": _OBJECT}}
+    return {
+        **_OBJECT,
         "required": ["inputs"],
         "properties": {
             "id": {"type": "string"},
-            "inputs": {"type": "array", "prefixItems": tensors, "items": False, "minItems": len(tensors)},
+            "inputs": {
+                "anyOf": [
+                    {**tensors, "prefixItems": [_v2_tensor(spec, one=True) for spec in specs], "items": False},
+                    {**tensors, "items": {"anyOf": [_v2_tensor(spec) for spec in specs]}, "maxItems": len(specs)},
+                ]
+            },
+            "outputs": {"type": "array", "items": outputs},
+            "parameters": _OBJECT,
         },
     }
 
 
-def _flat(spec: TensorSpec) -> Json:
-    flat = TensorSpec(spec.name, spec.dtype, (math.prod(spec.shape),))
-    return _tensor(flat, nullable=False)
+def _v2_tensor(spec: TensorSpec, *, one: bool = False) -> Json:
+    num = math.prod(spec.shape)
+    value = _tensor(TensorSpec(spec.name, spec.dtype, ()), nullable=False)
+    flat = {"type": "array", "items": value, "minItems": num, "maxItems": num if one else num * MOST_SAMPLES}
+    rank = len(spec.shape) + 1
+    sizes = [{"type": "integer", "minimum": 1, "maximum": MOST_SAMPLES}, *({"const": size} for size in spec.shape)]
+    shape = {"type": "array", "prefixItems": sizes, "items": False, "minItems": rank, "maxItems": rank}
+    kinds = {"f": ("FP", "BF", "INT", "UINT"), "b": ("BOOL",)}.get(spec.numpy_dtype.kind, ("INT", "UINT"))
+    taken = [name for name in (*DATATYPES, BFLOAT16) if name.startswith(kinds)]
+    return {
+        **_OBJECT,
+        "required": ["name", "shape", "datatype", "data"],
+        "properties": {
+            "name": {"const": spec.name},
+            "shape": {"const": [1, *spec.shape]} if one else shape,
+            "datatype": {"const": datatype_of(spec.dtype)} if one else {"enum": taken},
+            "data": flat if one else {"anyOf": [flat, _list(_tensor(spec, nullable=False))]},
+        },
+    }
 
 
 def v2_example(signature: Signature) -> Json:

@@ -29,6 +29,8 @@ class HttpSettings:
     """Seconds from arrival to the deadline of a request that sets none; None: no deadline."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may ask from a browser; `*`: any."""
+    root_path: str = ""
+    """Prefix under which a proxy shows the endpoint; empty: as `X-Forwarded-Prefix` or the server says."""
     access_log: bool = True
     """True for a line of JSON per request, to the logger `orchestray.serving.access`."""
     tracing: bool = False

@@ -7,7 +7,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,8 +25,10 @@ DATATYPES = {
     **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
-"""Maps the protocol's names of types to numpy's. Its BYTES are texts, which no model here takes."""
+"""Maps the protocol's names of types to numpy's. Its BYTES are texts, which no model here takes (see `write_texts`)."""
 _NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
+BFLOAT16 = "BF16"
+"""Name of a type that numpy lacks: its values are the upper halves of float32, and are read as that."""
 _VALUES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 """Maps numpy's kind of a type to the Python types of JSON values that it accepts."""
 _MOST_DIMENSIONS = 16
@@ -58,20 +61,24 @@ def read_tensor(tensor: Any, field: str, blob: memoryview) -> tuple[str, Array, 
     if not isinstance(name, str):
         raise wrong_input(f"{field}.name", "a text", kind_of(name))
     datatype = tensor.get("datatype")
-    if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise wrong_input(f"{field}.datatype", f"one of {', '.join(DATATYPES)}", repr(datatype)[:60])
-    dtype = np.dtype(DATATYPES[datatype])
+    is_half = datatype == BFLOAT16
+    if not isinstance(datatype, str) or not (is_half or datatype in DATATYPES):
+        raise wrong_input(f"{field}.datatype", f"one of {', '.join(DATATYPES)}, {BFLOAT16}", repr(datatype)[:60])
+    dtype = np.dtype("float32" if is_half else DATATYPES[datatype])
     shape = _shape(tensor.get("shape"), f"{field}.shape")
-    num_bytes = _parameter(tensor, "binary_data_size")
+    num_bytes = parameter(tensor, "binary_data_size")
     if num_bytes is not None:
         if "data" in tensor:
             raise wrong_input(field, "data, or parameters.binary_data_size", "both")
-        wanted = math.prod(shape) * dtype.itemsize
+        wanted = math.prod(shape) * (2 if is_half else dtype.itemsize)
         place = f"{field}.parameters.binary_data_size"
         if type(num_bytes) is not int or num_bytes != wanted:
             raise wrong_input(place, f"{wanted} ({datatype} of shape {list(shape)})", repr(num_bytes)[:60])
         if num_bytes > len(blob):
             raise wrong_input(place, f"at most the {len(blob)} bytes that follow", str(num_bytes))
+        if is_half:
+            upper = np.frombuffer(blob[:num_bytes], dtype="<u2").astype(np.uint32)
+            return name, (upper << 16).view(np.float32).reshape(shape), num_bytes
         values = np.frombuffer(blob[:num_bytes], dtype=dtype.newbyteorder("<")).astype(dtype, copy=False)
         if dtype.kind == "b":
             values = values.view(np.uint8) != 0  # any other byte would stay as it is, neither true nor false
@@ -89,13 +96,24 @@ def write_tensor(name: str, array: Array, *, binary: bool) -> tuple[dict[str, An
     return {**head, "parameters": {"binary_data_size": len(blob)}}, blob
 
 
+def write_texts(name: str, rows: Sequence[Sequence[str]], *, binary: bool) -> tuple[dict[str, Any], bytes]:
+    """Return one output of texts, [rows, texts of a row], as `write_tensor` does."""
+    texts = [text for row in rows for text in row]
+    head = {"name": name, "datatype": "BYTES", "shape": [len(rows), len(texts) // len(rows)]}
+    if not binary:
+        return {**head, "data": texts}, b""
+    blob = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))
+    return {**head, "parameters": {"binary_data_size": len(blob)}}, blob
+
+
 def wants_binary(output: Mapping[str, Any], default: bool) -> bool:
     """Return True if a requested output is to be sent as bytes."""
-    chosen = _parameter(output, "binary_data")
+    chosen = parameter(output, "binary_data")
     return default if chosen is None else chosen is True
 
 
-def _parameter(tensor: Mapping[str, Any], name: str) -> Any:
+def parameter(tensor: Mapping[str, Any], name: str) -> Any:
+    """Return a parameter of a tensor or a request; None: it has none of that name."""
     parameters = tensor.get("parameters")
     return parameters.get(name) if isinstance(parameters, dict) else None
 

@@ -10,7 +10,8 @@ from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.padding import padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
-from orchestray.trainers.saved.interface import saved_example
+from orchestray.serving.models.signature import with_names
+from orchestray.trainers.saved.interface import saved_interface
 from orchestray.trainers.saved.run import load_run
 
 
@@ -55,9 +56,10 @@ def load_served_model(
         check_content(directory / "model", content)
         trained = found.load_model()
         check_content(directory / "model", content)  # it may be written while it is read
+        interface = saved_interface(directory / "model", found.load_task)
         served = ServedModel(
             quantize_int8(trained) if quantize == "int8" else trained,
-            saved_example(directory / "model", found.load_task),
+            interface.example,
             name=name or served_name(run),
             version=version,
             device=device,
@@ -66,6 +68,7 @@ def load_served_model(
             pad_to=padded_sizes(max_batch_size) if pads else (),
             num_threads=num_threads,
         )
+        served.signature = with_names(served.signature, interface.feature_names, interface.class_names)
         served.warm_up(max_batch_size)
     except (CheckpointError, TaskError) as error:
         raise type(error)(f"{run} cannot be served: {error}") from error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from orchestray.serving.models.errors import InputError
+
+_log = logging.getLogger("orchestray.serving")
 
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 """Arrays of one sample by name, without a batch dimension."""
@@ -49,6 +52,10 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     example: Any
     """One sample as JSON values, as `parse` takes it."""
+    feature_names: Mapping[str, int] = field(default_factory=dict)
+    """Maps the names of the numbers of the only input, in order, to how many each has; empty: unknown."""
+    class_names: tuple[Any, ...] = ()
+    """Names of the classes, in the order of the outputs; empty: unknown, or there are no classes."""
 
     def parse(self, sample: Any, *, field: str = "inputs") -> Sample:
         """Parse a sample from JSON values or arrays to arrays of the wanted types; integers are accepted for floats.
@@ -106,7 +113,23 @@ class Signature:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the signature that `to_dict` has converted."""
         inputs, outputs = (_specs(data[key]) for key in ("inputs", "outputs"))
-        return cls(data["name"], data["version"], inputs, outputs, data["example"])
+        names = data["feature_names"], tuple(data["class_names"])
+        return cls(data["name"], data["version"], inputs, outputs, data["example"], *names)
+
+
+def with_names(signature: Signature, feature_names: Mapping[str, int], class_names: Sequence[Any]) -> Signature:
+    """Return a signature with the names that a run keeps of its task; features of another number are left out."""
+    num_named = sum(feature_names.values())
+    if feature_names and [num_named] != [num_elements(spec) for spec in signature.inputs]:
+        inputs = " and ".join(map(str, signature.inputs))
+        _log.warning(
+            "%s takes %s, but its task's feature_names are of %d numbers: tables of named columns are refused",
+            signature.name,
+            inputs,
+            num_named,
+        )
+        feature_names = {}
+    return replace(signature, feature_names=dict(feature_names), class_names=tuple(class_names))
 
 
 def _specs(data: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -23,10 +24,10 @@ from orchestray.serving.batching.errors import RunnerLostError
 from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.models.content import content_of, served_directory, served_name
 from orchestray.serving.models.served import example_values, input_specs
-from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec, with_names
 from orchestray.serving.sharded.forward_worker import Arrays, StageFailedError
 from orchestray.serving.sharded.partition import ServedNetwork
-from orchestray.trainers.saved.interface import saved_example
+from orchestray.trainers.saved.interface import saved_interface
 from orchestray.trainers.saved.run import load_run
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ class ModelParallel:
         found = load_run(directory)
         divided = network or ServedNetwork.from_config(found.config.strategy.network)
         content = content_of(directory)
-        example = saved_example(directory / "model", found.load_task)
-        signature = Signature(name or served_name(run), version, input_specs(example), (), example_values(example))
+        known = saved_interface(directory / "model", found.load_task)
+        specs, values = input_specs(known.example), example_values(known.example)
+        signature = Signature(name or served_name(run), version, specs, (), values)
+        signature = with_names(signature, known.feature_names, known.class_names)
 
         def begin() -> Gang:
             cluster: Cluster = connect(address)
@@ -123,8 +126,7 @@ class ModelParallel:
         if isinstance(answered[0], Exception):
             raise answered[0]
         outputs = tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in answered[0].items())
-        signature = self.signature
-        self.signature = Signature(signature.name, signature.version, signature.inputs, outputs, signature.example)
+        self.signature = replace(self.signature, outputs=outputs)
         await self.run([sample] * max_batch_size)
 
     async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:

@@ -1,12 +1,12 @@
-"""The interface of a trained model: an example of its inputs, its classes, and the metrics that are better when lower.
+"""The interface of a trained model: an example of its inputs, names, and the metrics that are better when lower.
 
 It is written with the model, so that the model is served where its training data is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,12 +38,14 @@ class Interface:
             there is none.
         no_example: the reason why there is none.
         class_names: names of the classes, in the order of the outputs; empty: unknown, or there are no classes.
+        feature_names: maps the names of the numbers of the only input, in order, to how many each has; empty: unknown.
         lower_is_better: names of the metrics that are better when lower, the loss first.
     """
 
     example: Any = None
     no_example: str = ""
     class_names: tuple[Any, ...] = ()
+    feature_names: Mapping[str, int] = field(default_factory=dict)
     lower_is_better: tuple[str, ...] = ("loss",)
 
     @classmethod
@@ -51,7 +53,7 @@ class Interface:
         """Return the interface of a task's model.
 
         Args:
-            task: the task; `class_names` and `lower_is_better` are optional attributes of it.
+            task: the task; see `OPTIONAL_ATTRIBUTES`.
             row: returns the first row of the training data; default: the data is opened.
         """
         names, lower = (getattr(task, key, None) or () for key in ("class_names", "lower_is_better"))
@@ -61,11 +63,15 @@ class Interface:
             _form(example, [])
         except OrchestrayError as error:
             example, problem = None, str(error)
-        return cls(example, problem, tuple(names), ("loss", *lower))
+        return cls(example, problem, tuple(names), _feature_names(task), ("loss", *lower))
 
     def to_json(self) -> dict[str, Any]:
         """Return the interface as JSON values; the tensors of the example are in `tensors`."""
-        plain = {"class_names": list(self.class_names), "lower_is_better": list(self.lower_is_better)}
+        plain = {
+            "class_names": list(self.class_names),
+            "feature_names": dict(self.feature_names),
+            "lower_is_better": list(self.lower_is_better),
+        }
         if self.example is None:
             return {"no_example": self.no_example, **plain}
         given = InputForm(self.example)
@@ -96,17 +102,18 @@ def read_interface(directory: str | os.PathLike[str]) -> Interface | None:
     try:
         example = _example(written["example"], load_beside(directory, EXAMPLE_FILE)) if "example" in written else None
         names, lower = tuple(written["class_names"]), tuple(written["lower_is_better"])
-    except (AttributeError, KeyError, TypeError) as error:
+        features = dict(written.get("feature_names", {}))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the interface in the model.json of {directory} is damaged: {error!r}") from error
-    return Interface(example, written.get("no_example", ""), names, lower)
+    return Interface(example, written.get("no_example", ""), names, features, lower)
 
 
-def saved_example(directory: str | os.PathLike[str], load_task: Callable[[], Task]) -> Any:
-    """Return one sample's inputs, as `example_of`: what was written with a model, or what its task shows.
+def saved_interface(directory: str | os.PathLike[str], load_task: Callable[[], Task]) -> Interface:
+    """Return the interface that was written with a model, or that its task shows; it has an example.
 
     Args:
         directory: folder of the model.
-        load_task: builds the task of a model that is older than interfaces.
+        load_task: builds the task of a model that is older than interfaces, or than names of features in them.
 
     Raises:
         TaskError: there is none.
@@ -114,10 +121,22 @@ def saved_example(directory: str | os.PathLike[str], load_task: Callable[[], Tas
     """
     written = read_interface(directory)
     if written is None:
-        return example_of(load_task())
+        written = Interface.of_task(load_task())
+    elif "feature_names" not in load_model_json(directory)[INTERFACE]:
+        written = replace(written, feature_names=_feature_names(load_task()))
     if written.example is None:
         raise TaskError(written.no_example)
-    return written.example
+    return written
+
+
+def saved_example(directory: str | os.PathLike[str], load_task: Callable[[], Task]) -> Any:
+    """Return the example of `saved_interface`; raises the same."""
+    return saved_interface(directory, load_task).example
+
+
+def _feature_names(task: Task) -> dict[str, int]:
+    named: Mapping[str, int] | Sequence[str] = getattr(task, "feature_names", None) or ()
+    return dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 1)
 
 
 def example_of(task: Task, row: Callable[[], pa.Table] | None = None) -> Any:

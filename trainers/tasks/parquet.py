@@ -121,6 +121,15 @@ class ParquetTable:
         found: dict[str, Any] = {"features": self.features, "num_inputs": self.num_inputs}
         return {**found, "classes": self.classes} if self._classifies else found
 
+    @cached_property
+    def feature_names(self) -> dict[str, int]:
+        """Number of values of each feature; empty for lists, if the model was built without the data."""
+        if self.num_inputs == len(self.features):
+            return dict.fromkeys(self.features, 1)
+        if self._known_inputs is not None:
+            return {}
+        return {name: stack_columns(self._first, [name]).shape[1] for name in self.features}
+
     @property
     def class_names(self) -> list[Any]:
         """Values of the label, in the order of the outputs; empty for a regression."""
@@ -156,8 +165,7 @@ class ParquetTable:
         """Number of values in the features of a row."""
         if self._known_inputs is not None:
             return self._known_inputs
-        first = read_patiently(lambda: self._data.head(1, columns=self.features), self._path)
-        return stack_columns(first, self.features).shape[1]
+        return stack_columns(self._first, self.features).shape[1]
 
     @cached_property
     def classes(self) -> list[Any]:
@@ -185,6 +193,10 @@ class ParquetTable:
         if not self._classifies:
             return 1
         return max(self._num_classes or 0, len(self.classes))
+
+    @property
+    def _first(self) -> pa.Table:
+        return read_patiently(lambda: self._data.head(1, columns=self.features), self._path)
 
     @cached_property
     def _data(self) -> ds.FileSystemDataset:

@@ -145,14 +145,15 @@ function showAnswer(outputs, took) {
   if (!isScores) return [make("pre", JSON.stringify(outputs, null, 1)), time];
   const parts = probabilities(outputs), best = parts.indexOf(Math.max(...parts));
   const verdict = make("div", "", "verdict");
-  verdict.append(make("b", String(best)), make("span", `${(parts[best] * 100).toFixed(1)} % sure`, "soft"), time);
+  const name = (index) => String(model.class_names.length === parts.length ? model.class_names[index] : index);
+  verdict.append(make("b", name(best)), make("span", `${(parts[best] * 100).toFixed(1)} % sure`, "soft"), time);
   const bars = make("div", "", "bars");
   parts.forEach((part, index) => {
     const meter = document.createElement("meter");
     meter.value = part;
     meter.className = index === best ? "is-first" : "";
-    meter.setAttribute("aria-label", `${index}: ${(part * 100).toFixed(1)} %`);
-    bars.append(make("span", String(index)), meter, make("span", `${(part * 100).toFixed(1)} %`));
+    meter.setAttribute("aria-label", `${name(index)}: ${(part * 100).toFixed(1)} %`);
+    bars.append(make("span", name(index)), meter, make("span", `${(part * 100).toFixed(1)} %`));
   });
   return [verdict, bars];
 }

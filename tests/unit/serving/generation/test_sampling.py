@@ -34,6 +34,18 @@ def test_frequencies_are_the_softmax_of_the_likeliest_tokens(temperature: float,
     assert bool((found[wanted == 0] == 0).all())
 
 
+@pytest.mark.parametrize(("top_p", "top_k", "kept"), [(0.1, 0, 1), (0.6, 0, 2), (0.9, 0, 3), (0.9, 2, 2), (1.0, 0, 5)])
+def test_top_p_keeps_the_fewest_of_the_likeliest_tokens_that_have_it_together(
+    top_p: float, top_k: int, kept: int
+) -> None:
+    wanted = torch.zeros(5)
+    likeliest = LOGITS.topk(kept).indices
+    wanted[likeliest] = LOGITS[likeliest].softmax(0)
+    found = frequencies(Sampling(temperature=1.0, top_p=top_p, top_k=top_k))
+    assert float((found - wanted).abs().max()) <= 5 * 0.5 / 20_000**0.5
+    assert bool((found[wanted == 0] == 0).all())
+
+
 def test_without_temperature_it_is_the_likeliest_and_near_none_too() -> None:
     assert pick(LOGITS[None], [Sampling()], [0.99]) == [0]
     assert pick(LOGITS[None], [Sampling(temperature=1e-300)], [0.999999]) == [0]
@@ -42,7 +54,7 @@ def test_without_temperature_it_is_the_likeliest_and_near_none_too() -> None:
 def test_a_row_is_drawn_the_same_alone_and_among_others() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(40, 256, generator=generator)
-    samplings = [Sampling(temperature=0.7 * (row % 3), top_k=row % 7) for row in range(40)]
+    samplings = [Sampling(temperature=0.7 * (row % 3), top_k=row % 7, top_p=1 - row % 5 / 8) for row in range(40)]
     uniforms = torch.rand(40, generator=generator).tolist()
     together = pick(logits, samplings, uniforms)
     alone = [pick(logits[row : row + 1], [samplings[row]], [uniforms[row]])[0] for row in range(40)]
@@ -58,6 +70,7 @@ def test_the_ends_of_the_draw_stay_among_the_likeliest() -> None:
     ("wrong", "field"),
     [
         ({"max_tokens": 0}, "max_tokens"),
+        ({"top_p": 1.5}, "top_p"),
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": -1}, "top_k"),

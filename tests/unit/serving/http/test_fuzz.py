@@ -45,8 +45,10 @@ def schema() -> Iterator[Any]:
 def statuses(operation: Any, mode: Any) -> set[int]:
     """Return the statuses of answers to requests to one route, right or wrong ones."""
     seen: set[int] = set()
+    # A schema cannot say that a tensor has as many values as its shape: many tensors that it accepts are wrong.
+    most = 32 if "/infer" in operation.path else 8
 
-    @hypothesis.settings(max_examples=8, phases=[hypothesis.Phase.generate], **SETTINGS)
+    @hypothesis.settings(max_examples=most, phases=[hypothesis.Phase.generate], **SETTINGS)
     @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         answer = case.call(timeout=PATIENCE_S)
@@ -68,7 +70,7 @@ def test_no_request_made_from_the_schema_is_answered_with_a_500(schema: Any) -> 
     for operation in operations:
         right = statuses(operation, schemathesis.GenerationMode.POSITIVE)
         # A right request may still name one model and send what another takes, or a deadline of no time.
-        assert right <= {200, 404, 422, 503, 504}, operation.label
+        assert right <= {200, 400, 404, 422, 503, 504}, operation.label
         assert 200 in right, operation.label
         wrong = statuses(operation, schemathesis.GenerationMode.NEGATIVE)
         if operation.path == "/predict":
@@ -203,5 +205,6 @@ def test_every_route_answers_its_token_alone_and_none_answers_with_a_500(
     assert set(routes) >= OPEN
     for route, methods in routes.items():
         seen = asked_anyhow(client, route, methods)
-        assert seen & {200, 422}, (route, seen)
-        assert seen <= {200, 404, 422}, (route, seen)
+        wrong = 400 if route.startswith("/v1/") else 422  # as OpenAI's clients expect it
+        assert seen & {200, wrong}, (route, seen)
+        assert seen <= {200, 404, wrong}, (route, seen)

@@ -6,10 +6,12 @@ import asyncio
 import json
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import httpx
+import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.http as triton
@@ -20,7 +22,8 @@ from support.http_endpoint import PAIR, ROW_SUMS, endpoint, listening, pair, row
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
-    with listening((ROW_SUMS, row_sums), (PAIR, pair)) as url:
+    named = replace(ROW_SUMS, name="named", class_names=("cat", "dog"))
+    with listening((ROW_SUMS, row_sums), (PAIR, pair), (named, row_sums)) as url:
         client = triton.InferenceServerClient(url.removeprefix("http://"))
         yield client
         client.close()
@@ -62,13 +65,36 @@ def test_a_foreign_client_uses_several_inputs_and_outputs(client: Any, binary: b
     np.testing.assert_array_equal(answer.as_numpy("is_large"), [False, True])
 
 
+def test_a_foreign_client_sends_bfloat16(client: Any) -> None:
+    inputs = np.array([[[1, 2, 3], [0.5, -4, 256]]], dtype=ml_dtypes.bfloat16)  # all of which it holds exactly
+    made = triton.InferInput("inputs", [1, 2, 3], "BF16")
+    made.set_data_from_numpy(inputs)
+    np.testing.assert_array_equal(client.infer("sums", [made]).as_numpy("outputs"), [[6, 252.5]])
+    assert post(json.dumps(with_input(datatype="BF16")).encode()).json()["outputs"][0]["data"] == [6.0, 15.0]
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_foreign_client_gets_the_likeliest_classes_as_texts(client: Any, binary: bool) -> None:
+    inputs = np.array([[[1, 0, 0], [0, 0, 2]], [[3, 0, 0], [0, -1, 0]]], dtype="float32")
+    for model, count, texts in [
+        ("named", 1, [[b"2.000000:1:dog"], [b"3.000000:0:cat"]]),
+        ("sums", 9, [[b"2.000000:1", b"1.000000:0"], [b"3.000000:0", b"-1.000000:1"]]),
+    ]:
+        wanted = triton.InferRequestedOutput("outputs", binary_data=binary, class_count=count)
+        answer = client.infer(model, [tensor("inputs", inputs, binary=True)], outputs=[wanted])
+        assert [
+            [str(each).encode() if isinstance(each, str) else each for each in row]
+            for row in answer.as_numpy("outputs").tolist()
+        ] == texts
+
+
 def test_a_foreign_client_finds_out_what_there_is(client: Any) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("pair")
     assert client.is_model_ready("pair", "1")
     assert not client.is_model_ready("other")
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "classification"]
     assert client.get_model_metadata("pair") == {
         "name": "pair",
         "versions": ["1"],
@@ -156,7 +182,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "output no object": ({**with_input(), "outputs": [["outputs"]]}, "outputs[0].name"),
     "outputs no list": ({**with_input(), "outputs": "outputs"}, "outputs: wanted a list of outputs, got text"),
     "classes": (
-        {**with_input(), "outputs": [{"name": "outputs", "parameters": {"classification": 3}}]},
+        {**with_input(), "outputs": [{"name": "outputs", "parameters": {"classification": -3}}]},
         "outputs[0].parameters.classification",
     ),
 }

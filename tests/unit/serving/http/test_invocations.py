@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,9 +18,15 @@ ONE = [[1, 2, 3], [4, 5, 6]]
 TWO = [[0, 0, 1], [0, 0, 2]]
 
 
+NAMED = replace(ROW_SUMS, name="named", feature_names={"a": 1, "b": 2, "c": 1, "d": 1, "e": 1})
+FRAME = {"e": [6, 2], "b": [[2, 3], [0, 1]], "a": [1, 0], "d": [5, False], "c": [4, 0]}
+"""The samples ONE and TWO by column, in another order than the model's."""
+ROWS = [dict(zip(FRAME, row, strict=True)) for row in zip(*FRAME.values(), strict=True)]
+
+
 def post(body: Any, model: str = "sums", content_type: str = "application/json") -> httpx.Response:
     async def ask() -> httpx.Response:
-        async with endpoint((ROW_SUMS, row_sums), (PAIR, pair)) as asked:
+        async with endpoint((ROW_SUMS, row_sums), (PAIR, pair), (NAMED, row_sums)) as asked:
             content = body if isinstance(body, str) else json.dumps(body)
             headers = {"Content-Type": content_type}
             return await asked.client.post(f"/invocations?model={model}", content=content, headers=headers)
@@ -34,12 +41,59 @@ def post(body: Any, model: str = "sums", content_type: str = "application/json")
         {"instances": [ONE, TWO]},
         {"inputs": [ONE, TWO], "params": {}},
         {"dataframe_split": {"columns": ["inputs"], "data": [[ONE], [TWO]]}},
-        {"dataframe_split": {"columns": list("abcdef"), "data": [[1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 0, 2]]}},
+        {"dataframe_split": {"columns": [0, 1, 2, 4, 3, 5], "data": [[1, 2, 3, 5, 4, 6], [0, 0, 1, 0, 0, 2]]}},
         {"dataframe_records": [{"inputs": ONE}, {"inputs": TWO}]},
     ],
 )
 def test_every_form_of_a_request_of_mlflow_is_answered(body: Any) -> None:
     assert post(body).json() == {"predictions": [[6.0, 15.0], [1.0, 2.0]]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"dataframe_records": ROWS},
+        {"dataframe_split": {"columns": [*FRAME], "data": [[*row.values()] for row in ROWS], "index": [7, 9]}},
+        {"inputs": FRAME},
+        {"inputs": ROWS},
+        {"instances": ROWS},
+        {"dataframe_split": {"columns": ["inputs"], "data": [[ONE], [TWO]]}},
+        {"inputs": [ONE, TWO]},
+    ],
+)
+def test_columns_are_put_in_order_by_the_names_that_a_run_keeps(body: Any) -> None:
+    assert post(body, "named").json() == {"predictions": [[6.0, 15.0], [1.0, 2.0]]}
+
+
+def test_a_header_of_csv_names_the_columns() -> None:
+    named = "e,d,c,b,a\n5,4,3,2,1\n0.5,True,0,0,0\n"
+    vector = replace(ROW_SUMS, inputs=(TensorSpec("inputs", "float32", (5,)),))
+    vector = replace(vector, feature_names=dict.fromkeys("abcde", 1))
+
+    async def plain(samples: Sequence[Sample]) -> list[Output | Exception]:
+        return [{"outputs": sample["inputs"]} for sample in samples]
+
+    async def ask() -> httpx.Response:
+        async with endpoint((vector, plain)) as asked:
+            content = named.encode("utf-8-sig")
+            return await asked.client.post("/invocations", content=content, headers={"Content-Type": "text/csv"})
+
+    assert asyncio.run(ask()).json() == {"predictions": [[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 0.0, 0.0, 1.0, 0.5]]}
+
+
+def test_columns_of_another_name_are_422() -> None:
+    def error(*rows: dict[str, Any], model: str = "named") -> Any:
+        answer = post({"dataframe_records": rows}, model)
+        assert answer.status_code == 422
+        return answer.json()["error"]
+
+    wanted = "dataframe_records[1]: wanted 5 columns, a, b, c, d, e, got"
+    assert error(ROWS[0], {**ROWS[1], "price": 1}) == f"{wanted} one named 'price' as well."
+    assert error(ROWS[0], {name: ROWS[1][name] for name in "abcd"}) == f"{wanted} none named 'e'."
+    assert error({**ROWS[0], "b": [2]}) == "dataframe_records[0].b: wanted 2 numbers, got a list of 1."
+    assert "no feature_names to put columns in order by, got the columns e, b" in error(*ROWS, model="sums")
+    twice = {"dataframe_split": {"columns": ["a", "a"], "data": [[1, 2]]}}
+    assert "each column once" in post(twice, "named").json()["error"]
 
 
 def test_lines_of_csv_are_samples() -> None:
@@ -65,7 +119,7 @@ def test_whole_numbers_of_csv_are_taken_by_a_model_of_integers() -> None:
 def test_csv_for_a_model_with_several_inputs_is_422() -> None:
     answer = post("1,2,3\n", "pair", "text/csv")
     assert answer.status_code == 422
-    assert "which column is of which input (left, right)" in answer.json()["error"]
+    assert "a header with the names of the inputs, left, right" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +149,9 @@ def test_columns_are_the_inputs_of_a_model_with_several(body: Any) -> None:
         ({"inputs": {"a": [1], "b": [1, 2]}}, "application/json", "as long as each other"),
         ({"dataframe_split": [1]}, "application/json", 'dataframe_split: wanted {"columns"'),
         ({"dataframe_split": {"columns": ["a"], "data": [[1, 2]]}}, "application/json", "dataframe_split.data[0]"),
-        ({"dataframe_records": [{"a": 1}]}, "application/json", "dataframe_records[0]: wanted 6 columns"),
+        ({"dataframe_records": [{"a": 1}]}, "application/json", "dataframe_records[0]: wanted rows without names"),
         ({"dataframe_records": [1]}, "application/json", "dataframe_records[0]: wanted an object"),
-        ("1,2,x\n", "text/csv", "not CSV of numbers"),
+        ("1,2\n1,x\n", "text/csv", "not CSV of numbers"),
         ("1,2,3\n", "text/csv", "line 1: wanted 6 columns"),
         ("1,2,3,4,5,nan\n", "text/csv", "line 1[1][2]: wanted a finite number"),
         ("[", "application/json", "not JSON"),

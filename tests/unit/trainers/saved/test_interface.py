@@ -16,7 +16,7 @@ from orchestray.platform.data.nested import tensors_in
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.core.model_state import ModelState
-from orchestray.trainers.saved.interface import Interface, example_of, read_interface
+from orchestray.trainers.saved.interface import Interface, example_of, read_interface, saved_interface
 from orchestray.trainers.saved.trained_model import write_model
 from orchestray.trainers.tasks.digits import Digits
 
@@ -67,6 +67,22 @@ def test_a_built_in_task_has_its_classes_and_the_names_types_and_shapes_of_its_i
 def test_the_metrics_that_are_better_when_lower_are_the_loss_and_those_that_the_task_names(tmp_path: Path) -> None:
     task = SimpleNamespace(example_inputs=lambda: [1.0], lower_is_better=("word_errors",))
     assert written(tmp_path, task).lower_is_better == ("loss", "word_errors")
+
+
+@pytest.mark.parametrize("named", [["x", "y"], {"x": 1, "y": 1}])
+def test_the_names_of_features_are_kept_in_order_with_their_sizes(named: Any, tmp_path: Path) -> None:
+    task = SimpleNamespace(example_inputs=lambda: [1.0, 2.0], feature_names=named)
+    assert [*written(tmp_path, task).feature_names.items()] == [("x", 1), ("y", 1)]
+
+
+def test_a_model_of_before_names_of_features_has_those_of_its_task(tmp_path: Path) -> None:
+    task: Any = SimpleNamespace(example_inputs=lambda: [1.0, 2.0], feature_names=("y", "x"))
+    written(tmp_path, task)
+    path = tmp_path / "model" / "model.json"
+    described = json.loads(path.read_text())
+    del described["interface"]["feature_names"]
+    path.write_text(json.dumps(described))
+    assert [*saved_interface(tmp_path / "model", lambda: task).feature_names] == ["y", "x"]
 
 
 def test_the_first_row_that_is_given_is_taken_and_the_data_are_not_opened(tmp_path: Path) -> None:

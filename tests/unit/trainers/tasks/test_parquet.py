@@ -171,8 +171,10 @@ def test_the_model_is_built_where_the_data_is_not(table: str) -> None:
         "num_inputs": 6,
         "classes": ["cat", "dog", "eel"],
     }
+    assert task.feature_names == {"number": 1, "height": 1, "tall": 1, "pixels": 2, "grade": 1}
     Path(table).unlink()
     again = ParquetTable(**{**given, **found})
+    assert again.feature_names == {}
     assert [p.shape for p in again.build_model().parameters()] == [p.shape for p in task.build_model().parameters()]
     assert torch.equal(again.to_batch(people(3))["targets"], torch.tensor([0, 1, 2]))
 

@@ -1,0 +1,153 @@
+"""Samples of `POST /invocations`, in the forms of MLflow: rows by place or by names of columns, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestray.serving.http.problems import HttpProblem, wrong_input
+from orchestray.serving.models.signature import Sample, Signature, kind_of, num_elements
+
+FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
+_MOST_NAMED = 20
+"""Most columns that an error lists."""
+_FLAGS = {"true": True, "True": True, "false": False, "False": False}
+
+
+def samples_of_json(value: Mapping[str, Any], signature: Signature) -> list[Sample]:
+    """Return the samples of a request, in any of MLflow's four forms.
+
+    Raises:
+        HttpProblem, InputError: 422.
+    """
+    given = [name for name in FORMS if name in value]
+    if len(given) != 1 or value.keys() - {*FORMS, "params"}:
+        raise wrong_input("the body", f"exactly one of {', '.join(FORMS)}", ", ".join(sorted(value)) or "none")
+    field = given[0]
+    rows = value[field]
+    if field == "dataframe_split":
+        return _parsed(_split(rows), signature, "dataframe_split.data")
+    if field == "inputs" and isinstance(rows, dict):
+        rows = _rows_of_columns(rows)
+    if not isinstance(rows, list):
+        raise wrong_input(field, "a list of samples", kind_of(rows))
+    for index, row in enumerate(rows):
+        if field == "dataframe_records" and not isinstance(row, dict):
+            raise wrong_input(f"{field}[{index}]", "an object: values by column", kind_of(row))
+    return _parsed(rows, signature, field)
+
+
+def samples_of_csv(body: bytes, signature: Signature) -> list[Sample]:
+    """Return a sample for each line; the first line has the names of the columns, unless it has numbers alone.
+
+    Raises:
+        HttpProblem, InputError: 422.
+    """
+    try:
+        first, *lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig"))) if line] or [[]]
+        has_names = not all(map(_is_number, first))
+        rows = [[_number(value) for value in line] for line in (lines if has_names else [first, *lines])]
+    except (UnicodeDecodeError, ValueError, csv.Error) as error:
+        raise HttpProblem(422, f"The body is not CSV of numbers, with or without a header: {error}.") from None
+    if has_names:
+        return _parsed(_named(first, rows, "line", start=2), signature, "line", start=2)
+    if len(signature.inputs) > 1:
+        names = ", ".join(spec.name for spec in signature.inputs)
+        raise wrong_input("the body", f"a header with the names of the inputs, {names}", "numbers in the first line")
+    spec = signature.inputs[0]
+    for number, row in enumerate(rows, 1):
+        if len(row) != num_elements(spec):
+            raise wrong_input(f"line {number}", f"{num_elements(spec)} columns (the input is {spec})", f"{len(row)}")
+    shaped = [np.array(row, dtype=object).reshape(spec.shape).tolist() for row in rows]
+    return [signature.parse(row, field=f"line {number}") for number, row in enumerate(shaped, 1)]
+
+
+def _parsed(rows: Sequence[Any], signature: Signature, field: str, start: int = 0) -> list[Sample]:
+    is_named = len(signature.inputs) == 1  # values of several inputs are named anyway
+    samples = []
+    for index, row in enumerate(rows, start):
+        place = f"{field} {index}" if start else f"{field}[{index}]"
+        if is_named and isinstance(row, dict):
+            row = _in_order(row, signature, place)
+        samples.append(signature.parse(row, field=place))
+    return samples
+
+
+def _in_order(row: Mapping[str, Any], signature: Signature, field: str) -> Any:
+    """Return the value of the only input from values by column: one for the input, or one for each of its features."""
+    spec, features = signature.inputs[0], signature.feature_names
+    if row.keys() == {spec.name} and spec.name not in features:
+        return row[spec.name]
+    if not features:
+        features = {str(place): 1 for place in range(num_elements(spec))}
+        if not features.keys() >= {name for name in row if name.isdecimal()} == row.keys():
+            wanted = "rows without names, as its task has no feature_names to put columns in order by"
+            raise wrong_input(field, wanted, f"the columns {_listed(row)}")
+    for name in (*row, *features):
+        if name not in row or name not in features:
+            got = f"one named {name[:60]!r} as well" if name in row else f"none named {name!r}"
+            raise wrong_input(field, f"{len(features)} columns, {_listed(features)}", got)
+    values: list[Any] = []
+    for name, count in features.items():
+        part = np.array([row[name]], dtype=object).reshape(-1).tolist()
+        if len(part) != count or isinstance(part[0], list):
+            raise wrong_input(f"{field}.{name}", "a number" if count == 1 else f"{count} numbers", kind_of(row[name]))
+        values += part
+    if spec.numpy_dtype.kind == "f":  # a column of flags was trained on as 0 and 1
+        values = [int(value) if isinstance(value, bool) else value for value in values]
+    return np.array(values, dtype=object).reshape(spec.shape).tolist()
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join([*names][:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+
+
+def _split(value: Any) -> list[dict[str, Any]]:
+    """Return the rows of a data frame in pandas' orientation `split`, as values by column."""
+    columns = value.get("columns") if isinstance(value, dict) else None
+    rows = value.get("data") if isinstance(value, dict) else None
+    if not isinstance(columns, list) or not isinstance(rows, list) or {*map(type, columns)} - {str, int}:
+        wanted = '{"columns": [<name>, ...], "data": [[<value>, ...], ...]}'
+        raise wrong_input("dataframe_split", wanted, kind_of(value))
+    return _named([str(column) for column in columns], rows, "dataframe_split.data")
+
+
+def _named(columns: Sequence[str], rows: Sequence[Any], field: str, start: int = 0) -> list[dict[str, Any]]:
+    if len({*columns}) < len(columns):
+        raise wrong_input(field, "each column once", f"the columns {_listed(dict.fromkeys(sorted(columns)))}")
+    for index, row in enumerate(rows, start):
+        if not isinstance(row, list) or len(row) != len(columns):
+            place = f"{field} {index}" if start else f"{field}[{index}]"
+            raise wrong_input(place, f"a list of {len(columns)}", kind_of(row))
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the samples in a mapping from names to lists of values of equal length."""
+    lengths = {len(column) if isinstance(column, list) else -1 for column in columns.values()}
+    if len(lengths) != 1 or -1 in lengths:
+        wanted = "a list of samples, or lists by name that are as long as each other"
+        raise wrong_input("inputs", wanted, "other values")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        _number(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(text: str) -> float:
+    """Parse a number; an integer stays one, since models that take integers accept nothing else."""
+    if text in _FLAGS:
+        return _FLAGS[text]
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
