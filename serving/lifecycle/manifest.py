@@ -1,12 +1,14 @@
-"""Kubernetes objects for an endpoint that scales by pods. Writing them needs no cluster.
+"""Kubernetes objects for an endpoint on KubeRay. Writing them needs no cluster.
 
-Each pod is a whole endpoint with its model in the front's process. Kubernetes decides the number of pods, restarts
-them, and spreads the requests. (With Ray on Kubernetes, `orchestray serve --address` works as on any Ray cluster.)
+A RayService is a Ray cluster and its applications of Ray Serve: the operator starts the pods, replaces those that die,
+brings a changed config to the endpoint, and makes the Service that sends requests to the pods.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,13 @@ from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 _RUNS = "/runs"
 _CONFIG = "/etc/orchestray"
 _PORT = 8000
-_PRE_STOP_S = 5
-"""Seconds that a terminating pod still answers.
-
-Kubernetes signals a pod at the moment when it begins to remove it from the Service, and the process closes its socket
-at once. Connections that are still sent to the pod would be refused.
-"""
+"""Port of Serve's proxy in each pod, to which KubeRay's Service sends requests."""
+_OWN_PORT = 8001
+"""Port of the ingress in its pod, which the proxy asks."""
+_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": _PORT}
+"""Ports of the head, as KubeRay's Services name them."""
 _END_S = 45
-"""Seconds from SIGTERM to the end, of which running requests have 30."""
+"""Seconds from SIGTERM to the end of a pod, of which running requests have 30."""
 _END_TLS = "leave it out, and have an Ingress or a service mesh end TLS before the pods"
 
 
@@ -35,7 +36,7 @@ def manifest_yaml(config: ServeConfig, *, image: str = "orchestray:latest") -> s
 
 
 def manifest(config: ServeConfig, *, image: str = "orchestray:latest") -> list[dict[str, Any]]:
-    """Return a ConfigMap with the config, a Deployment, a Service, and with autoscaling a HorizontalPodAutoscaler.
+    """Return a ConfigMap with the config, and a RayService.
 
     The runs are expected in a PersistentVolumeClaim `<name>-runs`; an optional token in the key `token` of a Secret
     `<name>-token`.
@@ -49,20 +50,11 @@ def manifest(config: ServeConfig, *, image: str = "orchestray:latest") -> list[d
     """
     _check(config)
     name = config.name.lower().replace("_", "-").replace(".", "-").strip("-")
-    objects = [
-        _object("v1", "ConfigMap", f"{name}-config", name, data={"serve.yaml": dump_serve_yaml(_in_a_pod(config))}),
-        _object("apps/v1", "Deployment", name, name, spec=_deployment(config, name, image)),
-        _object(
-            "v1",
-            "Service",
-            name,
-            name,
-            spec={"selector": {"app": name}, "ports": [{"name": "http", "port": 80, "targetPort": "http"}]},
-        ),
+    inside = dump_serve_yaml(_in_a_pod(config))
+    return [
+        _object("v1", "ConfigMap", f"{name}-config", name, data={"serve.yaml": inside}),
+        _object("ray.io/v1", "RayService", name, name, spec=_service(config, name, image)),
     ]
-    if isinstance(config.replicas, Scaling):
-        objects.append(_object("autoscaling/v2", "HorizontalPodAutoscaler", name, name, spec=_autoscaler(config, name)))
-    return objects
 
 
 def _check(config: ServeConfig) -> None:
@@ -94,10 +86,10 @@ def _object(version: str, kind: str, name: str, app: str, **more: Any) -> dict[s
 
 
 def _in_a_pod(config: ServeConfig) -> ServeConfig:
-    """Return the config for a pod: runs in the pods' volume, all addresses, one process."""
+    """Return the config for a pod: runs in the pods' volume, and an ingress that only its pod's proxy asks."""
     models = tuple(model.model_copy(update={"run": _mounted(model)}) for model in config.models)
-    http = config.http.model_copy(update={"host": "0.0.0.0", "port": _PORT})  # noqa: S104 - the pod's own network
-    return config.model_copy(update={"models": models, "http": http, "replicas": 1})
+    http = config.http.model_copy(update={"host": "127.0.0.1", "port": _OWN_PORT})
+    return config.model_copy(update={"models": models, "http": http})
 
 
 def _mounted(model: ModelSection) -> str:
@@ -105,65 +97,67 @@ def _mounted(model: ModelSection) -> str:
     return f"{_RUNS}/{run.parent.name}/best" if run.name == "best" else f"{_RUNS}/{run.name}"
 
 
-def _deployment(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
-    replicas = config.replicas
-    spec: dict[str, Any] = {
-        "selector": {"matchLabels": {"app": name}},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": {"labels": {"app": name}}, "spec": _pod(config, name, image)},
+def _service(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
+    application = {
+        "name": name,
+        "route_prefix": "/",
+        "import_path": "orchestray.serving:app",
+        "args": {"config": f"{_CONFIG}/serve.yaml"},
     }
-    if not isinstance(replicas, Scaling):  # else the autoscaler's, which a second `kubectl apply` must not undo
-        spec["replicas"] = replicas
-    return spec
-
-
-def _pod(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
-    resources: dict[str, Any] = {"cpu": f"{config.resources.cpus_per_worker:g}"}
+    served = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": _PORT},  # noqa: S104 - the pod's own network
+        "applications": [application],
+    }
+    replicas = config.replicas
+    least, most = (replicas.min, replicas.max) if isinstance(replicas, Scaling) else (replicas, replicas)
+    head = {
+        # The head answers for the cluster: with CPUs of its own it would get replicas, too.
+        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},  # noqa: S104 - the pod's own network
+        "template": _pod(name, image, "ray-head", {"cpu": "1", "memory": "4Gi"}, _PORTS),
+    }
+    resources = {"cpu": f"{config.resources.cpus_per_worker:g}"}
     if config.resources.gpus_per_worker:
         resources["nvidia.com/gpu"] = str(math.ceil(config.resources.gpus_per_worker))
+    workers = {
+        "groupName": "replicas",
+        "replicas": max(1, least),
+        "minReplicas": least,
+        "maxReplicas": most,
+        "rayStartParams": {"num-cpus": str(math.ceil(config.resources.cpus_per_worker))},
+        "template": _pod(name, image, "ray-worker", resources, {"serve": _PORT}),
+    }
+    cluster: dict[str, Any] = {
+        "rayVersion": metadata.version("ray"),
+        "headGroupSpec": head,
+        "workerGroupSpecs": [workers],
+    }
+    if isinstance(replicas, Scaling):
+        cluster["enableInTreeAutoscaling"] = True
+    return {"serveConfigV2": yaml_text.write(served), "rayClusterConfig": cluster}
+
+
+def _pod(
+    name: str, image: str, container_name: str, resources: Mapping[str, str], ports: Mapping[str, int]
+) -> dict[str, Any]:
     token = {"secretKeyRef": {"name": f"{name}-token", "key": "token", "optional": True}}
     container = {
-        "name": "endpoint",
+        "name": container_name,
         "image": image,
-        "command": ["orchestray", "serve", f"{_CONFIG}/serve.yaml", "--runs-dir", "/tmp"],  # noqa: S108 - in the pod
         "env": [{"name": "ORCHESTRAY_TOKEN", "valueFrom": token}],
-        "ports": [{"name": "http", "containerPort": _PORT}],
-        "readinessProbe": {"httpGet": {"path": "/v2/health/ready", "port": "http"}, "periodSeconds": 2},
-        "livenessProbe": {"httpGet": {"path": "/v2/health/live", "port": "http"}, "periodSeconds": 10},
-        "startupProbe": {
-            "httpGet": {"path": "/v2/health/live", "port": "http"},
-            "periodSeconds": 2,
-            "failureThreshold": 150,
-        },
-        # As a command: clusters before Kubernetes 1.30 refuse the action `sleep`, as a hook without a handler.
-        "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(_PRE_STOP_S)]}}},
-        "resources": {"requests": resources, "limits": dict(resources)},  # no YAML anchor
+        "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": [
             {"name": "config", "mountPath": _CONFIG, "readOnly": True},
             {"name": "runs", "mountPath": _RUNS, "readOnly": True},
         ],
     }
-    return {
-        "terminationGracePeriodSeconds": _PRE_STOP_S + _END_S,
+    spec = {
+        "terminationGracePeriodSeconds": _END_S,
         "containers": [container],
         "volumes": [
             {"name": "config", "configMap": {"name": f"{name}-config"}},
             {"name": "runs", "persistentVolumeClaim": {"claimName": f"{name}-runs", "readOnly": True}},
         ],
     }
-
-
-def _autoscaler(config: ServeConfig, name: str) -> dict[str, Any]:
-    """Return the spec of scaling by CPU use: Kubernetes itself does not know latency, and keeps at least one pod."""
-    assert isinstance(config.replicas, Scaling)
-    return {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
-        "minReplicas": max(1, config.replicas.min),
-        "maxReplicas": config.replicas.max,
-        "metrics": [
-            {
-                "type": "Resource",
-                "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}},
-            }
-        ],
-    }
+    return {"metadata": {"labels": {"app": name}}, "spec": spec}

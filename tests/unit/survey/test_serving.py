@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import numpy as np
 import pytest
 import yaml
+from ray.serve.schema import ServeDeploySchema
 
 from lab.batching_simulation import Service, Trace, simulate, steps
 from lab.price import Price, cost_usd
@@ -30,6 +33,7 @@ from orchestray.serving.routing.endpoint import ModelVersion
 from support.served import served_linear, written_run
 
 KUBERNETES = "1.31"
+RAY_SERVICE = Path(__file__).parents[2] / "support" / "ray_service_schema.json"
 SERVICE = Service(0.20, 0.005)
 GOAL = ScalingGoal(least=1, most=4, target_latency_s=0.8)
 QUIET_PER_S, BUSY_PER_S, EACH_S = 5.0, 180.0, 30.0
@@ -196,45 +200,41 @@ def test_the_cold_start_of_the_smallest_replica_is_measured_and_its_first_answer
     asyncio.run(scenario())
 
 
-def test_the_manifest_for_kubernetes_has_the_shape_of_its_schema_and_asks_for_what_the_config_says(
+def test_the_manifest_for_kubernetes_has_the_shape_of_its_schemas_and_asks_for_what_the_config_says(
     tmp_path: Path,
 ) -> None:
     run = written_run(tmp_path, "digits")
     fixed = load_serve_config(run, ["replicas=3", "resources.cpus_per_worker=2", "resources.gpus_per_worker=0.5"])
     scaled = load_serve_config(run, ["replicas={min: 0, max: 5, target_latency_ms: 50}"])
+    schema = json.loads(RAY_SERVICE.read_text(encoding="utf-8"))
     for config in (fixed, scaled):
-        objects = list(yaml.safe_load_all(manifest_yaml(config, image="registry/image:1")))
-        for each in objects:
-            kubernetes_validate.validate(each, KUBERNETES, strict=True)
-        by_kind = {each["kind"]: each for each in objects}
-        pod = by_kind["Deployment"]["spec"]["template"]["spec"]
-        assert pod["containers"][0]["image"] == "registry/image:1"
-        inside = load_serve_config(yaml.safe_load(by_kind["ConfigMap"]["data"]["serve.yaml"]), look_at_files=False)
-        assert (inside.models[0].run, inside.http.host, inside.in_process) == ("/runs/digits", "0.0.0.0", True)  # noqa: S104
+        settings, service = yaml.safe_load_all(manifest_yaml(config, image="registry/image:1"))
+        kubernetes_validate.validate(settings, KUBERNETES, strict=True)
+        jsonschema.validate(service, schema)
+        cluster = service["spec"]["rayClusterConfig"]
+        head, (workers,) = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+        for group in (head, workers):
+            pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
+            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+            (container,) = pod["spec"]["containers"]
+            assert container["image"] == "registry/image:1"
+            assert pod["spec"]["terminationGracePeriodSeconds"] > DRAIN_S + 10
+        inside = load_serve_config(yaml.safe_load(settings["data"]["serve.yaml"]), look_at_files=False)
+        assert (inside.models[0].run, inside.replicas) == ("/runs/digits", config.replicas)
+        served = ServeDeploySchema.model_validate(yaml.safe_load(service["spec"]["serveConfigV2"]))
+        (application,) = served.applications
+        assert application.args == {"config": "/etc/orchestray/serve.yaml"}
         if config is fixed:
-            assert by_kind["Deployment"]["spec"]["replicas"] == 3
-            assert pod["containers"][0]["resources"]["limits"] == {"cpu": "2", "nvidia.com/gpu": "1"}
-            assert "HorizontalPodAutoscaler" not in by_kind
+            assert [workers[key] for key in ("minReplicas", "replicas", "maxReplicas")] == [3, 3, 3]
+            assert container["resources"]["limits"] == {"cpu": "2", "nvidia.com/gpu": "1"}
+            assert "enableInTreeAutoscaling" not in cluster
         else:
-            scaling = by_kind["HorizontalPodAutoscaler"]["spec"]
-            assert (scaling["minReplicas"], scaling["maxReplicas"]) == (1, 5)
-            assert "replicas" not in by_kind["Deployment"]["spec"]
+            assert [workers[key] for key in ("minReplicas", "replicas", "maxReplicas")] == [0, 1, 5]
+            assert cluster["enableInTreeAutoscaling"] is True
     broken = manifest(fixed)[1]
-    broken["spec"]["replicas"] = "three"
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(broken, KUBERNETES, strict=True)
-
-
-def test_a_pod_answers_on_while_kubernetes_takes_it_off_the_service_and_has_its_whole_time_to_end_after_that(
-    tmp_path: Path,
-) -> None:
-    config = load_serve_config(written_run(tmp_path, "digits"))
-    (deployment,) = (each for each in manifest(config) if each["kind"] == "Deployment")
-    kubernetes_validate.validate(deployment, KUBERNETES, strict=True)
-    pod = deployment["spec"]["template"]["spec"]
-    program, seconds = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    assert (program, int(seconds) >= 5) == ("sleep", True)
-    assert pod["terminationGracePeriodSeconds"] - int(seconds) > DRAIN_S + 10
+    broken["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"] = "three"
+    with pytest.raises(jsonschema.ValidationError, match="'three' is not of type 'integer'"):
+        jsonschema.validate(broken, schema)
 
 
 def test_a_manifest_of_pods_that_could_not_start_or_would_serve_another_run_is_refused_with_every_reason(
