@@ -16,7 +16,7 @@ _ALL = 0.95
 _MANY_WINDOWS = 8
 _STALE = 2.0
 _MOST_LOST = 2.0
-"""Loss by waits in vain, in batch overheads, after which what was learned is forgotten."""
+"""Loss by waits in vain, in batch overheads for each request that waits, after which what was learned is forgotten."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Adaptive(Policy):
         cost_s = self._num_waiting * (now_s - self._since_s)
         self._balance_s = min(0.0, self._balance_s + saved_s - cost_s)
         self._since_s = now_s
-        if self._balance_s < -_MOST_LOST * self.model.a_s:
+        if self._balance_s < -_MOST_LOST * self.model.a_s * self._num_waiting:
             self._balance_s = 0.0
             self._after_batch, self._after_idle = ArrivalPattern(), ArrivalPattern()
             self._windows.clear()
