@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.process.sockets import is_local
 from orchestray.serving.application.model_loader import Starters
+from orchestray.serving.application.watch import Watch
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import GenerationSection, ModelSection, Scaling, ServeConfig
 from orchestray.serving.generation.metrics import GenerationMetrics
@@ -32,6 +33,10 @@ DRAIN_S = 30.0
 """Seconds that running requests have at the end."""
 _FIXED = ("host", "port", "tls", "read_timeout_s")
 """Keys of `http` that cannot change while the process runs."""
+
+
+_OF_VERSIONS = ("models", "batching", "replicas", "resources", "compute")
+"""Keys of the config that a rollback sets back."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,15 @@ class LiveEndpoint:
         self.monitor = Monitor()
         self._starters = make_starters(self.monitor.listener)
         self._versions: dict[_Key, ModelVersion] = {}
+        self._before: tuple[ServeConfig, dict[_Key, ModelVersion]] | None = None
+        """Config and versions before the last change, while new versions are watched."""
+        self._watch: Watch | None = None
+        self._turn = asyncio.Lock()
+        self._taken_back: str | None = None
+        self.settle: Callable[[], None] = lambda: None
+        """Called when versions have come, and those that went have answered their requests."""
+        self.on_rollback: Callable[[], Awaitable[None]] | None = None
+        """Called when the endpoint has gone back to the models before the last change."""
         self._ending: dict[asyncio.Task[None], ModelVersion] = {}
         self._settings = settings or settings_of(config)
         self.monitor.registry.register(GenerationMetrics(self.registry))
@@ -85,7 +99,7 @@ class LiveEndpoint:
         Raises:
             OrchestrayError: a model cannot be served.
         """
-        await self._change(self.config, self._settings)
+        await self._change(self.config)
 
     async def apply(self, data: dict[str, Any], *, settings: HttpSettings | None = None) -> str:
         """Take over a changed config: new models are loaded and warm before a request reaches them.
@@ -104,7 +118,7 @@ class LiveEndpoint:
             OrchestrayError: a model cannot be served. Nothing has changed then.
         """
         config, clauses = _kept(self.config, data)
-        before, was = set(self._versions), self.config.traffic()
+        before, was, taken_back = set(self._versions), self.config.traffic(), self._taken_back
         settings = settings or settings_of(config)
         clauses = [*_describe_generation(self.config.generation, config.generation), *clauses]
         if self._settings.tokens and not settings.tokens:
@@ -114,6 +128,8 @@ class LiveEndpoint:
         clauses += [f"warning: {clause}" for clause in self.warnings]
         lacking = [version.generator_lacking for key, version in self._versions.items() if key not in before]
         clauses += [f"warning: {text.rstrip('.')}" for text in lacking if text is not None]
+        if taken_back is not None:
+            clauses.append(f"before this change, {taken_back}")
         return (
             "; ".join([*_describe_versions(before, set(self._versions), was, config), *clauses])
             or "nothing has changed"
@@ -123,7 +139,7 @@ class LiveEndpoint:
     def warnings(self) -> list[str]:
         """Clauses about this config for its owner."""
         own = warning_of(self.config, self._settings)
-        return [*([] if own is None else [own]), *self.registry.uncopied]
+        return [each for each in (own, self._taken_back, *self.registry.uncopied) if each is not None]
 
     async def take_over(self, config: ServeConfig, settings: HttpSettings) -> None:
         """Take over a validated config.
@@ -137,9 +153,11 @@ class LiveEndpoint:
         """
         is_same = settings == self._settings and config.generation == self.config.generation
         app = self._app if is_same else self._make_app(settings, config)
-        await self._change(config, settings)
-        self._app, self._settings, self.config = app, settings, config
-        self.shedding.follow(settings)
+        async with self._turn:
+            await self._change(config)
+            self._app, self._settings, self.config = app, settings, config
+            self.shedding.follow(settings)
+            self._taken_back = None
 
     async def drained(self) -> None:
         """Return when removed versions have answered their requests."""
@@ -157,6 +175,8 @@ class LiveEndpoint:
         Args:
             drain_s: seconds after which requests that are not answered yet fail, as with a model that hangs.
         """
+        if self._before is not None:
+            self._keep()
         versions = [*self.registry.versions, *self._ending.values()]
         draining = asyncio.create_task(self._drain())
         try:
@@ -176,22 +196,88 @@ class LiveEndpoint:
         finally:
             await self.drained()
 
-    async def _change(self, config: ServeConfig, settings: HttpSettings) -> None:
+    async def _change(self, config: ServeConfig) -> None:
         contents = [await asyncio.to_thread(self._starters.content, model) for model in config.models]
         wanted = {_key(model, config, content): model for model, content in zip(config.models, contents, strict=True)}
-        new = [key for key in wanted if key not in self._versions]
+        loaded = {**(self._before[1] if self._before else {}), **self._versions}
+        new = [key for key in wanted if key not in loaded]
         started = await _all_or_none([self._start(wanted[key], config) for key in new])
-        versions = {**self._versions, **dict(zip(new, started, strict=True))}
-        self._versions = {key: versions[key] for key in wanted}
-        shares: dict[str, list[Share]] = {}
-        traffic = config.traffic()
-        for key, model in wanted.items():
-            share = Share(self._versions[key], traffic.get((model.name, model.version), 0.0), model.shadow)
-            shares.setdefault(model.name, []).append(share)
-        for version in self.registry.update(shares):
+        there = {**loaded, **dict(zip(new, started, strict=True))}
+        versions = {key: there[key] for key in wanted}
+        self._replace(config, versions, loaded)
+
+    def _replace(
+        self, config: ServeConfig, versions: dict[_Key, ModelVersion], loaded: dict[_Key, ModelVersion]
+    ) -> None:
+        """Have these versions answer from the next request on, and end the others: after a watch, if there is one.
+
+        Args:
+            config: config with their shares.
+            versions: versions that answer.
+            loaded: versions that were loaded before.
+        """
+        watched = self._end_watch()
+        goes_on = self._before is not None and any(version in versions.values() for version in watched)
+        before = self._before if goes_on and self._before is not None else (self.config, self._versions)
+        self._versions, self._before = versions, None
+        self.registry.update(_shares(config, versions))
+        new = [
+            version
+            for key, version in versions.items()
+            if version not in before[1].values()
+            and any(key.name == other.name for other in before[1])
+            and version in self.registry[key.name].answering
+        ]
+        if new and config.update.rollback is not None:
+            self._before = before
+            self._watch = Watch(new, config.update.rollback, self.monitor, self._go_back, self._stand)
+        kept = {**versions, **(self._before[1] if self._before else {})}
+        if new or loaded != versions:
+            self._close(version for version in loaded.values() if version not in kept.values())
+
+    def _end_watch(self) -> list[ModelVersion]:
+        """End the watch on new versions, if there is one; return them."""
+        watch, self._watch = self._watch, None
+        return [] if watch is None else watch.end()
+
+    async def _stand(self) -> None:
+        """Keep the new versions: they have stood the watch."""
+        async with self._turn:
+            self._keep()
+
+    def _keep(self) -> None:
+        """End the versions before the change."""
+        assert self._before is not None
+        self._end_watch()
+        (_, old), self._before = self._before, None
+        self._close(version for version in old.values() if version not in self._versions.values())
+
+    async def _go_back(self, version: ModelVersion, reason: str) -> None:
+        """Have the versions before the change answer again; they are loaded and warm."""
+        async with self._turn:
+            assert self._before is not None
+            (config, old), self._before = self._before, None
+            self._end_watch()
+            models = {name: getattr(config, name) for name in _OF_VERSIONS}
+            self.config = self.config.model_copy(update=models)
+            gone, self._versions = self._versions, old
+            self.registry.update(_shares(config, old))
+            self._close(each for each in gone.values() if each not in old.values())
+            self.monitor.rollbacks.labels(version.name, version.version).inc()
+            at = time.strftime("%H:%M:%S")
+            self._taken_back = f"{version.name} version {version.version} was taken back at {at}: {reason}"
+            _log.warning("%s; the versions before it answer again", self._taken_back)
+            if self.on_rollback is not None:
+                await self.on_rollback()
+
+    def _close(self, versions: Iterable[ModelVersion]) -> None:
+        """End versions that get no more requests, once they have answered those that they have."""
+        for version in versions:
             task = asyncio.create_task(version.close())
             self._ending[task] = version
             task.add_done_callback(self._ending.pop)
+        drained = asyncio.ensure_future(self.drained())  # they are garbage then
+        drained.add_done_callback(lambda done: None if done.cancelled() else self.settle())
 
     async def _start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         began_s = time.perf_counter()
@@ -298,6 +384,17 @@ async def _all_or_none(starting: Iterable[Coroutine[Any, Any, ModelVersion]]) ->
         started = [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
         await asyncio.gather(*(version.close(drain=False) for version in started), return_exceptions=True)
         raise
+
+
+def _shares(config: ServeConfig, versions: dict[_Key, ModelVersion]) -> dict[str, list[Share]]:
+    """Return the shares of each name's versions."""
+    loaded = {(key.name, key.version): version for key, version in versions.items()}
+    traffic = config.traffic()
+    shares: dict[str, list[Share]] = {}
+    for model in config.models:
+        identity = model.name, model.version
+        shares.setdefault(model.name, []).append(Share(loaded[identity], traffic.get(identity, 0.0), model.shadow))
+    return shares
 
 
 def _key(model: ModelSection, config: ServeConfig, content: str) -> _Key:

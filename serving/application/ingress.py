@@ -36,6 +36,9 @@ class Ingress:
         self._thread = LoopThread("endpoint")
         self._started: _Endpoint | None = None
         self._memory: ChangeMemory
+        self._wanted: list[Wanted] = []
+        """The last change, after the one before it."""
+        self._turn = asyncio.Lock()
 
     async def reconfigure(self, wanted: Wanted) -> None:
         """Take over a config; Serve calls this at the start, and after a change of the application's `user_config`.
@@ -51,11 +54,23 @@ class Ingress:
         """
         if self._started is None:
             self._memory = ChangeMemory(wanted)
-            self._started = await self._thread.call(_Endpoint.start(self._memory.latest()))
-        elif (problem := (await self._take_over(wanted)).get("problem")) is None:
-            self._memory = ChangeMemory(wanted)
-        else:
-            _log.warning("the endpoint stays as it is: %s", problem)
+            self._wanted = [self._memory.latest()]
+            self._started = await self._thread.call(_Endpoint.start(self._wanted[-1]))
+            here = asyncio.get_running_loop()
+
+            async def remember() -> None:
+                asyncio.run_coroutine_threadsafe(self._remember_rollback(), here)
+
+            self._started.served.live.on_rollback = remember
+            return
+        async with self._turn:
+            if wanted["deployments"] != self._wanted[-1]["deployments"] and wanted["config"].get("update"):
+                _log.warning("no version is watched: Ray Serve has ended the replicas that a rollback would need")
+                wanted = {**wanted, "config": {**wanted["config"], "update": {}}}
+            if (problem := (await self._take_over(wanted)).get("problem")) is None:
+                self._memory = ChangeMemory(wanted)
+            else:
+                _log.warning("the endpoint stays as it is: %s", problem)
 
     async def change(self, wanted: Wanted) -> dict[str, Any]:
         """Take over a changed config, and remember it for an ingress that takes the place of this one.
@@ -63,17 +78,29 @@ class Ingress:
         Returns:
             `changed`, the changes in a sentence; or `problem`, why there are none, with its `exit_status`.
         """
-        answer = await self._take_over(wanted)
-        if "changed" in answer:
-            kept = self._endpoint.served.live.config.model_dump(mode="json", exclude_unset=True)  # its port is the same
-            await asyncio.to_thread(self._memory.write, {**wanted, "config": kept})
-        return answer
+        async with self._turn:
+            answer = await self._take_over(wanted)
+            if "changed" in answer:
+                await self._remember(wanted)
+            return answer
+
+    async def _remember_rollback(self) -> None:
+        """Remember that the endpoint has gone back to the models before the last change."""
+        async with self._turn:  # that change is remembered first
+            self._wanted = [{**self._wanted[-1], "deployments": self._wanted[0]["deployments"]}]
+            await self._remember(self._wanted[0])
+
+    async def _remember(self, wanted: Wanted) -> None:
+        kept = self._endpoint.served.live.config.model_dump(mode="json", exclude_unset=True)  # its port is the same
+        await asyncio.to_thread(self._memory.write, {**wanted, "config": kept})
 
     async def _take_over(self, wanted: Wanted) -> dict[str, Any]:
         try:
-            return {"changed": await self._thread.call(self._endpoint.change(wanted))}
+            changed = await self._thread.call(self._endpoint.change(wanted))
         except OrchestrayError as error:
             return {"problem": str(error), "exit_status": error.exit_status}
+        self._wanted = [self._wanted[-1], wanted]
+        return {"changed": changed}
 
     async def state(self) -> dict[str, Any]:
         """Return the `url` of the endpoint, and its `warnings` for its owner, as clauses."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -40,7 +40,6 @@ class Served:
         self.url = url_of(listening, http.host, scheme=scheme)
         self._server = HttpServer(live, listening, http, shedding=live.shedding)
         self._settings = ExitStack()
-        self._settle: Callable[[], None] = lambda: None
 
     async def warnings(self) -> list[str]:
         """Return clauses about its config for its owner."""
@@ -53,21 +52,16 @@ class Served:
             OrchestrayError: a model cannot be served.
         """
         self._settings.enter_context(_short_switches())
-        self._settle = self._settings.enter_context(gc_control.leaving_out())
+        settle = self._settings.enter_context(gc_control.leaving_out())
         await self.live.start()
-        self._settle()
+        settle()
+        self.live.settle = settle
         await self._server.start()
         return self.url
 
     async def apply(self, data: dict[str, Any], settings: HttpSettings | None = None) -> str:
         """Take over a changed config, and return the changes in a sentence; see `LiveEndpoint.apply`."""
-        before = {*self.live.registry.versions}
-        try:
-            return await self.live.apply(data, settings=settings)
-        finally:
-            if before != {*self.live.registry.versions}:
-                drained = asyncio.ensure_future(self.live.drained())  # removed versions are garbage then
-                drained.add_done_callback(lambda done: None if done.cancelled() else self._settle())
+        return await self.live.apply(data, settings=settings)
 
     async def end(self) -> None:
         """Answer running requests, for `DRAIN_S` in all: those who end it with a signal count on that."""

@@ -157,6 +157,24 @@ class ComputeSection(Section):
     """Division of the model over the processes of a replica; null: as in training."""
 
 
+class RollbackSection(Section):
+    """Bounds on the versions that `--update` brings: one that breaks a bound is taken back, with all of the change."""
+
+    error_rate: Percentage | None = None
+    """Per cent of a new version's requests that may fail with a 5xx status; null: any."""
+    p99_ms: AboveZero | None = None
+    """Bound of a new version's latency in milliseconds, which 99 % of its requests must keep; null: none."""
+    watch_s: AboveZero = 60.0
+    """Seconds for which new versions are watched; the versions that they replace stay loaded."""
+
+
+class UpdateSection(Section):
+    """Changes of the running endpoint by `--update`."""
+
+    rollback: RollbackSection | None = None
+    """Bounds that take a new version back; null: only another `--update` does."""
+
+
 class ServeConfig(Section):
     """An HTTP endpoint."""
 
@@ -178,6 +196,8 @@ class ServeConfig(Section):
     """Resources of one replica."""
     compute: ComputeSection = ComputeSection()
     """Computation of the model."""
+    update: UpdateSection = UpdateSection()
+    """Changes by `--update`."""
 
     @field_validator("models", mode="after")
     @classmethod

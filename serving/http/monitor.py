@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -27,6 +27,8 @@ class Monitor:
         self.live = LiveBatches()
         self.labels: Mapping[str, str] = {}
         """Labels of every metric in `text`, which distinguish this front from others behind the same address."""
+        self.on_answer: Callable[[str, str, int, float], None] | None = None
+        """Called with the arguments of `answered` for requests that reached a model, while new versions are watched."""
         self._watched: Registry | None = None
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
         self._shed_counters: dict[tuple[str, str, str], Counter] = {}
@@ -52,6 +54,7 @@ class Monitor:
         )
         self.shed = Counter("orchestray_shed", "Requests that were not run", (*_MODEL, "reason"), registry=to)
         self.batch_errors = Counter("orchestray_batch_errors", "Batches that failed as a whole", _MODEL, registry=to)
+        self.rollbacks = Counter("orchestray_rollbacks", "Changes taken back for this version", _MODEL, registry=to)
         self.runner_failures = Counter("orchestray_runner_failures", "Replicas that hung or died", _MODEL, registry=to)
 
     def listener(self, model: str, version: str) -> BatchListener:
@@ -68,6 +71,8 @@ class Monitor:
         requests.inc()
         if request_s is not None:
             request_s.observe(seconds)
+            if self.on_answer is not None:
+                self.on_answer(model, version, status, seconds)
 
     def shed_early(self, model: str, version: str, reason: str) -> None:
         """Count a request that was refused before any batcher; the names are empty if it reached no model."""

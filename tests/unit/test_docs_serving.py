@@ -14,6 +14,7 @@ from orchestray.serving.config import schema
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 WITHIN = {
+    "update.rollback": schema.RollbackSection,
     "models": schema.ModelSection,
     "replicas": schema.Scaling,
     "compute.network": schema.NetworkSection,

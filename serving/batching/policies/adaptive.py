@@ -15,6 +15,8 @@ _WORTH = {"mean": 5.0, "tail": 20.0, "throughput": 5.0}
 _ALL = 0.95
 _MANY_WINDOWS = 8
 _STALE = 2.0
+_MOST_LOST = 2.0
+"""Loss by waits in vain, in batch overheads for each request that waits, after which what was learned is forgotten."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,12 @@ class Adaptive(Policy):
         self._windows: deque[_Window] = deque()
         self._anchor: _Window | None = None
         self._horizon_s = 0.0
+        self._balance_s = 0.0
+        """Latency that waits have saved, less what they have cost, since it was last above 0."""
+        self._num_waiting = 0
+        """Requests that wait for others; 0: none does."""
+        self._since_s = 0.0
+        self._worth_s = 0.0
 
     @property
     def horizon_s(self) -> float:
@@ -60,6 +68,9 @@ class Adaptive(Policy):
 
     def arrived(self, now_s: float) -> None:
         self._close_windows(now_s)
+        if self._num_waiting:
+            self._pay(now_s, self._worth_s)
+            self._num_waiting += 1
         for window in self._windows:
             window.count += 1
             window.pattern.add_offset((now_s - window.began_s) / self._horizon_s)
@@ -67,6 +78,7 @@ class Adaptive(Policy):
             self._open(self._after_idle, now_s, 0.0)
 
     def finished(self, now_s: float, num_items: int) -> None:
+        self._num_waiting = 0
         self._close_windows(now_s)
         self._open(self._after_batch, now_s, num_items)
 
@@ -85,7 +97,29 @@ class Adaptive(Policy):
             window = self._windows.popleft()
             window.pattern.close(window.size, window.count)
 
+    def _pay(self, now_s: float, saved_s: float) -> None:
+        """Enter the wait since the last call in the balance; forget everything if waits have cost too much.
+
+        This is Page's test for a change ("Continuous inspection schemes", 1954), with the loss itself as its statistic:
+        a policy that has lost more than it may goes on as a new one.
+        """
+        cost_s = self._num_waiting * (now_s - self._since_s)
+        self._balance_s = min(0.0, self._balance_s + saved_s - cost_s)
+        self._since_s = now_s
+        if self._balance_s < -_MOST_LOST * self.model.a_s * self._num_waiting:
+            self._balance_s = 0.0
+            self._after_batch, self._after_idle = ArrivalPattern(), ArrivalPattern()
+            self._windows.clear()
+
     def wait_s(self, opportunity: Opportunity) -> float:
+        if self._num_waiting:
+            self._pay(opportunity.now_s, 0.0)
+        wait_s = self._best_wait_s(opportunity)
+        is_paid = wait_s > 0.0 and self.objective != "throughput"
+        self._num_waiting, self._since_s = opportunity.num_queued if is_paid else 0, opportunity.now_s
+        return wait_s
+
+    def _best_wait_s(self, opportunity: Opportunity) -> float:
         anchor = self._anchor
         self._close_windows(opportunity.now_s)
         if anchor is None or not self._windows or anchor is not self._windows[-1]:
@@ -121,6 +155,7 @@ class Adaptive(Policy):
         worth_s = overhead_s * (1.0 + (_WORTH[self.objective] - 1.0) * returning)
         longer_s = (1.0 - returning) * self.model.c_s * num_queued
         each_s, num_losing = worth_s - longer_s, num_queued + total
+        self._worth_s = each_s
         if each_s <= 0.0:
             return 0.0
         most_s = min(total * (shares[NUM_BINS] - share_now) / left, room) * each_s

@@ -1,0 +1,72 @@
+"""The watch on new versions after a change: the old ones stay warm, and take over again if the new ones fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from orchestray.serving.config.schema import RollbackSection
+from orchestray.serving.http.monitor import Monitor
+from orchestray.serving.routing.endpoint import ModelVersion
+from orchestray.serving.routing.rollback import Verdict
+
+_log = logging.getLogger("orchestray.serving")
+
+_LOOK_S = 0.25
+
+
+class Watch:
+    """A watch on new versions for `rollback.watch_s` seconds, in a task of the running loop.
+
+    Args:
+        versions: the new versions.
+        rollback: bounds on their answers.
+        monitor: reports the answers.
+        go_back: called with the version that broke a bound, and how, as a clause.
+        is_over: called if none did.
+    """
+
+    def __init__(
+        self,
+        versions: Sequence[ModelVersion],
+        rollback: RollbackSection,
+        monitor: Monitor,
+        go_back: Callable[[ModelVersion, str], Awaitable[None]],
+        is_over: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._until_s = self._loop.time() + rollback.watch_s
+        self._monitor, self._go_back, self._is_over = monitor, go_back, is_over
+        self._verdicts = {
+            (version.name, version.version): (
+                version,
+                Verdict(self._loop.time(), error_rate=rollback.error_rate, p99_ms=rollback.p99_ms),
+            )
+            for version in versions
+        }
+        monitor.on_answer = self._answered
+        self._task = self._loop.create_task(self._run())
+
+    def end(self) -> list[ModelVersion]:
+        """End the watch without a judgement; return the new versions."""
+        if self._monitor.on_answer == self._answered:
+            self._monitor.on_answer = None
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+        return [version for version, _ in self._verdicts.values()]
+
+    def _answered(self, model: str, version: str, status: int, seconds: float) -> None:
+        if (found := self._verdicts.get((model, version))) is not None:
+            found[1].answered(self._loop.time(), status, seconds)
+
+    async def _run(self) -> None:
+        while self._loop.time() < self._until_s:
+            await asyncio.sleep(_LOOK_S)
+            for version, verdict in self._verdicts.values():
+                stats = version.batcher.stats
+                reason = verdict.reason(self._loop.time(), stats.num_queued + stats.num_in_flight)
+                if reason is not None:
+                    await self._go_back(version, reason)
+                    return
+        await self._is_over()

@@ -1,0 +1,94 @@
+"""Rollback on a real endpoint under load: a bad version loses its share, and nothing else."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestray.serving.api import update
+from support import bad_task
+from support.patience import PATIENCE_S
+from support.served import written_run
+from unit.serving.application.test_endpoint import ask, serving
+
+BODY = {"inputs": [1.0] * 4}
+
+
+def text_of(port: int, path: str) -> str:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection.request("GET", path)
+    return connection.getresponse().read().decode()
+
+
+@pytest.mark.parametrize(
+    ("bad", "share", "why"),
+    [
+        ({"fails": True}, 20, "requests failed, more than 1 %"),
+        ({"late_s": 0.06}, 100, "requests took more than 50 ms"),
+    ],
+)
+def test_a_bad_version_under_load_goes_back_by_itself_with_no_failure_beyond_its_share(
+    tmp_path: Path, bad: dict[str, Any], share: int, why: str
+) -> None:
+    kind = f"{Path(bad_task.__file__)}:Bad"
+    good_run = written_run(tmp_path, "good", task={"type": kind})
+    bad_run = written_run(tmp_path, "bad", task={"type": kind, **bad})
+    first = {"name": "digits", "run": str(good_run), "version": 1, "traffic": 100 - share}
+    second = {"name": "digits", "run": str(bad_run), "version": 2, "traffic": share}
+    bounds = {"rollback": {"error_rate": 1.0, "p99_ms": 50.0}}
+    before = {"name": "endpoint", "http": {"port": 0}, "models": [{**first, "traffic": 100}]}
+    after = {**before, "models": [first, second] if share < 100 else [second], "update": bounds}
+    answers: list[tuple[str, int]] = []
+    with serving(tmp_path, before) as port:
+        done = threading.Event()
+
+        def client() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+            while not done.is_set():
+                connection.request("POST", "/predict", json.dumps(BODY), {"content-type": "application/json"})
+                answer = connection.getresponse()
+                answer.read()
+                answers.append((answer.headers["x-model-version"], answer.status))
+
+        thread = threading.Thread(target=client)
+        thread.start()
+        try:
+            assert "digits version 2 is new" in update(after, runs_dir=tmp_path)
+            changed_s = time.monotonic()
+            while 'orchestray_rollbacks_total{model="digits",version="2"} 1.0' not in text_of(port, "/metrics"):
+                assert time.monotonic() < changed_s + PATIENCE_S
+                done.wait(0.05)
+            num_before = len(answers) + 1
+            while len(answers) < num_before + 20:
+                done.wait(0.01)
+        finally:
+            done.set()
+            thread.join(PATIENCE_S)
+        assert set(answers[num_before:]) == {("1", 200)}
+        assert {status for version, status in answers if version == "1"} == {200}
+        assert ask(port, "/predict?version=2", BODY)[0] == 404
+        told = update(before, runs_dir=tmp_path)
+        assert "digits version 2 was taken back at " in told
+        assert why in told
+        assert update(before, runs_dir=tmp_path) == "nothing has changed"
+
+
+def test_versions_that_stand_the_watch_stay_and_those_before_them_end(tmp_path: Path) -> None:
+    task = {"type": f"{Path(bad_task.__file__)}:Bad"}
+    runs = [str(written_run(tmp_path, name, task=task)) for name in ("one", "two")]
+    config = {"name": "endpoint", "http": {"port": 0}, "update": {"rollback": {"error_rate": 1.0, "watch_s": 0.3}}}
+    with serving(tmp_path, {**config, "models": [{"name": "digits", "run": runs[0], "version": 1}]}) as port:
+        names = {thread.name for thread in threading.enumerate()}
+        update({**config, "models": [{"name": "digits", "run": runs[1], "version": 2}]}, runs_dir=tmp_path)
+        until_s = time.monotonic() + PATIENCE_S
+        while len(threading.enumerate()) > len(names) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        assert ask(port, "/predict?version=1", BODY)[0] == 404
+        assert ask(port, body=BODY)[0] == 200
+        assert "orchestray_rollbacks_total{" not in text_of(port, "/metrics")
