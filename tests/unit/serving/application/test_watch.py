@@ -26,6 +26,11 @@ def text_of(port: int, path: str) -> str:
     return connection.getresponse().read().decode()
 
 
+def num_models() -> int:
+    """Return the number of models in this process: each has a thread."""
+    return sum(thread.name.startswith("model-digits") for thread in threading.enumerate())
+
+
 @pytest.mark.parametrize(
     ("bad", "share", "why"),
     [
@@ -84,10 +89,11 @@ def test_versions_that_stand_the_watch_stay_and_those_before_them_end(tmp_path: 
     runs = [str(written_run(tmp_path, name, task=task)) for name in ("one", "two")]
     config = {"name": "endpoint", "http": {"port": 0}, "update": {"rollback": {"error_rate": 1.0, "watch_s": 0.3}}}
     with serving(tmp_path, {**config, "models": [{"name": "digits", "run": runs[0], "version": 1}]}) as port:
-        names = {thread.name for thread in threading.enumerate()}
+        before = num_models()
         update({**config, "models": [{"name": "digits", "run": runs[1], "version": 2}]}, runs_dir=tmp_path)
         until_s = time.monotonic() + PATIENCE_S
-        while len(threading.enumerate()) > len(names) and time.monotonic() < until_s:
+        while num_models() > before:
+            assert time.monotonic() < until_s
             time.sleep(0.02)
         assert ask(port, "/predict?version=1", BODY)[0] == 404
         assert ask(port, body=BODY)[0] == 200
