@@ -1,7 +1,7 @@
 """Kubernetes objects for an endpoint on KubeRay. Writing them needs no cluster.
 
-A RayService is a Ray cluster and its applications of Ray Serve: the operator starts the pods, replaces those that die,
-brings a changed config to the endpoint, and makes the Service that sends requests to the pods.
+A RayService is a Ray cluster and its applications of Ray Serve. The operator starts the pods, replaces those that die,
+and makes the Service that sends requests to them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from orchestray.platform.errors import ConfigError
 from orchestray.serving.config.load import dump_serve_yaml
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 
+_APP = f"{__name__.removesuffix('.lifecycle.manifest')}:app"
+"""The place of the application's builder, in the package of all of serving."""
 _RUNS = "/runs"
 _CONFIG = "/etc/orchestray"
 _PORT = 8000
@@ -101,7 +103,7 @@ def _service(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
     application = {
         "name": name,
         "route_prefix": "/",
-        "import_path": "orchestray.serving:app",
+        "import_path": _APP,
         "args": {"config": f"{_CONFIG}/serve.yaml"},
     }
     served = {
