@@ -25,6 +25,7 @@ class Workload:
 def workloads(a_s: float, c_s: float, num_requests: int) -> list[Workload]:
     """Return what is offered to a model of these service times, about `num_requests` each."""
     from lab import batching_simulation as sim
+    from orchestray.loadtest.arrivals import bursts, poisson
 
     capacity = MAX_BATCH_SIZE / (a_s + c_s * MAX_BATCH_SIZE)
 
@@ -47,9 +48,9 @@ def workloads(a_s: float, c_s: float, num_requests: int) -> list[Workload]:
 
     made = [closed(f"closed, {n} clients", n, network_s, 0.001) for n in (1, 2, 4, 8, 16, 32, 64)]
     made.append(closed("closed, 16 clients that think", 16, lambda rng: rng.expovariate(1 / (2 * a_s)), 2 * a_s))
-    made += [opened(f"Poisson, {load:.0%}", load * capacity, sim.poisson) for load in (0.1, 0.5, 0.9)]
+    made += [opened(f"Poisson, {load:.0%}", load * capacity, poisson) for load in (0.1, 0.5, 0.9)]
     made += [
-        opened(f"bursts of 8, {load:.0%}", load * capacity, lambda rate, rng: sim.bursts(rate, 8, 0.0005, rng))
+        opened(f"bursts of 8, {load:.0%}", load * capacity, lambda rate, rng: bursts(rate, 8, 0.0005, rng))
         for load in (0.1, 0.5)
     ]
     made.append(
