@@ -128,8 +128,10 @@ async def kill_the_controller() -> None:
     import ray
     from ray import serve
 
+    controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")  # held: a call by a lost handle may hang
+
     def pid() -> int:
-        return int(ray.get(ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve").get_pid.remote()))
+        return int(ray.get(controller.get_pid.remote()))
 
     def has_recovered() -> bool:
         deployments_ = serve.status().applications[NAME].deployments.values()
