@@ -1,4 +1,4 @@
-"""Versions whose replicas are deployments of the application: the batcher sends them whole batches."""
+"""Versions whose replicas are deployments of the application: the batcher sends them whole batches by their handle."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.application import serve_apps
-from orchestray.serving.application.batch_channel import BatchConnection, Door
 from orchestray.serving.application.deployments import deployment_name, has_replicas, model_deployment, model_key
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.starting import add_generator
-from orchestray.serving.batching import Batcher
+from orchestray.serving.batching import Batcher, RunnerLostError
 from orchestray.serving.batching.runner import RunnerHandle
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 from orchestray.serving.models.signature import Output, Sample, Signature
@@ -37,8 +35,6 @@ _TAKING = ("RUNNING", "RECOVERING", "UPDATING", "PENDING_MIGRATION")
 """States of replicas that take requests; a controller that was started again finds them as RECOVERING."""
 _LOOK_EVERY_S = 0.5
 """Seconds between two looks at the number of replicas that run."""
-_ANSWER_S = 2.0
-"""Seconds within which a replica says where it listens; one that has just died does not."""
 
 
 class ApplicationStarters(Starters):
@@ -114,7 +110,6 @@ class ApplicationStarters(Starters):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await replicas.close()
             if own is not None:
                 await asyncio.to_thread(serve_apps.delete, own)
 
@@ -124,8 +119,8 @@ class ApplicationStarters(Starters):
 class DeployedReplicas:
     """The replicas of a deployment as runners of a batcher: as many as run.
 
-    Each has a connection, on which the next batch is sent before the last has ended. A replica that dies loses no
-    request: its batches are run once more.
+    A runner has a replica of its own, to which `SlotRouter` sends its batches. The next one is sent before the last has
+    ended: the replica does not wait for it. A replica that dies loses no request: its batches are run once more.
 
     Args:
         handle: handle of the deployment.
@@ -141,9 +136,8 @@ class DeployedReplicas:
         self._name = name
         self._application = application
         self._batcher = batcher
-        self._connections: dict[str, BatchConnection] = {}
-        """Maps the id of a replica to its connection."""
-        self._following: set[asyncio.Task[None]] = set()
+        self._runners: dict[int, RunnerHandle[Sample, Output]] = {}
+        """Maps the slot of a replica to its runner."""
         self._num_made = 0
         self._paces_s: deque[float] = deque(maxlen=_PACES)
 
@@ -155,71 +149,48 @@ class DeployedReplicas:
                 await self.look()
 
     async def look(self) -> None:
-        """Look once at the number of replicas that run, and connect to those that have come.
-
-        Raises:
-            OrchestrayError: there are some, and none can be reached.
-        """
+        """Look once at the number of replicas that run, and have as many runners."""
         count = await asyncio.to_thread(_num_running, self._name, self._application)
-        if count <= len(self._connections):
+        if count is None:
             return
-        asked = [_within(self._handle.door.remote(slot=slot)) for slot in range(count)]
-        doors = [door for door in await asyncio.gather(*asked, return_exceptions=True) if isinstance(door, Door)]
-        for door in doors:
-            if door.replica in self._connections:
-                continue
-            try:
-                self._add(door, await BatchConnection.open(door))
-            except (OSError, EOFError) as error:  # a TimeoutError is an OSError; it may have ended just now
-                problem = f"no connection to replica {door.replica} at {door.host}:{door.port}: {error}"
-                _log.warning("%s", problem)
-                if not self._connections:
-                    raise OrchestrayError(
-                        f"{problem}; nodes must reach each other at all ports, as Ray wants"
-                    ) from error
-
-    def _add(self, door: Door, connection: BatchConnection) -> None:
-        self._num_made += 1
-        run = partial(self._run, connection)
-        runner = self._batcher.add_runner(run, name=f"{self._name}-{self._num_made}", pace_s=self._pace_s)
-        self._connections[door.replica] = connection
-        task = asyncio.create_task(self._until_closed(door.replica, runner))
-        self._following.add(task)
-        task.add_done_callback(self._following.discard)
-
-    async def _until_closed(self, replica: str, runner: RunnerHandle[Sample, Output]) -> None:
-        """Remove a replica's runner when its connection has ended."""
-        await self._connections[replica].closed.wait()
-        del self._connections[replica]
-        self._batcher.retire(runner)
-
-    async def close(self) -> None:
-        """End the connections."""
-        await asyncio.gather(*[connection.close() for connection in self._connections.values()])
+        for slot, runner in list(self._runners.items()):
+            if slot >= count or runner.removed:
+                self._batcher.retire(self._runners.pop(slot))
+        for slot in range(count):
+            if slot not in self._runners:
+                self._num_made += 1
+                name = f"{self._name}-{self._num_made}"
+                run = partial(self._run, slot)
+                self._runners[slot] = self._batcher.add_runner(run, name=name, pace_s=self._pace_s)
 
     def _pace_s(self) -> float:
         """Return the seconds that a replica needs for a full batch; infinite before the first."""
         return statistics.median_low(self._paces_s) if self._paces_s else math.inf
 
-    async def _run(self, connection: BatchConnection, samples: Sequence[Sample]) -> list[Output | Exception]:
-        answers, seconds = await connection.run(samples)
-        self._paces_s.append(seconds * max(1.0, self._batcher.max_batch_size / len(samples)))
+    async def _run(self, slot: int, samples: Sequence[Sample]) -> list[Output | Exception]:
+        from ray.exceptions import RayError
+
+        answer: Any = self._handle.run.remote(list(samples), slot=slot)
+        try:
+            answers: list[Output | Exception]
+            answers, seconds = await answer
+            self._paces_s.append(seconds * max(1.0, self._batcher.max_batch_size / len(samples)))
+        except RayError as error:
+            raise RunnerLostError(f"A replica of {self._name} is gone: {error}") from error
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
         return answers
 
 
-async def _within(answer: Any) -> Any:
-    async with asyncio.timeout(_ANSWER_S):
-        return await answer
-
-
-def _num_running(name: str, application_name: str) -> int:
-    """Return the number of replicas of a deployment that take requests; 0 if Serve's controller does not know yet."""
+def _num_running(name: str, application_name: str) -> int | None:
+    """Return the number of replicas of a deployment that take requests; None: Serve's controller does not know yet."""
     from ray import serve
 
     application = serve.status().applications.get(application_name)
     deployment = None if application is None else application.deployments.get(name)
     if deployment is None:
-        return 0
+        return None
     states: Any = deployment.replica_states  # by strings, or an enum of strings
     return sum(int(states.get(state, 0)) for state in _TAKING)
 

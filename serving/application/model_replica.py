@@ -1,12 +1,12 @@
-"""A replica of a model as a deployment of Ray Serve, to which the ingress sends whole batches."""
+"""A replica of a model as a deployment of Ray Serve, which the ingress calls with whole batches."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestray.serving.application.batch_channel import BatchServer, Door
+from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.replicas.batch_thread import BatchThread
 
 
@@ -23,28 +23,26 @@ class ModelReplica:
         Raises:
             OrchestrayError: it cannot be served.
         """
-        import ray
-        from ray import serve
-
         from orchestray.serving.models.load import load_served_model  # torch: late
 
         self._run_timeout_s = run_timeout_s
         self._model = await asyncio.to_thread(load_served_model, **load)
         self._thread = BatchThread(self._model)
-        self._server = BatchServer(serve.get_replica_context().replica_id.unique_id, self._thread)
-        self._door = await self._server.start(ray.util.get_node_ip_address())
 
     async def signature(self) -> dict[str, Any]:
         """Return the model's signature, as `Signature.from_dict` takes it."""
         return self._model.signature.to_dict()
 
-    async def door(self, *, slot: int | None = None) -> Door:
-        """Return where the replica takes batches.
+    async def run(
+        self, samples: Sequence[Sample], *, slot: int | None = None
+    ) -> tuple[list[Output | Exception], float]:
+        """Return an answer, or an error, for each sample of a batch, and the seconds that the model took.
 
         Args:
-            slot: for the router of the deployment, which has sent the call here.
+            samples: the batch; batches are run in the order given.
+            slot: for the router of the deployment, which has sent the batch here.
         """
-        return self._door
+        return await self._thread.run_timed(samples)
 
     async def check_health(self) -> None:
         """Check the replica's health for Serve, which replaces one that raises here.
@@ -54,8 +52,3 @@ class ModelReplica:
         """
         if self._run_timeout_s is not None and self._thread.busy_s > self._run_timeout_s:
             raise RuntimeError(f"a batch has run for {self._thread.busy_s:.1f} s")
-
-    async def __del__(self) -> None:
-        """Answer the batches that have come, in Serve's last call before it ends the process."""
-        if hasattr(self, "_server"):
-            await self._server.close()

@@ -1,7 +1,7 @@
-"""The request router of a model's deployment: a call names the replica that is to answer it.
+"""The request router of a model's deployment: the batcher knows which replica is free, and names it in its calls.
 
-The ingress asks each replica where it listens; Serve's own router would choose one by chance. Imports Ray, by which it
-is loaded.
+Serve's own router would choose by chance between replicas that have room, also one that is busy. Imports Ray, by which
+it is loaded.
 """
 
 from __future__ import annotations
