@@ -9,7 +9,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.usercode.beside import Texts, find_code
-from orchestray.platform.usercode.own_names import import_file, without_own_names
+from orchestray.platform.usercode.own_names import import_file, modules_found, without_own_names
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,6 +160,12 @@ class TaskSource:
         if text is None:
             raise TaskError(f"cannot read the {noun} file {file}: No such file or directory")
         return cls(name, dict(arguments), str(file), text, find_code(file, text, texts).beside)
+
+    def as_imported(self) -> Self:
+        """Return the source with the modules, too, that this process found at their import, by no text's name."""
+        if self.file is None:
+            return self
+        return replace(self, modules={**self.modules, **modules_found(self.file, self.source or "", self.modules)})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

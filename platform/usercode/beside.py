@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,7 +23,10 @@ MAX_BYTES = 4 * 1024 * 1024
 """Largest total size of the modules beside a file, in bytes: their text goes to every worker, and into the run."""
 
 _DYNAMIC = frozenset({"import_module", "__import__", "iter_modules", "walk_packages"})
-"""Functions that import what the text does not name: all modules of the package that calls one belong to it."""
+"""Functions that import what the text does not name: all modules of the package that calls one belong to it.
+
+So do all modules of a package that the name begins with: `import_module(f"models.{kind}")`.
+"""
 
 _sent: ContextVar[Mapping[str, str]] = ContextVar("texts of files", default=MappingProxyType({}))
 
@@ -79,6 +82,8 @@ class Code:
     """File of each module, the file itself included."""
     texts: dict[Path, str]
     """Text of each file, the file itself included."""
+    roots: tuple[Path, ...]
+    """Folders in which names are looked for: the file's own, and that of its package."""
 
     @property
     def beside(self) -> dict[str, str]:
@@ -98,43 +103,81 @@ def find_code(file: Path, text: str, texts: Texts) -> Code:
     Raises:
         TaskError: a module cannot be read, or they are too large together.
     """
-    return _Search(file, text, texts).code()
+    package = _package_of(file, text, texts)
+    own = [] if file.name == "__init__.py" and package else [file.stem.replace(".", "_")]
+    main = ".".join([*package, *own])
+    code = Code(main, {main: file}, {file: text}, tuple(dict.fromkeys([file.parent, file.parents[len(package)]])))
+    search = _Search(code, texts, [main])
+    search.with_module(".".join(package))
+    return search.with_files(texts.given) if texts.is_all else code
+
+
+def with_module(code: Code, name: str) -> Code:
+    """Return a code with a module that its texts do not name, as it is on this machine, and those that it imports.
+
+    Args:
+        code: the code.
+        name: dotted name of the module; if none is beside the file, the same code is returned.
+
+    Raises:
+        TaskError: a module cannot be read, or they are too large together.
+    """
+    known = Texts({str(path): text for path, text in code.texts.items()})
+    copy = Code(code.main, dict(code.files), dict(code.texts), code.roots)
+    return _Search(copy, known, []).with_module(name, is_whole="." not in name)
+
+
+def is_installed(name: str, roots: Sequence[Path]) -> bool:
+    """Return True if a module of this name, which has no dots, is also elsewhere than in these folders."""
+    found = PathFinder.find_spec(name, [folder for folder in sys.path if Path(folder).absolute() not in roots])
+    return found is not None and found.loader is not None and found.origin is not None
 
 
 class _Search:
     """A search for the modules of one file."""
 
-    def __init__(self, file: Path, text: str, texts: Texts) -> None:
-        self._texts = texts
-        self._package = self._package_of(file, text)
-        self._roots = list(dict.fromkeys([file.parent, file.parents[len(self._package)]]))
-        own = [] if file.name == "__init__.py" and self._package else [file.stem.replace(".", "_")]
-        main = ".".join([*self._package, *own])
-        self._code = Code(main, {main: file}, {file: text})
-        self._pending = [(main, text)]
-        self._num_bytes = 0
-        self._add(".".join(self._package))
+    def __init__(self, code: Code, texts: Texts, pending: list[str]) -> None:
+        self._code, self._texts = code, texts
+        self._pending = pending
+        """Modules whose imports are still to be read."""
+        self._num_bytes = sum(len(text.encode()) for text in code.beside.values())
 
-    def code(self) -> Code:
+    def with_files(self, paths: Iterable[str]) -> Code:
+        """Add the files of these that no import names."""
+        for path in sorted(map(Path, paths)):
+            if path not in self._code.texts:
+                for root in filter(path.is_relative_to, self._code.roots):
+                    self.with_module(_module_at(path, root))
+        return self._code
+
+    def with_module(self, name: str, *, is_whole: bool = False) -> Code:
+        """Add a module and those that it imports; with `is_whole` all of a folder that is a package without a file."""
+        self._add(name)
+        if is_whole and name not in self._code.files and not is_installed(name, self._code.roots):
+            self._add_all(name)
         while self._pending:
-            module, text = self._pending.pop()
+            module = self._pending.pop()
             path = self._code.files[module]
             package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-            tree = _parsed(text)
-            for name in _names_imported(tree, package):
-                self._add(name)
-            if package and _is_dynamic(tree):
-                for other in self._texts.modules_in(path.parent):
-                    inside = other.relative_to(path.parent).with_suffix("").parts
-                    self._add(".".join([package, *(inside[:-1] if inside[-1] == "__init__" else inside)]))
+            tree = _parsed(self._code.texts[path])
+            for imported in _names_imported(tree, package):
+                self._add(imported)
+            for whole in _packages_imported_whole(tree, package):
+                self._add_all(whole)
         return self._code
+
+    def _add_all(self, package: str) -> None:
+        """Add all modules of a package."""
+        for folder in [root.joinpath(*package.split(".")) for root in self._code.roots]:
+            for path in self._texts.modules_in(folder):
+                self._add(".".join(filter(None, [package, _module_at(path, folder)])))
 
     def _add(self, name: str) -> None:
         """Add a module, with the packages around it, if its file is beside the user's."""
         parts = name.split(".")
         if not all(parts) or parts[0] in sys.builtin_module_names:
             return
-        for root in self._roots:
+        for root in self._code.roots:
             if found := self._chain(root, parts):
                 for module, (path, text) in found.items():
                     self._take(module, path, text)
@@ -147,49 +190,19 @@ class _Search:
             place = root.joinpath(*parts[:depth])
             for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
                 text = self._code.texts.get(path)
-                text = self._read(path) if text is None else text
+                text = _read(self._texts, path) if text is None else text
                 if text is not None:
                     found[".".join(parts[:depth])] = path, text
                     break
         # A folder without __init__.py is a package only where no other is, as for Python itself.
-        return {} if found and parts[0] not in found and self._is_installed(parts[0]) else found
-
-    def _is_installed(self, name: str) -> bool:
-        if self._texts.is_all or name in self._package:
-            return False
-        folders = {str(root) for root in self._roots}
-        found = PathFinder.find_spec(name, [folder for folder in sys.path if folder not in folders])
-        return found is not None and found.loader is not None and found.origin is not None
-
-    def _package_of(self, file: Path, text: str) -> list[str]:
-        """Return the names of the packages that a file is in; none if it is not a module of a package."""
-        names: list[str] = []
-        folder = file.parent
-        while folder.name and self._read(folder / "__init__.py") is not None:
-            names.insert(0, folder.name)
-            folder = folder.parent
-        tree = _parsed(text)
-        levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        depth = max(levels, default=0) - 1
-        if depth < 0 and not (names and any(name.split(".")[0] == names[0] for name in _names_imported(tree, ""))):
-            return []
-        while len(names) < depth and folder.name:  # two dots lead out of a folder without __init__.py, too
-            names.insert(0, folder.name)
-            folder = folder.parent
-        return names
-
-    def _read(self, path: Path) -> str | None:
-        try:
-            return self._texts.read(path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise TaskError(f"cannot read {path}, which the task imports: {reason}") from error
+        is_folder = bool(found) and parts[0] not in found and parts[0] != self._code.main.partition(".")[0]
+        return {} if is_folder and not self._texts.is_all and is_installed(parts[0], self._code.roots) else found
 
     def _take(self, module: str, path: Path, text: str) -> None:
         if module in self._code.files:
             return
         self._code.files[module], self._code.texts[path] = path, text
-        self._pending.append((module, text))
+        self._pending.append(module)
         self._num_bytes += len(text.encode())
         if self._num_bytes > MAX_BYTES:
             raise TaskError(
@@ -197,6 +210,37 @@ class _Search:
                 f"{MAX_BYTES // 2**20} MB of text, too much to send to every worker and to keep with every run "
                 f"(the last is {path}): install them as a package where the workers run, or import fewer"
             )
+
+
+def _module_at(path: Path, folder: Path) -> str:
+    parts = path.relative_to(folder).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _package_of(file: Path, text: str, texts: Texts) -> list[str]:
+    """Return the names of the packages that a file is in; none if it is not a module of a package."""
+    names: list[str] = []
+    folder = file.parent
+    while folder.name and _read(texts, folder / "__init__.py") is not None:
+        names.insert(0, folder.name)
+        folder = folder.parent
+    tree = _parsed(text)
+    levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    depth = max(levels, default=0) - 1
+    if depth < 0 and not (names and any(name.split(".")[0] == names[0] for name in _names_imported(tree, ""))):
+        return []
+    while len(names) < depth and folder.name:  # two dots lead out of a folder without __init__.py, too
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return names
+
+
+def _read(texts: Texts, path: Path) -> str | None:
+    try:
+        return texts.read(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise TaskError(f"cannot read {path}, which the task imports: {reason}") from error
 
 
 def _parsed(text: str) -> ast.Module:
@@ -223,14 +267,23 @@ def _names_imported(tree: ast.AST, package: str) -> Iterator[str]:
                 yield _absolute(name.value, package) or ""
 
 
-def _is_dynamic(tree: ast.AST) -> bool:
-    """Return True if a module imports others by names that its text does not show."""
-    return any(
-        isinstance(node, ast.Call)
-        and _called(node) in _DYNAMIC
-        and not (node.args and isinstance(node.args[0], ast.Constant))
-        for node in ast.walk(tree)
-    )
+def _packages_imported_whole(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yield the packages of which a module of `package` imports modules by names that its text does not show."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) in _DYNAMIC:
+            name = node.args[0] if node.args else None
+            if not isinstance(name, ast.Constant):
+                around = _absolute(_beginning(name).rpartition(".")[0], package) or package
+                yield from [around] if around else []
+
+
+def _beginning(name: ast.expr | None) -> str:
+    """Return the constant text that an expression begins with: `models.` of `f"models.{kind}"`."""
+    if isinstance(name, ast.JoinedStr) and name.values:
+        return _beginning(name.values[0])
+    if isinstance(name, ast.BinOp) and isinstance(name.op, ast.Add):
+        return _beginning(name.left)
+    return name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
 
 
 def _called(node: ast.Call) -> str:

@@ -63,6 +63,37 @@ def test_a_search_has_the_places_that_a_training_before_kept_warm(cluster: Clust
     assert not cluster.parked
 
 
+EDITED = """
+import importlib
+import torch
+from orchestray.trainers.tasks.digits import Digits
+from widths import WIDTH
+NAME = "hid" + "den"  # no text says it
+class Edited(Digits):
+    def build_model(self):
+        hidden = importlib.import_module(NAME).WIDTH
+        return torch.nn.Sequential(torch.nn.Linear(64, hidden), torch.nn.Linear(hidden, WIDTH))
+"""
+
+
+def test_modules_edited_between_two_trainings_are_new_for_workers_that_are_warm(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(EDITED)
+    train = {"batch_size": 64, "steps": 1, "optimizer": {"type": "sgd", "lr": 0.1}}
+    wanted = {"task": {"type": f"{tmp_path}/task.py:Edited"}, "train": train}
+    for hidden, width in ((3, 10), (4, 12)):
+        (tmp_path / "widths.py").write_text(f"WIDTH = {width}")
+        (tmp_path / "hidden.py").write_text(f"WIDTH = {hidden}")
+        orchestray.train(wanted, runs_dir=tmp_path, name=f"of{hidden}")
+    assert cluster.parked
+    for name in ("widths", "hidden"):
+        (tmp_path / f"{name}.py").unlink()
+    shapes = {n: [len(each.bias) for each in load_run(tmp_path / n).load_model()] for n in ("of3", "of4")}  # type: ignore[attr-defined]
+    assert shapes == {"of3": [3, 10], "of4": [4, 12]}
+
+
 def test_each_way_to_fail_is_recorded_and_the_search_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     import ray
 

@@ -105,6 +105,50 @@ def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_reque
     assert (ended, "Traceback" in stderr) == (0, False)
 
 
+OWN = """
+import importlib
+import torch
+from layers import Shift
+def late():
+    return importlib.import_module("lay" + "ers").Shift
+class Own:
+    def __init__(self, times=1):
+        self.times = times
+    def build_model(self):
+        return torch.nn.Sequential(*(late()() for _ in range(self.times)), Shift())
+    def example_inputs(self):
+        return torch.zeros(3)
+    def dataset(self, split): ...
+    def to_batch(self, columns): ...
+    def loss(self, outputs, batch): ...
+    def metrics(self, outputs, batch): ...
+"""
+
+
+def test_models_and_versions_of_own_tasks_start_together_each_with_its_own_helper_of_one_name(tmp_path: Path) -> None:
+    models = []
+    for name, shift in (("a", 1.0), ("b", 10.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "task.py").write_text(OWN)
+        layer = f"import torch\nclass Shift(torch.nn.Module):\n    def forward(self, x): return x + {shift}"
+        (tmp_path / name / "layers.py").write_text(layer)
+        for version in (1, 2):
+            task = {"type": f"{tmp_path}/{name}/task.py:Own", "times": version}
+            run = written_run(tmp_path / "runs", f"{name}{version}", task=task)
+            models.append(
+                {"name": name, "run": str(run), "version": version, **({"traffic": 0} if version > 1 else {})}
+            )
+        shutil.rmtree(tmp_path / name)  # the runs have it
+    config = tmp_path / "endpoint.yaml"
+    config.write_text(json.dumps({"name": "own", "models": models}))
+    endpoint = Endpoint(config, cwd=tmp_path)
+    try:
+        answers = [endpoint.predict([0.0] * 3, f"?model={m['name']}&version={m['version']}") for m in models]
+    finally:
+        assert endpoint.end(signal.SIGTERM)[0] == 0
+    assert [answer[0] for answer in answers] == [2.0, 3.0, 20.0, 30.0]
+
+
 def share_of_the_least(endpoint: Endpoint, pool: ThreadPoolExecutor, inputs: list[Any]) -> float:
     """Return the share of the replica that has had the fewest samples, of all so far and some more."""
     list(pool.map(endpoint.predict, inputs))

@@ -63,15 +63,15 @@ class Endpoint:
         except (OSError, HTTPException):
             return 0
 
-    def predict(self, inputs: Any) -> Any:
+    def predict(self, inputs: Any, query: str = "") -> Any:
         """Return the outputs for one sample."""
-        with self._asked(inputs, {}) as answer:
+        with self._asked(inputs, {}, query) as answer:
             return json.load(answer)["outputs"]
 
-    def _asked(self, inputs: Any, headers: Mapping[str, str]) -> Any:
+    def _asked(self, inputs: Any, headers: Mapping[str, str], query: str = "") -> Any:
         body = json.dumps({"inputs": inputs}).encode()
         request = urllib.request.Request(  # noqa: S310
-            f"{self.url}/predict", body, {"content-type": "application/json", **headers}
+            f"{self.url}/predict{query}", body, {"content-type": "application/json", **headers}
         )
         return urllib.request.urlopen(request, timeout=PATIENCE_S, context=self.tls)  # noqa: S310
 

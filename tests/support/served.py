@@ -45,7 +45,7 @@ def written_run(
     kind, arguments = task["type"], {key: value for key, value in task.items() if key != "type"}
     file, _, _ = kind.rpartition(":")
     is_file = Path(file).is_file()  # else the run keeps its name alone
-    source = TaskSource(kind, arguments, file if is_file else None, Path(file).read_text() if is_file else None)
+    source = TaskSource.of_class(kind, arguments) if is_file else TaskSource(kind, arguments)
     if tensors is None:
         torch.manual_seed(seed)
         tensors = build(source).build_model().state_dict()

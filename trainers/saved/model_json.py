@@ -26,7 +26,7 @@ def describe_model(
     own = None
     if settings.has_own_tasks and task_of is not None:
         own = [_arguments(settings.task_of(index).arguments, task_of(index)) for index in range(settings.num_members)]
-    source = settings.task.to_json()
+    source = settings.task.as_imported().to_json()
     return {
         "task": {**source, "arguments": _arguments(source["arguments"], task)},
         "precision": settings.precision,

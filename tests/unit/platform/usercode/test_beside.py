@@ -80,6 +80,14 @@ def test_a_package_that_imports_by_names_made_at_run_time_is_taken_whole(tmp_pat
     assert sorted(sent.files) == expected  # another machine lists the sent texts, not its own folder
 
 
+@pytest.mark.parametrize("name", ["f'zoo.{kind}'", "'zoo.' + kind", "f'zoo.{kind}.x'"])
+def test_a_package_that_names_made_at_run_time_begin_with_is_taken_whole(tmp_path: Path, name: str) -> None:
+    written(
+        tmp_path, task=f"import importlib\nimportlib.import_module({name})", zoo__cats__tiger="", zoo__lion="", b=""
+    )
+    assert modules_of(tmp_path / "task.py") == ["task", "zoo.cats.tiger", "zoo.lion"]
+
+
 def test_a_folder_of_data_does_not_hide_an_installed_package(tmp_path: Path) -> None:
     written(tmp_path, task="import pytest.lines\nimport notes.lines", pytest__lines="", notes__lines="")
     assert modules_of(tmp_path / "task.py") == ["notes.lines", "task"]

@@ -7,10 +7,12 @@ import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import markupsafe
 import pytest
 import torch
 
@@ -19,19 +21,27 @@ from orchestray.platform.task import TaskSource, load_class
 
 
 @pytest.fixture(autouse=True)
-def _path_is_put_back() -> Iterator[None]:
-    before = list(sys.path)
+def _what_others_see_has_no_code(tmp_path: Path) -> Iterator[None]:
     yield
-    sys.path[:] = before
+    assert not [folder for folder in sys.path if folder.startswith(str(tmp_path))]
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("orchestray_task_") and str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            assert not {"Net", "V"} & vars(module).keys()
+            del sys.modules[name]
 
 
-def sent(folder: Path, name: str = "task.py:Mine", **texts: str) -> TaskSource:
-    """Write files, and return the source of a class in them; nothing of them is left on the disk."""
+def written(folder: Path, name: str = "task.py:Mine", **texts: str) -> TaskSource:
+    """Write files, and return the source of a class in them."""
     for place, text in texts.items():
         path = folder / f"{place.replace('__', '/').replace('/init', '/__init__')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    source = TaskSource.of_class(f"{folder}/{name}", {})
+    return TaskSource.of_class(f"{folder}/{name}", {})
+
+
+def sent(folder: Path, name: str = "task.py:Mine", **texts: str) -> TaskSource:
+    """Write files, and return the source of a class in them; nothing of them is left on the disk."""
+    source = written(folder, name, **texts)
     shutil.rmtree(folder)
     return TaskSource.from_json(source.to_json())
 
@@ -72,6 +82,106 @@ def test_modules_imported_by_a_function_do_not_mix_either(tmp_path: Path, call: 
     ]
     assert [each.value for each in made] == [1, 2]  # type: ignore[attr-defined]
     assert "helper" not in sys.modules
+
+
+RUN_TIME_NAMES = {
+    "of its own import": "import importlib\nname = 'hel' + 'per'\nV = importlib.import_module(name).V",
+    "in a package": "import importlib\nkind = 'deep'\nV = importlib.import_module(f'helpers.{kind}').V",
+    "in a text": "names = {}\nexec('from helper import V', names)\nV = names['V']",
+    "by a library": "import pkgutil\nV = pkgutil.resolve_name('helper:V')",
+    "by a library in a package": "import pkgutil\nV = pkgutil.resolve_name('helpers.deep:V')",
+    "found, not imported": "import importlib.util\nfile = importlib.util.find_spec('helper').origin\n"
+    "names = {}\nexec(open(file).read(), names)\nV = names['V']",
+}
+
+
+@pytest.mark.parametrize("on_path", [False, True])
+@pytest.mark.parametrize("how", RUN_TIME_NAMES)
+def test_modules_named_at_run_time_do_not_mix_and_an_edit_of_one_is_seen(
+    tmp_path: Path, how: str, on_path: bool
+) -> None:
+    values = []
+    for folder, value in (("a", 1), ("b", 2), ("a", 3)):
+        text = f"V = {value}"
+        task = f"{RUN_TIME_NAMES[how]}\nclass Mine:\n    value = V"
+        texts = {"task": task, "helper": text, "helpers__deep": text}
+        with pytest.MonkeyPatch.context() as patch:
+            if on_path:  # as where the user's own script or notebook is beside the task
+                patch.syspath_prepend(str(tmp_path / folder))
+            made: Any = load_class(written(tmp_path / folder, **texts))
+        values.append(made.value)
+    assert values == [1, 2, 3]
+
+
+def test_what_is_found_at_run_time_is_kept_with_what_is_sent(tmp_path: Path) -> None:
+    task = "name = 'hel' + 'per'\nclass Mine:\n    value = __import__(name).V"
+    source = written(tmp_path / "a", task=task, helper="from deeper import V", deeper="V = 1")
+    load_class(source)
+    kept = source.as_imported()
+    assert {Path(path).name for path in kept.modules} == {"helper.py", "deeper.py"}
+    written(tmp_path / "a", deeper="V = 2", task=task)
+    assert load_class(kept).value == 1  # type: ignore[attr-defined]
+    assert load_class(source).value == 2  # type: ignore[attr-defined]
+
+
+def test_a_run_of_before_modules_were_kept_has_those_that_are_there_under_its_own_names(tmp_path: Path) -> None:
+    values = []
+    for value in (1, 2):
+        task = "from helper import V\nclass Mine:\n    value = V"
+        described = written(tmp_path / str(value), task=task, helper=f"V = {value}").to_json()
+        del described["modules"]
+        values.append(load_class(TaskSource.from_json(described)).value)  # type: ignore[attr-defined]
+    assert values == [1, 2]
+    assert "helper" not in sys.modules
+
+
+def test_threads_that_import_codes_at_once_get_whole_modules_each_once(tmp_path: Path) -> None:
+    task = "import time\nimport helper\ntime.sleep(0.02)\nclass Mine:\n    value = helper.V"
+    sources = [written(tmp_path / str(v), task=task, helper=f"import time\ntime.sleep(0.02)\nV = {v}") for v in (1, 2)]
+    together, made = threading.Barrier(6), dict[int, Any]()
+
+    def load(index: int) -> None:
+        together.wait()
+        made[index] = load_class(sources[index % 2])
+
+    threads = [threading.Thread(target=load, args=(index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [made[index].value for index in range(6)] == [1, 2] * 3
+    assert len(set(made.values())) == 2
+
+
+@pytest.mark.parametrize("named", ["import net\n", ""])
+@pytest.mark.parametrize("call", ["pickle.load(file)", "pickle._Unpickler(file).load()"])
+def test_objects_that_others_have_pickled_are_of_the_modules_beside(tmp_path: Path, call: str, named: str) -> None:
+    net = "class Net:\n    V = {}"
+    found = []
+    for value in (1, 2):
+        folder = tmp_path / str(value)
+        task = (
+            f"{named}import pickle\nwith open('{folder}/net.bin', 'rb') as file:\n    object = {call}\n"
+            "from net import Net\nclass Mine:\n    same, value = type(object) is Net, object.V"
+        )
+        source = written(folder, task=task, net=net.format(value))
+        (folder / "net.bin").write_bytes(b"cnet\nNet\n)\x81.")  # as a script of the user's pickles net.Net()
+        made: Any = load_class(source)
+        found.append((made.same, made.value))
+    assert found == [(True, 1), (True, 2)]
+
+
+def test_compiled_modules_beside_have_names_of_their_own(tmp_path: Path) -> None:
+    built = Path(markupsafe.__file__).parent.glob("_speedups.*.so")
+    for place in (tmp_path, tmp_path / "lib"):
+        place.mkdir(exist_ok=True)
+        shutil.copy(next(built) if place == tmp_path else next(tmp_path.glob("*.so")), place)
+    script = written(tmp_path, task="import _speedups\nclass Mine:\n    module = _speedups")
+    inside = "from . import names\nfrom ._speedups import __name__ as own\nclass Mine:\n    name = own"
+    module = written(tmp_path, "lib/task.py:Mine", lib__init="", lib__task=inside, lib__names="")
+    assert load_class(script).module.__file__.startswith(str(tmp_path))  # type: ignore[attr-defined]
+    assert load_class(module).name.endswith(".lib._speedups")  # type: ignore[attr-defined]
+    assert "_speedups" not in sys.modules
 
 
 def test_imports_within_functions_find_the_same_modules(tmp_path: Path) -> None:
