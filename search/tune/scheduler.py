@@ -46,6 +46,8 @@ class MethodScheduler(TrialScheduler):
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         number = self._searcher.adopt(trial.trial_id, trial.config)
+        if self._searcher.missing:
+            _ask_again(tune_controller)
         if number is None:
             return
         self._trials[number] = trial
@@ -203,6 +205,12 @@ class MethodScheduler(TrialScheduler):
 
     def debug_string(self) -> str:
         return f"{self._searcher.name} of orchestray"
+
+
+def _ask_again(tune_controller: Any) -> None:
+    """Have Tune ask for the trials that its file lacks, though its count of them, in another file, may be newer."""
+    asks = tune_controller.search_alg
+    asks.set_state({**asks.get_state(), "counter": len(tune_controller.get_trials()), "finished": False})
 
 
 def tune_scheduler(searcher: MethodSearcher, *, saves_reports: bool | None = None) -> MethodScheduler:

@@ -30,8 +30,6 @@ _MANY = 100_000
 """Requests at a time as Ray Serve counts them: the real limit is that of the endpoint's own queues."""
 _DRAIN_S = 30.0
 _SOURCES = ("run", "config")
-_A_LITTLE = 0.001
-"""Part of a node's own resource: Ray has one of them on each node."""
 
 
 def app(config: ServeSource) -> Application:
@@ -82,7 +80,7 @@ def application(
         ray_actor_options={
             "num_cpus": resources.cpus_per_worker * num_inside if reserves_cpus else 0,
             "num_gpus": resources.gpus_per_worker * num_inside,
-            "resources": {f"node:{ray.util.get_node_ip_address()}": _A_LITTLE} if here else {},
+            "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if here else {},
         },
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_wait_loop_s=0.1,

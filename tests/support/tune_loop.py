@@ -5,6 +5,7 @@ The order is that of Ray's TuneController (2.60): ask, have the scheduler choose
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from ray.tune import Checkpoint
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
+from ray.tune.search import SearchGenerator
 from ray.tune.search.searcher import Searcher
 
 from orchestray.platform.cluster import ray_internals
@@ -51,6 +53,7 @@ class TuneLoop:
         saves: bool = True,
         running: int = 3,
         most_live: int | None = None,
+        most: float = math.inf,
         fails: tuple[int, int] | None = None,
     ) -> None:
         """
@@ -60,11 +63,13 @@ class TuneLoop:
             saves: whether the trainable has checkpoints.
             running: trials at once.
             most_live: `max_concurrent_trials`; None: not given.
+            most: `num_samples`.
             fails: (trial, step) that raises.
         """
         self.searcher = searcher
         self.scheduler: MethodScheduler | None = tune_scheduler(searcher) if is_scheduled else None
-        self.saves, self.num_running, self.most_live, self.fails = saves, running, most_live, fails
+        self.saves, self.num_running, self.fails = saves, running, fails
+        self.most_live, self.most = most_live, most
         self.trials: list[Trial] = []
         self.configs: list[dict[str, Any]] = []
         """Config of each trial as it was proposed."""
@@ -73,7 +78,8 @@ class TuneLoop:
         self._states: dict[str, State] = {}
         self._files: dict[str, State] = {}
         self.num_events = 0
-        self._is_finished = False
+        self.search_alg = SearchGenerator(searcher)  # only its count and whether it goes on asking
+        self._count(is_finished=False)
         self._saving: Trial | None = None
         self._rng = np.random.default_rng(3)
 
@@ -88,7 +94,7 @@ class TuneLoop:
 
     @property
     def is_over(self) -> bool:
-        return self._is_finished and not self._of(Trial.PENDING, Trial.RUNNING, Trial.PAUSED)
+        return self.search_alg.is_finished() and not self._of(Trial.PENDING, Trial.RUNNING, Trial.PAUSED)
 
     def restore(self, searcher: MethodSearcher, *, begins_all: bool = False) -> TuneLoop:
         """Go on with another searcher and a new scheduler, as `Tuner.restore` does.
@@ -139,6 +145,9 @@ class TuneLoop:
             self.searcher.on_trial_complete(trial.trial_id)
         trial.set_status(Trial.TERMINATED)
 
+    def get_trials(self) -> list[Trial]:
+        return self.trials
+
     # -- the controller ------------------------------------------------------------------------------------------------
 
     def _of(self, *statuses: str) -> list[Trial]:
@@ -154,19 +163,25 @@ class TuneLoop:
         if running := self._of(Trial.RUNNING):
             self._train(running[int(self._rng.integers(len(running)))])
 
+    def _count(self, *, is_finished: bool) -> None:
+        """Count the trials as Tune does, which asks for as many as `most` only."""
+        state = {"counter": len(self.trials), "total_samples": self.most, "finished": is_finished, "experiment": None}
+        self.search_alg.set_state(state)
+
     def _ask(self) -> None:
         live = self._of(Trial.PENDING, Trial.RUNNING, Trial.PAUSED)
         is_full = self.most_live is not None and len(live) >= self.most_live
-        if self._is_finished or is_full or self._of(Trial.PENDING):
+        if self.search_alg.is_finished() or is_full or self._of(Trial.PENDING):
             return
         trial_id = f"trial-{self.num_events}"
         config = self.searcher.suggest(trial_id)
         if config == Searcher.FINISHED:
-            self._is_finished = True
+            self._count(is_finished=True)
         elif config is not None:
             trial = Trial("own", config=dict(config), trial_id=trial_id, stub=True)
             self.trials.append(trial)
             self.configs.append(dict(config))
+            self._count(is_finished=False)
             if self.scheduler is not None:
                 self.scheduler.on_trial_add(self, trial)
 

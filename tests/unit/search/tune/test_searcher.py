@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,25 @@ def test_whichever_file_is_newer_after_a_kill_no_trial_is_lost_or_trained_as_ano
             continue
         assert number in shown
         assert standing.ended.status in ("succeeded", "stopped")
+
+
+@pytest.mark.parametrize("known", [1, 2])
+@pytest.mark.parametrize("counts_all", [True, False], ids=["num_samples", "-1"])
+def test_trials_that_only_the_searchers_file_knows_are_trained_though_all_had_ended(
+    counts_all: bool, known: int, tmp_path: Path
+) -> None:
+    ended = whole("asha")
+    most = len(ended.trials) if counts_all else math.inf
+    loop = TuneLoop(searcher_of(CASES["asha"]), most=most).run()
+    loop.searcher.save(str(tmp_path / "saved"))
+    loop.trials = loop.trials[:known]
+    again = searcher_of(CASES["asha"])
+    again.restore(str(tmp_path / "saved"))
+    loop.restore(again).run()
+    assert [trial.config for trial in loop.trials] == [trial.config for trial in ended.trials]
+    assert [trial.last_result["training_iteration"] for trial in loop.trials] == [
+        trial.last_result["training_iteration"] for trial in ended.trials
+    ]
 
 
 class Watched(TuneLoop):

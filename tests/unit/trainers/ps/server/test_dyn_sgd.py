@@ -131,7 +131,9 @@ def test_workers_with_rates_of_their_own_use_every_sample_once_and_learn(
     settings = replace(central_settings(3, {**DECOUPLED, **exchange}, **chosen), faults=faults)
     found = train_central(task, settings, tmp_path)
     assert found.outcome.samples == 3 * len(task().dataset("train"))
-    assert found.lines[-1]["accuracy"] > 0.4  # of ten classes; which update comes first is not fixed
+    # Which update comes first is not fixed: one late one may spoil the last accuracy, but not the losses of an epoch.
+    an_epoch = len(found.losses) // 3
+    assert mean(found.losses[-an_epoch:]) < 0.7 * mean(found.losses[:12])
 
 
 def test_servers_come_back_from_disk_with_the_rounds_they_remember(tmp_path: Path) -> None:
