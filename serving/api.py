@@ -15,7 +15,7 @@ from orchestray.serving.application.starting import check_local
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.lifecycle.control import send_change
-from orchestray.serving.lifecycle.name_lock import EndpointState, find_endpoint
+from orchestray.serving.lifecycle.name_lock import START_PATIENCE_S, EndpointState, find_endpoint
 from orchestray.serving.lifecycle.on_ray import OnRay
 from orchestray.serving.lifecycle.run import Side, new_loop, run_endpoint
 
@@ -86,7 +86,8 @@ def update(
         OrchestrayError: a new model cannot be loaded; the endpoint goes on as before.
     """
     config = load_serve_config(source, overrides, name=name)
-    return send_change(find_endpoint(runs_dir, config.name), config.model_dump(mode="json", exclude_unset=True))
+    endpoint = find_endpoint(runs_dir, config.name, patience_s=START_PATIENCE_S)
+    return send_change(endpoint, config.model_dump(mode="json", exclude_unset=True))
 
 
 def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Side:

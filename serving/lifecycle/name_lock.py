@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from orchestray.platform.errors import RunNameError, StorageError
 
 _FOLDER = ".endpoints"
+START_PATIENCE_S = 10.0
+"""Seconds in which an endpoint that answers by HTTP writes where changes go to."""
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -67,31 +71,27 @@ class EndpointState:
         os.close(self._file)
 
 
-def find_endpoint(runs_dir: str | os.PathLike[str], name: str) -> EndpointInfo:
+def find_endpoint(runs_dir: str | os.PathLike[str], name: str, *, patience_s: float = 0.0) -> EndpointInfo:
     """Return the running endpoint of that name.
 
     Args:
         runs_dir: directory of the runs.
         name: name of the endpoint.
+        patience_s: seconds that an endpoint which is still starting has to become ready.
 
     Raises:
-        RunNameError: there is none.
+        RunNameError: there is none, or it is still starting.
     """
     path = state_path(runs_dir, name)
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        raise _none(runs_dir, name) from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    until_s = time.monotonic() + patience_s
+    while _is_locked(path):
         found = _read(path)
-        if found is None:
-            raise RunNameError(f"the endpoint '{name}' is still starting: change it when it is ready") from None
-        return EndpointInfo(**found)
-    finally:
-        os.close(file)
-    raise _none(runs_dir, name)  # not locked: its process was killed
+        if found is not None:
+            return EndpointInfo(**found)
+        if time.monotonic() >= until_s:
+            raise RunNameError(f"the endpoint '{name}' is still starting: change it when it is ready")
+        time.sleep(_LOOK_S)
+    raise _none(runs_dir, name)
 
 
 def state_path(runs_dir: str | os.PathLike[str], name: str) -> Path:
@@ -118,6 +118,21 @@ def _locked(path: Path) -> int | None:
         raise
     os.close(file)
     return None
+
+
+def _is_locked(path: Path) -> bool:
+    """Return True if a process holds the file of an endpoint; one that was killed leaves it unlocked."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def _read(path: Path) -> dict[str, Any] | None:
