@@ -46,6 +46,8 @@ OPTIONAL_METHODS: Mapping[str, tuple[str, ...]] = {
     "to_training_batch": ("columns", "draws"),
     "weight": ("batch",),
     "final_metrics": ("totals",),
+    "decode": ("request",),
+    "encode": ("outputs",),
 }
 """Methods that a task may have besides, and the arguments of each.
 
@@ -57,14 +59,21 @@ the valid tokens, or the sum of class weights. It is not negative, and depends o
 With `final_metrics(totals)`, `metrics` returns values that are added over the whole validation set: numbers and tensors
 by their sum, lists of a tensor by concatenation along its first dimension. `final_metrics` gets the totals, and returns
 the metrics.
+
+Two are for an endpoint. `decode(request)` returns the inputs of one sample, without a batch dimension, from what a
+request holds for it: a JSON value, or bytes; a ValueError tells the client what is wrong. `encode(outputs)` returns the
+answer, JSON values, from the outputs of one sample: a tensor, or a mapping of several by name.
 """
-OPTIONAL_ATTRIBUTES = ("class_names", "feature_names", "lower_is_better")
+OPTIONAL_ATTRIBUTES = ("class_names", "feature_names", "lower_is_better", "example_request")
 """Attributes that a task may have besides.
 
 `class_names` has the names of the classes in the order of the outputs. `feature_names` has the names of the numbers of
 the only input in their order, or maps names to how many of them each has. `lower_is_better` has the names of the
-metrics that are better when lower: a literal tuple, which goals and searches read from the source.
+metrics that are better when lower: a literal tuple, which goals and searches read from the source. `example_request` is
+a JSON value that `decode` takes, for those who look at an endpoint.
 """
+OF_AN_ENDPOINT = ("decode", "encode")
+"""Those of the optional methods that give requests and answers of an endpoint a form of the task's own."""
 ASKED = ("step", "gather")
 """Keyword arguments that a task's `loss` gets if its signature names them.
 
@@ -255,10 +264,23 @@ def load_class(source: TaskSource, *, key: str = "task.type") -> type:
     Raises:
         TaskError: the class does not import, or is missing.
     """
-    return _load_class(source, None, key)
+    found: type = _load_class(source, None, key)
+    return found
 
 
-def _load_class(source: TaskSource, builtin: Callable[[str], type] | None, key: str = "task.type") -> type:
+def load_object(source: TaskSource, *, key: str) -> Callable[..., Any]:
+    """Return the class or function that a source names; arguments and errors are those of `load_class`."""
+    found: Callable[..., Any] = _load_class(source, None, key, also_functions=True)
+    return found
+
+
+def _load_class(
+    source: TaskSource,
+    builtin: Callable[[str], type] | None,
+    key: str = "task.type",
+    *,
+    also_functions: bool = False,
+) -> Any:
     place, colon, class_name = source.type.rpartition(":")
     if not colon:
         if builtin is None:
@@ -266,7 +288,7 @@ def _load_class(source: TaskSource, builtin: Callable[[str], type] | None, key: 
         return builtin(source.type)
     module = _import_module(place, key) if source.file is None else _import_file(source.file, source)
     found = getattr(module, class_name, None)
-    if isinstance(found, type):
+    if isinstance(found, type) or (also_functions and callable(found)):
         return found
     where = source.file or f"module {place}"
     if found is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.serving.application import serve_apps
 from orchestray.serving.application.deployments import deployment_name, has_replicas, model_deployment, model_key
 from orchestray.serving.application.model_loader import Starters
-from orchestray.serving.application.starting import add_generator
+from orchestray.serving.application.starting import add_codec, add_generator
 from orchestray.serving.batching import Batcher, RunnerLostError
 from orchestray.serving.batching.runner import RunnerHandle
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
@@ -79,6 +79,7 @@ class ApplicationStarters(Starters):
         version = await self._version(model, config, name, own)
         try:
             listener = self._listener_of(model.name, str(model.version))
+            await add_codec(version, model)
             await add_generator(version, model, config, listener, content=content)
         except BaseException:
             await version.close(drain=False)

@@ -210,9 +210,9 @@ class _Endpoint:
         endpoint = models.default if model is None else models[model]
         chosen = endpoint.pick(version)
         deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        sample = chosen.signature.parse(inputs)
+        sample = await chosen.codec.sample_of(inputs)
         output = await endpoint.predict(sample, version=chosen, priority=priority, deadline_s=deadline_s)
-        return next(iter(output.values())) if len(output) == 1 else output
+        return await chosen.codec.answer_of(output)
 
 
 async def _live(receive: Receive, send: Send) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from orchestray.serving.application.starting import add_generator, divided_network, is_text, start_divided
+from orchestray.serving.application.starting import add_codec, add_generator, divided_network, is_text, start_divided
 from orchestray.serving.config.schema import ModelSection, ServeConfig
+from orchestray.serving.models.own_class import OwnModel
 from orchestray.serving.replicas.batchers import ListenerOf, load_arguments, make_batcher
 from orchestray.serving.replicas.in_process import in_process
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -40,6 +41,7 @@ class Starters:
             return await self._in_process(model, config)
         batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
         divided = await start_divided(model, config, network, batcher, self._address)
+        await add_codec(divided, model)
         if await asyncio.to_thread(is_text, model):
             divided.generator_lacking = (
                 f"The model {model.name} is divided over processes, and such a model generates no text; "
@@ -54,7 +56,10 @@ class Starters:
         served = await asyncio.to_thread(load_served_model, **load_arguments(model, config))
         listener = self._listener_of(model.name, str(model.version))
         version = in_process(served, make_batcher(config.batching, listener))
+        if isinstance(served, OwnModel):
+            return version  # it generates no text
         try:
+            await add_codec(version, model)
             await add_generator(version, model, config, listener, module=served.module)
         except BaseException:
             await version.close(drain=False)

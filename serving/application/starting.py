@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.run.model_files import load_model_json
+from orchestray.platform.task import OF_AN_ENDPOINT
+from orchestray.serving.config.own_class import names_class
+from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.routing.endpoint import ModelVersion
 from orchestray.trainers.saved.run import load_run
@@ -33,6 +36,8 @@ def divided_network(model: ModelSection, config: ServeConfig) -> ServedNetwork |
     Reads files.
     """
     network: Any = config.compute.network
+    if names_class(model.run):
+        return None
     if network is None:
         try:
             network = load_run(_directory(model)).config.strategy.network
@@ -161,6 +166,19 @@ async def start_divided(
     return ModelVersion(replicas[0].signature, batcher, close)
 
 
+async def add_codec(version: ModelVersion, model: ModelSection) -> None:
+    """Give a version the forms of its task's own, if it has any, for requests and answers.
+
+    Raises:
+        OrchestrayError: the run is gone or damaged, or its task cannot be built here.
+    """
+    forms = version.signature.own_forms
+    if forms:
+        task = await asyncio.to_thread(load_run(_directory(model)).load_task)
+        decode, encode = (getattr(task, name) if name in forms else None for name in OF_AN_ENDPOINT)
+        version.codec = Codec(version.signature, decode, encode)
+
+
 async def add_generator(
     version: ModelVersion,
     model: ModelSection,
@@ -186,6 +204,8 @@ async def add_generator(
     Raises:
         OrchestrayError: the run is gone, damaged, or has been replaced.
     """
+    if names_class(model.run):
+        return
     try:
         version.generator = await asyncio.to_thread(_load, model, config, listener, module, content)
     except (ConfigError, TaskError) as error:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from orchestray.platform.config.problems import Problem
 from orchestray.serving.batching.policies import timeout_problem
-from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
+from orchestray.serving.config.own_class import class_problem, names_class
+from orchestray.serving.config.schema import ComputeSection, ModelSection, Scaling, ServeConfig
 
 
 def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> list[Problem]:
@@ -19,7 +20,7 @@ def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> l
         look_at_files: True if the runs and files that it names must exist.
     """
     problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
-    problems += _of_compute(config)
+    problems += [*_of_compute(config), *_of_classes(config)]
     return problems + (_of_files(config) if look_at_files else [])
 
 
@@ -64,6 +65,15 @@ def _of_replicas(config: ServeConfig) -> Iterator[Problem]:
         yield Problem("replicas.min", f"must be <= replicas.max ({replicas.max}), got {replicas.min}")
 
 
+def _of_classes(config: ServeConfig) -> Iterator[Problem]:
+    for index, model in enumerate(config.models):
+        if not names_class(model.run):
+            if model.arguments:
+                yield Problem(f"models.{index}.arguments", "are those of a class (run: file.py:Class): leave them out")
+        elif config.compute != ComputeSection():
+            yield Problem("compute", f"is for trained runs, and {model.name} is a class that computes as it likes")
+
+
 def _of_compute(config: ServeConfig) -> Iterator[Problem]:
     compute, network = config.compute, config.compute.network
     if compute.quantize is None:
@@ -86,7 +96,8 @@ def _of_tls(config: ServeConfig) -> Iterator[Problem]:
 def _of_files(config: ServeConfig) -> list[Problem]:
     problems = []
     for index, model in enumerate(config.models):
-        if (text := _of_run(Path(model.run))) is not None:
+        text = class_problem(model.run) if names_class(model.run) else _of_run(Path(model.run))
+        if text is not None:
             problems.append(Problem(f"models.{index}.run", text))
     files = {
         "http.tls.certificate": config.http.tls.certificate,

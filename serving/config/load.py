@@ -18,6 +18,7 @@ from orchestray.platform.config.paths import absolute
 from orchestray.platform.config.problems import Problem, translate
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.config.checks import find_serve_problems
+from orchestray.serving.config.own_class import class_name, names_class
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.trainers.config.load import Origin, read, set_name
 
@@ -74,6 +75,10 @@ def dump_serve_yaml(config: ServeConfig) -> str:
 def _origin(source: ServeSource) -> Origin:
     if isinstance(source, ServeConfig):  # unset keys stay unset: a default is not a wish to change anything
         return Origin("config", str(Path.cwd()), source.model_dump(mode="json", exclude_unset=True))
+    if isinstance(source, str) and names_class(source):
+        name = class_name(source)
+        run = absolute(source, str(Path.cwd()))
+        return Origin(source, str(Path.cwd()), {"name": name, "models": [{"name": name, "run": run}]})
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
         if isinstance(source, str | os.PathLike) and not Path(source).exists() and not Path(source).suffix:
             raise ConfigError(f"{os.fspath(source)}: there is no such run; `orchestray runs list` shows the runs")

@@ -26,7 +26,9 @@ class ModelSection(Section):
     name: RunName
     """Name of the model in requests; several versions of one name share its traffic."""
     run: Text
-    """Run directory, or directory of a search, whose best run is then served."""
+    """Run directory; or directory of a search, whose best run is then served; or `file.py:Class` with `predict`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of a `Class`."""
     version: Positive = 1
     """Number of the version."""
     traffic: Percentage | None = None
@@ -226,6 +228,7 @@ class ServeConfig(Section):
         """Return all settings that determine a version's answers and speed, and so its identity."""
         return {
             "run": model.run,
+            **({"arguments": model.arguments} if model.arguments else {}),
             "batching": self.batching.model_dump(mode="json"),
             "replicas": self.replicas if isinstance(self.replicas, int) else self.replicas.model_dump(mode="json"),
             "resources": self.resources.model_dump(mode="json"),

@@ -5,24 +5,26 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from orchestray.serving.http.problems import HttpProblem, wrong_input
-from orchestray.serving.models.signature import Sample, Signature, kind_of, num_elements
+from orchestray.serving.models.signature import ANY, Signature, kind_of, num_elements
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
+Row: TypeAlias = tuple[str, Any]
+"""A place, as in errors, and the values of a sample there."""
 _MOST_NAMED = 20
 """Most columns that an error lists."""
 _FLAGS = {"true": True, "True": True, "false": False, "False": False}
 
 
-def samples_of_json(value: Mapping[str, Any], signature: Signature) -> list[Sample]:
-    """Return the samples of a request, in any of MLflow's four forms.
+def rows_of_json(value: Mapping[str, Any], signature: Signature) -> list[Row]:
+    """Return the values of each sample of a request, in any of MLflow's four forms.
 
     Raises:
-        HttpProblem, InputError: 422.
+        HttpProblem: 422.
     """
     given = [name for name in FORMS if name in value]
     if len(given) != 1 or value.keys() - {*FORMS, "params"}:
@@ -30,7 +32,7 @@ def samples_of_json(value: Mapping[str, Any], signature: Signature) -> list[Samp
     field = given[0]
     rows = value[field]
     if field == "dataframe_split":
-        return _parsed(_split(rows), signature, "dataframe_split.data")
+        return _ordered(_split(rows), signature, "dataframe_split.data")
     if field == "inputs" and isinstance(rows, dict):
         rows = _rows_of_columns(rows)
     if not isinstance(rows, list):
@@ -38,14 +40,14 @@ def samples_of_json(value: Mapping[str, Any], signature: Signature) -> list[Samp
     for index, row in enumerate(rows):
         if field == "dataframe_records" and not isinstance(row, dict):
             raise wrong_input(f"{field}[{index}]", "an object: values by column", kind_of(row))
-    return _parsed(rows, signature, field)
+    return _ordered(rows, signature, field)
 
 
-def samples_of_csv(body: bytes, signature: Signature) -> list[Sample]:
-    """Return a sample for each line; the first line has the names of the columns, unless it has numbers alone.
+def rows_of_csv(body: bytes, signature: Signature) -> list[Row]:
+    """Return the values of each line; the first line has the names of the columns, unless it has numbers alone.
 
     Raises:
-        HttpProblem, InputError: 422.
+        HttpProblem: 422.
     """
     try:
         first, *lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig"))) if line] or [[]]
@@ -54,27 +56,33 @@ def samples_of_csv(body: bytes, signature: Signature) -> list[Sample]:
     except (UnicodeDecodeError, ValueError, csv.Error) as error:
         raise HttpProblem(422, f"The body is not CSV of numbers, with or without a header: {error}.") from None
     if has_names:
-        return _parsed(_named(first, rows, "line", start=2), signature, "line", start=2)
+        return _ordered(_named(first, rows, "line", start=2), signature, "line", start=2)
+    lines_of = [(f"line {number}", row) for number, row in enumerate(rows, 1)]
+    if _takes_any(signature):
+        return lines_of
     if len(signature.inputs) > 1:
         names = ", ".join(spec.name for spec in signature.inputs)
         raise wrong_input("the body", f"a header with the names of the inputs, {names}", "numbers in the first line")
     spec = signature.inputs[0]
-    for number, row in enumerate(rows, 1):
+    for place, row in lines_of:
         if len(row) != num_elements(spec):
-            raise wrong_input(f"line {number}", f"{num_elements(spec)} columns (the input is {spec})", f"{len(row)}")
-    shaped = [np.array(row, dtype=object).reshape(spec.shape).tolist() for row in rows]
-    return [signature.parse(row, field=f"line {number}") for number, row in enumerate(shaped, 1)]
+            raise wrong_input(place, f"{num_elements(spec)} columns (the input is {spec})", f"{len(row)}")
+    return [(place, np.array(row, dtype=object).reshape(spec.shape).tolist()) for place, row in lines_of]
 
 
-def _parsed(rows: Sequence[Any], signature: Signature, field: str, start: int = 0) -> list[Sample]:
-    is_named = len(signature.inputs) == 1  # values of several inputs are named anyway
-    samples = []
+def _takes_any(signature: Signature) -> bool:
+    """Return True if a sample may be a row of named columns as it is."""
+    return "decode" in signature.own_forms or signature.inputs[0].dtype == ANY
+
+
+def _ordered(rows: Sequence[Any], signature: Signature, field: str, start: int = 0) -> list[Row]:
+    """Return the rows with their places; those by column become the value of the only input."""
+    is_named = len(signature.inputs) == 1 and not _takes_any(signature)  # values of several inputs are named anyway
+    ordered = []
     for index, row in enumerate(rows, start):
         place = f"{field} {index}" if start else f"{field}[{index}]"
-        if is_named and isinstance(row, dict):
-            row = _in_order(row, signature, place)
-        samples.append(signature.parse(row, field=place))
-    return samples
+        ordered.append((place, _in_order(row, signature, place) if is_named and isinstance(row, dict) else row))
+    return ordered
 
 
 def _in_order(row: Mapping[str, Any], signature: Signature, field: str) -> Any:

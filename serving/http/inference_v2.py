@@ -27,7 +27,7 @@ from orchestray.serving.http.tensors import (
     write_texts,
 )
 from orchestray.serving.models.errors import UnknownModelError
-from orchestray.serving.models.signature import Output, Sample, Signature, kind_of
+from orchestray.serving.models.signature import ANY, Output, Sample, Signature, boxed, kind_of
 from orchestray.serving.routing.endpoint import ModelVersion
 from orchestray.serving.routing.registry import Registry
 
@@ -160,11 +160,15 @@ def _samples(head: dict[str, Any], blob: memoryview, signature: Signature) -> li
     if not 1 <= num_samples <= MOST_SAMPLES:
         raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{num_samples}")
     alone = len(signature.inputs) == 1
-    rows = [{name: np.asarray(array[row]) for name, array in arrays.items()} for row in range(num_samples)]
+    rows = [{name: _row(array, row) for name, array in arrays.items()} for row in range(num_samples)]
     return [
         signature.parse(next(iter(row.values())) if alone else row, field=f"inputs (sample {index})")
         for index, row in enumerate(rows)
     ]
+
+
+def _row(array: Array, row: int) -> Array:
+    return boxed(array[row]) if array.dtype == object else np.asarray(array[row])
 
 
 def _check_shapes(arrays: dict[str, Array], signature: Signature) -> None:
@@ -174,6 +178,10 @@ def _check_shapes(arrays: dict[str, Array], signature: Signature) -> None:
         if name not in wanted:
             raise wrong_input("inputs", f"tensors named {names}", f"one named {name[:60]!r}")
         spec = wanted[name]
+        if spec.dtype == ANY and array.shape[1:] == (1,):
+            array = arrays[name] = array[:, 0]
+        if (array.dtype == object) != (spec.dtype == ANY):
+            raise wrong_input(f"inputs.{name}.datatype", datatype_of(spec.dtype), datatype_of(str(array.dtype)))
         if array.shape[1:] != spec.shape or not array.shape:
             shape = f"[samples, {', '.join(map(str, spec.shape))}]" if spec.shape else "[samples]"
             raise wrong_input(f"inputs.{name}.shape", shape, str(list(array.shape)))
@@ -234,7 +242,10 @@ def _answer(
     tensors, blobs = [], []
     for name, form in wanted.items():
         array = np.stack([output[name] for output in outputs])
-        if form.num_classes:
+        if array.dtype == object:
+            texts = [[value if isinstance(value, str) else to_json(value).decode().rstrip()] for value in array.flat]
+            tensor, blob = write_texts(name, texts, binary=form.binary)
+        elif form.num_classes:
             tensor, blob = write_texts(name, _classes(array, form.num_classes, class_names), binary=form.binary)
         else:
             tensor, blob = write_tensor(name, array, binary=form.binary)

@@ -92,7 +92,7 @@ def _predict_paths(endpoints: Sequence[Endpoint]) -> Json:
     choice = parameters_of(
         "Default: the first", {"enum": [endpoint.name for endpoint in endpoints]}, {"enum": _versions(endpoints)}
     )
-    examples = {each.name: {"value": {"inputs": each.signature.example}} for each in endpoints}
+    examples = {each.name: {"value": {"inputs": each.signature.shown_example}} for each in endpoints}
     first = next(iter(examples.values()), {"value": {}})["value"]
     paths = {
         "/predict": {

@@ -7,11 +7,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestray.serving.http.body import parse_object, read_body
-from orchestray.serving.http.frames import samples_of_csv, samples_of_json
+from orchestray.serving.http.frames import rows_of_csv, rows_of_json
 from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.problems import wrong_input
-from orchestray.serving.http.request_context import call_of
-from orchestray.serving.http.responses import json_answer, outputs_json, to_json
+from orchestray.serving.http.request_context import Call, call_of
+from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.models.signature import Signature
 
@@ -25,15 +25,18 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         call = call_of(request.scope)
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose_by_request(request, call)
-        value = parse_object(body, settings.max_json_depth, _WANTED)
-        for name in value:
-            if name != "inputs":
-                raise wrong_input(name[:100], f"the one field inputs: {_WANTED}", "a field that is not known")
-        if "inputs" not in value:
-            raise wrong_input("inputs", _sample_in_words(version.signature), "nothing")
-        sample = version.signature.parse(value["inputs"])
-        output = await predictor.answer(request, call, endpoint, version, sample)
-        return json_answer(outputs_json(output))
+        if version.codec.decodes and not _is_json(kind := _kind(call)):
+            sample = await version.codec.sample_of(bytes(body), field=f"the body ({kind})")
+        else:
+            value = parse_object(body, settings.max_json_depth, _WANTED)
+            for name in value:
+                if name != "inputs":
+                    raise wrong_input(name[:100], f"the one field inputs: {_WANTED}", "a field that is not known")
+            if "inputs" not in value:
+                raise wrong_input("inputs", _sample_in_words(version.signature), "nothing")
+            sample = await version.codec.sample_of(value["inputs"])
+        output, answered = await predictor.answer(request, call, endpoint, version, sample)
+        return json_answer(to_json({"outputs": await answered.codec.answer_of(output)}))
 
     async def ping(_: Request) -> Response:
         predictor.check_ready()
@@ -43,14 +46,15 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         call = call_of(request.scope)
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose_by_request(request, call)
-        kind = call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if kind == b"text/csv":
-            samples = samples_of_csv(body, version.signature)
+        if _kind(call) == "text/csv":
+            rows = rows_of_csv(body, version.signature)
         else:
             value = parse_object(body, settings.max_json_depth, '{"inputs": <list of samples>}')
-            samples = samples_of_json(value, version.signature)
-        outputs, _ = await predictor.answer_all(request, call, endpoint, version, samples)
-        return json_answer(to_json({"predictions": [version.signature.to_json(each) for each in outputs]}))
+            rows = rows_of_json(value, version.signature)
+        predictor.check_number(len(rows))
+        samples = [await version.codec.sample_of(row, field=place) for place, row in rows]
+        outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
+        return json_answer(to_json({"predictions": [await answered.codec.answer_of(each) for each in outputs]}))
 
     return [
         Route("/predict", predict, methods=["POST"]),
@@ -59,7 +63,17 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
     ]
 
 
+def _kind(call: Call) -> str:
+    return call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+
+
+def _is_json(kind: str) -> bool:
+    return kind in ("", "application/json", "application/x-www-form-urlencoded") or kind.endswith("+json")
+
+
 def _sample_in_words(signature: Signature) -> str:
+    if "decode" in signature.own_forms:
+        return "what the task of the model decodes"
     if len(signature.inputs) == 1:
         return str(signature.inputs[0])
     return "an object with " + ", ".join(f"{spec.name} ({spec})" for spec in signature.inputs)

@@ -63,22 +63,31 @@ class Predictor:
             if version.is_deserted:
                 raise deserted(version)
 
+    @staticmethod
+    def check_number(num_samples: int) -> None:
+        """Check the number of samples of one request.
+
+        Raises:
+            HttpProblem: 422, none or too many.
+        """
+        if not 1 <= num_samples <= MOST_SAMPLES:
+            raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{num_samples}")
+
     def choose_by_request(self, request: Request, call: Call) -> tuple[Endpoint, ModelVersion]:
         """Choose as in `choose`, by `?model=` and `?version=` or the headers of the same meaning."""
         return self.choose(call, *named_by(request, call))
 
     async def answer(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, sample: Sample
-    ) -> Output:
-        """Return the answer to one sample; the request is cancelled if its client disconnects.
+    ) -> tuple[Output, ModelVersion]:
+        """Return the answer to one sample, and the version that gave it; it is cancelled if its client disconnects.
 
         Raises:
             BatchingError, ModelError: see `Endpoint.predict`.
         """
         priority, deadline_s = call.priority, call.deadline_s
         async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
-            output, _ = await self._ask(call, endpoint, version, sample, priority, deadline_s)
-            return output
+            return await self._ask(call, endpoint, version, sample, priority, deadline_s)
 
     async def answer_all(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, samples: Sequence[Sample]
@@ -91,8 +100,7 @@ class Predictor:
             HttpProblem: 422, none or too many.
             BatchingError, ModelError: see `Endpoint.predict`.
         """
-        if not 1 <= len(samples) <= MOST_SAMPLES:
-            raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{len(samples)}")
+        self.check_number(len(samples))
         priority, deadline_s = call.priority, call.deadline_s
         async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
             if len(samples) == 1:

@@ -13,7 +13,7 @@ from orchestray.serving.batching import (
     QueueFullError,
     RunTimeoutError,
 )
-from orchestray.serving.models.errors import InputError, UnknownModelError
+from orchestray.serving.models.errors import InputError, RequestError, UnknownModelError
 
 if TYPE_CHECKING:
     from orchestray.serving.routing.endpoint import ModelVersion
@@ -87,6 +87,8 @@ def as_problem(error: Exception) -> HttpProblem:
         return error
     if isinstance(error, InputError):
         return wrong_input(error.field, error.wanted, error.got)
+    if isinstance(error, RequestError):
+        return HttpProblem(422, str(error))
     if isinstance(error, UnknownModelError):
         return HttpProblem(404, str(error))
     if isinstance(error, QueueFullError):

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from orchestray.serving.http.frames import FORMS
 from orchestray.serving.http.predictor import MOST_SAMPLES
-from orchestray.serving.http.tensors import BFLOAT16, DATATYPES, datatype_of
-from orchestray.serving.models.signature import Signature, TensorSpec, num_elements
+from orchestray.serving.http.tensors import BFLOAT16, DATATYPES, TEXTS, datatype_of
+from orchestray.serving.models.signature import ANY, Signature, TensorSpec, num_elements
 from orchestray.serving.routing.endpoint import Endpoint
 
 Json = dict[str, Any]
@@ -27,10 +28,17 @@ def schemas_of(endpoints: Sequence[Endpoint]) -> Json:
     schemas: Json = {}
     for endpoint in endpoints:
         signature = endpoint.signature
-        schemas[f"{endpoint.name}.input"] = {**_sample(signature.inputs), "example": signature.example}
-        output = _sample(signature.outputs, nullable=True)
+        is_decoded, is_encoded = ("decode" in signature.own_forms, "encode" in signature.own_forms)
+        given = {"description": "as the model's task decodes it"} if is_decoded else _sample(signature.inputs)
+        example = {} if signature.shown_example is None else {"example": signature.shown_example}
+        schemas[f"{endpoint.name}.input"] = {**given, **example}
+        output = (
+            {"description": "as the model's task encodes it"}
+            if is_encoded
+            else _sample(signature.outputs, nullable=True)
+        )
         classes = f"scores of the classes {', '.join(map(str, signature.class_names))}" if signature.class_names else ""
-        schemas[f"{endpoint.name}.output"] = {**output, **({"description": classes} if classes else {})}
+        schemas[f"{endpoint.name}.output"] = {**({"description": classes} if classes else {}), **output}
         schemas[f"{endpoint.name}.v2"] = _v2_request(signature)
         schemas[f"{endpoint.name}.invocations"] = _invocations(signature)
     return schemas
@@ -51,6 +59,8 @@ def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
     """Return the schema of a nested array of the tensor's shape."""
     dtype = spec.numpy_dtype
     schema: Json
+    if spec.dtype == ANY:
+        return {"description": str(spec)}
     if dtype.kind == "b":
         schema = {"type": "boolean"}
     elif dtype.kind in "iu":
@@ -66,6 +76,9 @@ def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
 
 def _invocations(signature: Signature) -> Json:
     """Return the schema of a request in each form of MLflow; columns may come in any order."""
+    if "decode" in signature.own_forms or signature.inputs[0].dtype == ANY:  # a row may be anything
+        rows = {"anyOf": [_list({}), _OBJECT]}
+        return {"anyOf": [{**_OBJECT, "required": [name], "properties": {name: rows}} for name in FORMS]}
     sample = _sample(signature.inputs)
     columns = _columns(signature)
     row = {**_OBJECT, "required": [*columns], "properties": columns, "additionalProperties": False}
@@ -133,6 +146,11 @@ def _v2_request(signature: Signature) -> Json:
 
 
 def _v2_tensor(spec: TensorSpec, *, one: bool = False) -> Json:
+    if spec.dtype == ANY:
+        texts = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1 if one else MOST_SAMPLES}
+        shape: Json = {"const": [1]} if one else {"type": "array", "items": {"type": "integer"}}
+        given: Json = {"name": {"const": spec.name}, "shape": shape, "datatype": {"const": TEXTS}, "data": texts}
+        return {**_OBJECT, "required": [*given], "properties": given}
     num = math.prod(spec.shape)
     value = _tensor(TensorSpec(spec.name, spec.dtype, ()), nullable=False)
     flat = {"type": "array", "items": value, "minItems": num, "maxItems": num if one else num * MOST_SAMPLES}
@@ -155,6 +173,9 @@ def _v2_tensor(spec: TensorSpec, *, one: bool = False) -> Json:
 
 def v2_example(signature: Signature) -> Json:
     """Return a request of the Open Inference Protocol v2 that works as it is: the model's example."""
+    if signature.inputs[0].dtype == ANY:
+        data = [signature.example if isinstance(signature.example, str) else "a text"]
+        return {"inputs": [{"name": signature.inputs[0].name, "shape": [1], "datatype": TEXTS, "data": data}]}
     values = signature.parse(signature.example)
     return {
         "inputs": [

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from orchestray.serving.http.problems import wrong_input
-from orchestray.serving.models.signature import kind_of
+from orchestray.serving.models.signature import ANY, kind_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,12 +25,15 @@ DATATYPES = {
     **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
-"""Maps the protocol's names of types to numpy's. Its BYTES are texts, which no model here takes (see `write_texts`)."""
+"""Maps the protocol's names of types to numpy's; see also `TEXTS` and `BFLOAT16`."""
 _NAMES = {dtype: datatype for datatype, dtype in DATATYPES.items()}
+TEXTS = "BYTES"
+"""Name of a type whose values are texts: any JSON value is one, or is written as one."""
 BFLOAT16 = "BF16"
 """Name of a type that numpy lacks: its values are the upper halves of float32, and are read as that."""
 _VALUES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
 """Maps numpy's kind of a type to the Python types of JSON values that it accepts."""
+_LENGTH_BYTES = 4
 _MOST_DIMENSIONS = 16
 _LARGEST_SIZE = 2**48
 """Largest dimension: numpy refuses shapes that memory could not hold, even those of no elements at all."""
@@ -38,7 +41,7 @@ _LARGEST_SIZE = 2**48
 
 def datatype_of(dtype: str) -> str:
     """Return the protocol's name of a type."""
-    return _NAMES[dtype]
+    return TEXTS if dtype == ANY else _NAMES[dtype]
 
 
 def read_tensor(tensor: Any, field: str, blob: memoryview) -> tuple[str, Array, int]:
@@ -61,9 +64,13 @@ def read_tensor(tensor: Any, field: str, blob: memoryview) -> tuple[str, Array, 
     if not isinstance(name, str):
         raise wrong_input(f"{field}.name", "a text", kind_of(name))
     datatype = tensor.get("datatype")
+    if datatype == TEXTS:
+        return _read_texts(tensor, field, blob)
     is_half = datatype == BFLOAT16
     if not isinstance(datatype, str) or not (is_half or datatype in DATATYPES):
-        raise wrong_input(f"{field}.datatype", f"one of {', '.join(DATATYPES)}, {BFLOAT16}", repr(datatype)[:60])
+        raise wrong_input(
+            f"{field}.datatype", f"one of {', '.join(DATATYPES)}, {BFLOAT16}, {TEXTS}", repr(datatype)[:60]
+        )
     dtype = np.dtype("float32" if is_half else DATATYPES[datatype])
     shape = _shape(tensor.get("shape"), f"{field}.shape")
     num_bytes = parameter(tensor, "binary_data_size")
@@ -96,10 +103,36 @@ def write_tensor(name: str, array: Array, *, binary: bool) -> tuple[dict[str, An
     return {**head, "parameters": {"binary_data_size": len(blob)}}, blob
 
 
+def _read_texts(tensor: dict[str, Any], field: str, blob: memoryview) -> tuple[str, Array, int]:
+    shape, num_bytes = _shape(tensor.get("shape"), f"{field}.shape"), parameter(tensor, "binary_data_size")
+    texts: list[str] = []
+    if num_bytes is None:
+        values = _flat(tensor.get("data"), shape, f"{field}.data")
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) < len(values):
+            raise wrong_input(f"{field}.data", "texts", "other values")
+    else:
+        place = f"{field}.parameters.binary_data_size"
+        if type(num_bytes) is not int or not 0 <= num_bytes <= len(blob):
+            raise wrong_input(place, f"at most the {len(blob)} bytes that follow", repr(num_bytes)[:60])
+        rest = bytes(blob[:num_bytes])
+        while rest:
+            length = int.from_bytes(rest[:_LENGTH_BYTES], "little")
+            text, rest = rest[_LENGTH_BYTES : _LENGTH_BYTES + length], rest[_LENGTH_BYTES + length :]
+            if len(text) != length or len(texts) > math.prod(shape):
+                raise wrong_input(place, "texts, each behind its length in four bytes", "other bytes")
+            texts.append(text.decode("utf-8", "replace"))
+    if len(texts) != math.prod(shape):
+        raise wrong_input(f"{field}.shape", f"the shape of {len(texts)} texts", str(list(shape)))
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    return tensor["name"], array.reshape(shape), num_bytes or 0
+
+
 def write_texts(name: str, rows: Sequence[Sequence[str]], *, binary: bool) -> tuple[dict[str, Any], bytes]:
     """Return one output of texts, [rows, texts of a row], as `write_tensor` does."""
     texts = [text for row in rows for text in row]
-    head = {"name": name, "datatype": "BYTES", "shape": [len(rows), len(texts) // len(rows)]}
+    head = {"name": name, "datatype": TEXTS, "shape": [len(rows), len(texts) // len(rows)]}
     if not binary:
         return {**head, "data": texts}, b""
     blob = b"".join(struct.pack("<I", len(text)) + text for text in map(str.encode, texts))
@@ -128,8 +161,8 @@ def _shape(value: Any, field: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _values(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> Array:
-    """Read values in JSON, as one list or nested as the shape says."""
+def _flat(data: Any, shape: tuple[int, ...], field: str) -> list[Any]:
+    """Return the values of a tensor in JSON, which are one list or nested as the shape says."""
     if not isinstance(data, list):
         raise wrong_input(field, "a list of values", "nothing" if data is None else kind_of(data))
     try:
@@ -140,6 +173,11 @@ def _values(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], field: str)
         raise wrong_input(field, "lists of the same depth", "lists and values beside each other") from None
     if len(data) != math.prod(shape):
         raise wrong_input(field, f"{math.prod(shape)} values (shape {list(shape)})", str(len(data)))
+    return [*data]
+
+
+def _values(data: Any, shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> Array:
+    data = _flat(data, shape, field)
     allowed = _VALUES[dtype.kind]
     if not allowed.issuperset(map(type, data)):
         index = next(index for index, value in enumerate(data) if type(value) not in allowed)

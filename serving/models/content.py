@@ -1,13 +1,16 @@
-"""The directory and the identity of the model of a run. Does not import torch."""
+"""The place and the identity of a served model: a run, or a class of the user's own. Does not import torch."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError
 from orchestray.platform.run.model_files import load_model_json
+from orchestray.platform.task import TaskSource
+from orchestray.serving.config.own_class import names_class
 
 
 def served_directory(run: str | os.PathLike[str]) -> Path:
@@ -27,9 +30,12 @@ def served_directory(run: str | os.PathLike[str]) -> Path:
 def content_of(run: str | os.PathLike[str]) -> str:
     """Return a text that identifies a run's trained model by a checksum of its weights; empty if there is none.
 
-    The model of a directory changes if the run is trained again, or a search finds a better one.
+    The model of a directory changes if the run is trained again, or a search finds a better one; that of a class if
+    its file does, or a module beside it.
     """
     try:
+        if names_class(str(run)):
+            return _class_content(str(run))
         return _described(served_directory(run) / "model")
     except OrchestrayError:
         return ""  # the loading of the model reports what is wrong
@@ -61,3 +67,13 @@ def served_name(run: str | os.PathLike[str]) -> str:
     """Return the name under which a run is served: its directory's, or the search's for its `best`."""
     path = Path(run).absolute()
     return path.parent.name if path.name == "best" and (path.parent / "trials.jsonl").is_file() else path.name
+
+
+def _class_content(run: str) -> str:
+    """Return a digest of a class's file, and of the modules beside it that it imports.
+
+    Raises:
+        TaskError: a file cannot be read.
+    """
+    texts = TaskSource.of_class(run, {}, noun="model").texts
+    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()

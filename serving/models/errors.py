@@ -18,6 +18,10 @@ class InputError(OrchestrayError):
         return type(self), (self.field, self.wanted, self.got)
 
 
+class RequestError(OrchestrayError):
+    """The error that the task of a model refuses a request (HTTP: 422), in the task's own words."""
+
+
 class ModelError(OrchestrayError):
     """The error that the model raised on a sample (HTTP: 500 for that request alone); its own error is the cause."""
 

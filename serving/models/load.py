@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError, TaskError
+from orchestray.serving.config.own_class import class_name, names_class
 from orchestray.serving.models.content import check_content, served_directory, served_name
 from orchestray.serving.models.device import chosen_device
+from orchestray.serving.models.own_class import OwnModel, load_own_model
 from orchestray.serving.models.padding import padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
-from orchestray.serving.models.signature import with_names
+from orchestray.serving.models.signature import with_interface
 from orchestray.trainers.saved.interface import saved_interface
 from orchestray.trainers.saved.run import load_run
 
@@ -27,11 +31,13 @@ def load_served_model(
     max_batch_size: int = 32,
     num_threads: int = 1,
     content: str = "",
-) -> ServedModel:
-    """Load the trained model of a run, and warm it up.
+    arguments: Mapping[str, Any] | None = None,
+) -> ServedModel | OwnModel:
+    """Load the trained model of a run, or a class of the user's own, and warm it up.
 
     Args:
-        run: directory of a training run, possibly of an ensemble, or of a search, whose best run is then loaded.
+        run: directory of a training run, possibly of an ensemble, or of a search, whose best run is then loaded; or
+            `path/to/file.py:Class`, see `OwnModel`.
         name: name in requests; default: the run's.
         version: version in requests.
         gpus: 0: on the CPU.
@@ -41,6 +47,7 @@ def load_served_model(
         max_batch_size: largest batch of the warm-up.
         num_threads: CPU threads of a call.
         content: result of `content_of` for the run when the version started; empty: not checked.
+        arguments: arguments of a class.
 
     Raises:
         RunNameError: the run does not exist.
@@ -48,6 +55,11 @@ def load_served_model(
         TaskError: its task cannot be imported any more.
         ConfigError: a GPU is asked for and none exists.
     """
+    if names_class(str(run)):
+        text = str(run)
+        return load_own_model(
+            text, arguments or {}, name=name or class_name(text), version=version, num_threads=num_threads
+        )
     device = chosen_device(gpus)
     directory = served_directory(run)
     found = load_run(directory)
@@ -68,7 +80,7 @@ def load_served_model(
             pad_to=padded_sizes(max_batch_size) if pads else (),
             num_threads=num_threads,
         )
-        served.signature = with_names(served.signature, interface.feature_names, interface.class_names)
+        served.signature = with_interface(served.signature, interface)
         served.warm_up(max_batch_size)
     except (CheckpointError, TaskError) as error:
         raise type(error)(f"{run} cannot be served: {error}") from error

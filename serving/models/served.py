@@ -16,6 +16,7 @@ from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models.cuda_graphs import Recorded
 from orchestray.serving.models.device import Transfer
 from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.isolated import Answers, run_isolated
 from orchestray.serving.models.padding import padded_size
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from orchestray.trainers.core.inputs import InputForm, call
@@ -119,7 +120,7 @@ class ServedModel:
         for size in sorted({*self._pad_to, 1, max_batch_size} if self._pad_to else {1, 2, max_batch_size}):
             self._forward([sample] * min(size, max_batch_size))
 
-    def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+    def run(self, samples: Sequence[Sample]) -> Answers:
         """Return an answer for each sample, by one forward pass.
 
         If that fails, the batch is halved until the samples that fail are alone; the others are answered.
@@ -127,15 +128,9 @@ class ServedModel:
         Args:
             samples: results of `parse`.
         """
-        try:
-            return self._forward(samples)
-        except Exception as error:  # noqa: BLE001 - the user's model may raise anything
-            if len(samples) == 1:
-                return [_failure(self.name, error)]
-            middle = len(samples) // 2
-            return [*self.run(samples[:middle]), *self.run(samples[middle:])]
+        return run_isolated(self.name, self._forward, samples)
 
-    def _forward(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+    def _forward(self, samples: Sequence[Sample]) -> Answers:
         size = padded_size(len(samples), self._pad_to)
         gradients = torch.enable_grad() if self._takes_gradients else torch.inference_mode()
         with gradients, self._transfer.stream, self._precision():
@@ -238,10 +233,3 @@ def _specs_of(answered: Sequence[Output | Exception]) -> tuple[TensorSpec, ...]:
     if isinstance(first, Exception):
         raise CheckpointError(f"the model does not answer its example: {first}") from first
     return tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in first.items())
-
-
-def _failure(name: str, error: Exception) -> ModelError:
-    _log.warning("model %s raised on a request", name, exc_info=error)
-    failed = ModelError(f"The model raised {type(error).__name__} on this request.")
-    failed.__cause__ = error
-    return failed

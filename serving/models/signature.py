@@ -7,11 +7,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from orchestray.serving.models.errors import InputError
+
+if TYPE_CHECKING:
+    from orchestray.trainers.saved.interface import Interface
 
 _log = logging.getLogger("orchestray.serving")
 
@@ -19,6 +22,8 @@ Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 """Arrays of one sample by name, without a batch dimension."""
 Sample: TypeAlias = Tensors
 Output: TypeAlias = Tensors
+ANY = "object"
+"""Type of an input or output that may be any JSON value, in an array without dimensions."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class TensorSpec:
         return np.dtype(self.dtype)
 
     def __str__(self) -> str:
+        if self.dtype == ANY:
+            return "any JSON value"
         return f"{self.dtype} of shape {list(self.shape)}" if self.shape else f"one {self.dtype}"
 
 
@@ -56,6 +63,15 @@ class Signature:
     """Maps the names of the numbers of the only input, in order, to how many each has; empty: unknown."""
     class_names: tuple[Any, ...] = ()
     """Names of the classes, in the order of the outputs; empty: unknown, or there are no classes."""
+    own_forms: tuple[str, ...] = ()
+    """Methods of the task that give requests and answers a form of its own: `decode`, `encode`."""
+    example_request: Any = None
+    """What a request holds for one sample, if the task decodes it; None: unknown."""
+
+    @property
+    def shown_example(self) -> Any:
+        """One sample as a request holds it, for those who look at the endpoint."""
+        return self.example_request if "decode" in self.own_forms else self.example
 
     def parse(self, sample: Any, *, field: str = "inputs") -> Sample:
         """Parse a sample from JSON values or arrays to arrays of the wanted types; integers are accepted for floats.
@@ -113,12 +129,13 @@ class Signature:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the signature that `to_dict` has converted."""
         inputs, outputs = (_specs(data[key]) for key in ("inputs", "outputs"))
-        names = data["feature_names"], tuple(data["class_names"])
+        names = data["feature_names"], tuple(data["class_names"]), tuple(data["own_forms"]), data["example_request"]
         return cls(data["name"], data["version"], inputs, outputs, data["example"], *names)
 
 
-def with_names(signature: Signature, feature_names: Mapping[str, int], class_names: Sequence[Any]) -> Signature:
-    """Return a signature with the names that a run keeps of its task; features of another number are left out."""
+def with_interface(signature: Signature, interface: Interface) -> Signature:
+    """Return a signature with what a run keeps of its task; names of another number of features are left out."""
+    feature_names = interface.feature_names
     num_named = sum(feature_names.values())
     if feature_names and [num_named] != [num_elements(spec) for spec in signature.inputs]:
         inputs = " and ".join(map(str, signature.inputs))
@@ -129,7 +146,13 @@ def with_names(signature: Signature, feature_names: Mapping[str, int], class_nam
             num_named,
         )
         feature_names = {}
-    return replace(signature, feature_names=dict(feature_names), class_names=tuple(class_names))
+    return replace(
+        signature,
+        feature_names=dict(feature_names),
+        class_names=tuple(interface.class_names),
+        own_forms=interface.own_forms,
+        example_request=interface.example_request,
+    )
 
 
 def _specs(data: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
@@ -153,7 +176,16 @@ def kind_of(value: Any) -> str:
     return "an object" if isinstance(value, Mapping) else f"a {type(value).__name__}"
 
 
+def boxed(value: Any) -> np.ndarray[Any, Any]:
+    """Return any value in an array without dimensions; `item()` takes it out again."""
+    array: np.ndarray[Any, Any] = np.empty((), object)
+    array[()] = value
+    return array
+
+
 def _array(value: Any, spec: TensorSpec, field: str) -> np.ndarray[Any, Any]:
+    if spec.dtype == ANY:
+        return value if isinstance(value, np.ndarray) and value.dtype == object and not value.shape else boxed(value)
     if not isinstance(value, np.ndarray):
         _check_nesting(value, spec, field)
         try:

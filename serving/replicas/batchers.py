@@ -26,6 +26,7 @@ def load_arguments(model: ModelSection, config: ServeConfig) -> dict[str, Any]:
         "quantize": config.compute.quantize,
         "max_batch_size": config.batching.max_batch_size,
         "num_threads": max(1, math.floor(config.resources.cpus_per_worker)),
+        "arguments": model.arguments,
     }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from orchestray.serving.batching import Batcher, BatchingError
+from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.errors import UnknownModelError
 from orchestray.serving.models.signature import Output, Sample, Signature
 
@@ -33,6 +34,8 @@ class ModelVersion:
     def __init__(self, signature: Signature, batcher: Batcher[Sample, Output], close: Close | None = None) -> None:
         self.signature = signature
         self.batcher = batcher
+        self.codec = Codec(signature)
+        """Form of its requests and answers: that of the signature, or the task's own."""
         self.generator: Engine | None = None
         """Engine that generates text with it, if any; ends with the version."""
         self.generator_lacking: str | None = None

@@ -24,7 +24,7 @@ from orchestray.serving.batching.errors import RunnerLostError
 from orchestray.serving.batching.runner import RunFunction
 from orchestray.serving.models.content import content_of, served_directory, served_name
 from orchestray.serving.models.served import example_values, input_specs
-from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec, with_names
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec, with_interface
 from orchestray.serving.sharded.forward_worker import Arrays, StageFailedError
 from orchestray.serving.sharded.partition import ServedNetwork
 from orchestray.trainers.saved.interface import saved_interface
@@ -97,7 +97,7 @@ class ModelParallel:
         known = saved_interface(directory / "model", found.load_task)
         specs, values = input_specs(known.example), example_values(known.example)
         signature = Signature(name or served_name(run), version, specs, (), values)
-        signature = with_names(signature, known.feature_names, known.class_names)
+        signature = with_interface(signature, known)
 
         def begin() -> Gang:
             cluster: Cluster = connect(address)

@@ -16,6 +16,7 @@ from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import CheckpointError, OrchestrayError, TaskError
 from orchestray.platform.run.model_files import EXAMPLE_FILE, load_beside, load_model_json
+from orchestray.platform.task import OF_AN_ENDPOINT
 from orchestray.trainers.core.inputs import InputForm, described, inputs_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Interface:
         class_names: names of the classes, in the order of the outputs; empty: unknown, or there are no classes.
         feature_names: maps the names of the numbers of the only input, in order, to how many each has; empty: unknown.
         lower_is_better: names of the metrics that are better when lower, the loss first.
+        own_forms: those of the methods `decode` and `encode` that the task has.
+        example_request: a JSON value that `decode` takes; None: unknown.
     """
 
     example: Any = None
@@ -47,6 +50,8 @@ class Interface:
     class_names: tuple[Any, ...] = ()
     feature_names: Mapping[str, int] = field(default_factory=dict)
     lower_is_better: tuple[str, ...] = ("loss",)
+    own_forms: tuple[str, ...] = ()
+    example_request: Any = None
 
     @classmethod
     def of_task(cls, task: Task, row: Callable[[], pa.Table] | None = None) -> Interface:
@@ -63,7 +68,9 @@ class Interface:
             _form(example, [])
         except OrchestrayError as error:
             example, problem = None, str(error)
-        return cls(example, problem, tuple(names), _feature_names(task), ("loss", *lower))
+        forms = tuple(name for name in OF_AN_ENDPOINT if getattr(task, name, None) is not None)
+        request = getattr(task, "example_request", None) if "decode" in forms else None
+        return cls(example, problem, tuple(names), _feature_names(task), ("loss", *lower), forms, request)
 
     def to_json(self) -> dict[str, Any]:
         """Return the interface as JSON values; the tensors of the example are in `tensors`."""
@@ -71,6 +78,8 @@ class Interface:
             "class_names": list(self.class_names),
             "feature_names": dict(self.feature_names),
             "lower_is_better": list(self.lower_is_better),
+            "own_forms": list(self.own_forms),
+            "example_request": self.example_request,
         }
         if self.example is None:
             return {"no_example": self.no_example, **plain}
@@ -103,9 +112,12 @@ def read_interface(directory: str | os.PathLike[str]) -> Interface | None:
         example = _example(written["example"], load_beside(directory, EXAMPLE_FILE)) if "example" in written else None
         names, lower = tuple(written["class_names"]), tuple(written["lower_is_better"])
         features = dict(written.get("feature_names", {}))
+        forms = tuple(written.get("own_forms", ()))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the interface in the model.json of {directory} is damaged: {error!r}") from error
-    return Interface(example, written.get("no_example", ""), names, features, lower)
+    return Interface(
+        example, written.get("no_example", ""), names, features, lower, forms, written.get("example_request")
+    )
 
 
 def saved_interface(directory: str | os.PathLike[str], load_task: Callable[[], Task]) -> Interface:

@@ -25,6 +25,7 @@ from orchestray.platform.data.by_length import ByLength
 from orchestray.platform.data.retries import read_patiently
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
+from orchestray.trainers.tasks.classification import named_classes
 from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, open_files, part, values_of
 
 if TYPE_CHECKING:
@@ -109,6 +110,10 @@ class HuggingFace:
         speaks = kind != "sequence_classification"
         self.weight = self._count_targets if speaks else None
         self.final_metrics = self._judge if speaks else None
+        is_text = "input_ids" not in self._texts
+        self.decode = self._decode_text if is_text else None
+        self.example_request = None if not is_text else ["a text", "another"][: len(self._texts)]
+        self.encode = None if speaks else self._encode_class
         self.to_training_batch = self._mask_at_random if kind == "masked_lm" else None
 
     # -- the model -----------------------------------------------------------------------------------------------------
@@ -345,6 +350,25 @@ class HuggingFace:
         ids = torch.zeros(self._max_length, dtype=torch.int64)
         names = [] if "input_ids" in self._texts else self._tokenizer.model_input_names
         return {**dict.fromkeys(names, ids), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    def _decode_text(self, request: Any) -> Any:
+        """Return a text, or two in a list, as the model's inputs of `max_length` tokens; anything else as it is.
+
+        Raises:
+            ValueError: a pair is wanted, or none.
+        """
+        texts = [request] if isinstance(request, str) else request
+        if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+            return request
+        if len(texts) != len(self._texts):
+            raise ValueError(f"wanted {'a text' if len(self._texts) == 1 else 'a list of two texts'}")
+        cut = {"truncation": True, "max_length": self._max_length, "padding": "max_length", "padding_side": "right"}
+        found = self._tokenizer(*([text] for text in texts), **cut, return_tensors="pt")
+        return {str(name): value[0] for name, value in found.items()}
+
+    def _encode_class(self, logits: Tensor) -> Any:
+        """Return the likeliest class and probabilities; of a regression the value."""
+        return named_classes(logits, self.class_names) if self.class_names else logits[0]
 
     @property
     def class_names(self) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from orchestray.platform.data.retries import read_patiently
 from orchestray.platform.data.source import Streamed
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import DataError, TaskError
-from orchestray.trainers.tasks.classification import accuracy, cross_entropy
+from orchestray.trainers.tasks.classification import accuracy, cross_entropy, named_classes
 from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, holds_parquet, open_files, part
 
 if TYPE_CHECKING:
@@ -140,6 +142,33 @@ class Images:
         """Return an image without content."""
         return torch.zeros(3, self._size, self._size)
 
+    def decode(self, request: Any) -> Any:
+        """Return an encoded image, bytes or base64, as a tensor [3, size, size]; anything else as it is.
+
+        Raises:
+            ValueError: it is no image.
+        """
+        if not isinstance(request, bytes | str):
+            return request
+        try:
+            data = request if isinstance(request, bytes) else base64.b64decode(request, validate=True)
+            return self._scaled(decode_images(pa.chunked_array([[data]]), self._middle)[0])
+        except (ValueError, DataError):
+            raise ValueError("wanted an image, as its bytes or in base64, and this is none") from None
+
+    def encode(self, outputs: Tensor) -> dict[str, Any]:
+        """Return the likeliest class, and probabilities."""
+        return named_classes(outputs, self.classes)
+
+    @property
+    def example_request(self) -> str:
+        """A small grey image in base64."""
+        from PIL import Image
+
+        file = io.BytesIO()
+        Image.new("RGB", (1, 1), (128, 128, 128)).save(file, "PNG")
+        return base64.b64encode(file.getvalue()).decode()
+
     def rebuild_arguments(self) -> dict[str, Any]:
         """Return additional arguments with which the same model is built without the data."""
         return {"classes": self.classes}
@@ -169,7 +198,11 @@ class Images:
         return holds_parquet(self._path)
 
     def _batch(self, columns: pa.Table, images: Tensor) -> Batch:
-        return {"inputs": images.to(torch.float32).div_(127.5).sub_(1.0), "targets": self._targets(columns)}
+        return {"inputs": self._scaled(images), "targets": self._targets(columns)}
+
+    @staticmethod
+    def _scaled(images: Tensor) -> Tensor:
+        return images.to(torch.float32).div_(127.5).sub_(1.0)
 
     def _targets(self, columns: pa.Table) -> Tensor:
         if not self._is_table:  # indices of the folders

@@ -14,8 +14,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.replicas.in_process import in_process
 from orchestray.serving.routing.endpoint import ModelVersion
 from support.http_endpoint import ROW_SUMS
+from support.live_endpoint import serving
 from support.patience import PATIENCE_S
 from support.served import written_run
 
@@ -65,45 +65,6 @@ def ask(port: int, path: str = "/predict", body: Any = EXAMPLE, bearer: str = ""
         return answer.status, json.loads(answer.read() or b"null")
     finally:
         connection.close()
-
-
-@contextmanager
-def serving(runs: Path, config: dict[str, Any]) -> Iterator[int]:
-    """Serve an endpoint on a thread, and yield its port; end it as by a signal."""
-    ready, url = threading.Event(), []
-    loops: list[asyncio.AbstractEventLoop] = []
-    failed: list[BaseException] = []
-    stop: list[Any] = []
-
-    def say(at: str) -> None:
-        url.append(at)
-        loops.append(asyncio.get_running_loop())
-        stop.append(asyncio.all_tasks())
-        ready.set()
-
-    def run() -> None:
-        try:
-            serve(config, runs_dir=runs, local=True, on_ready=say)
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:  # noqa: BLE001 - handed to the test
-            failed.append(error)
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert ready.wait(PATIENCE_S)
-    if failed:
-        raise failed[0]
-    port = int(url[0].rpartition(":")[2])
-    try:
-        yield port
-    finally:
-        main = next(task for task in stop[0] if task.get_coro().__name__ == "run")
-        loops[0].call_soon_threadsafe(main.cancel)
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def test_an_endpoint_changes_version_without_a_failed_request_rolls_back_and_leaves_threads_as_before(

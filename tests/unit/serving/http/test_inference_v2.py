@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no name": (with_input(name=None), "inputs[0].name: wanted a text, got null"),
     "wrong name": (with_input(name="x"), "wanted tensors named inputs, got one named 'x'"),
     "no type": (with_input(datatype=None), "inputs[0].datatype: wanted one of BOOL"),
-    "texts": (with_input(datatype="BYTES", data=["a"] * 6), "inputs[0].datatype"),
+    "texts": (with_input(datatype="BYTES", data=["a"] * 6), "inputs.inputs.datatype: wanted FP32, got BYTES"),
     "list as type": (with_input(datatype=["FP32"]), "inputs[0].datatype"),
     "no shape": (with_input(shape=None), "inputs[0].shape: wanted a list of up to 16 sizes"),
     "negative": (with_input(shape=[-1, 2, 3]), "inputs[0].shape"),

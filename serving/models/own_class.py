@@ -1,0 +1,161 @@
+"""A model that is a class or a function of the user's own: anything that answers a batch. Does not import torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from orchestray.platform.errors import OrchestrayError, TaskError
+from orchestray.platform.task import TaskSource, load_object
+from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.isolated import Answers, run_isolated
+from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
+
+
+def load_own_model(
+    run: str, arguments: Mapping[str, Any], *, name: str, version: str = "1", num_threads: int = 1
+) -> OwnModel:
+    """Make a model of a class or a function of the user's own, and have it answer its example, if it has one.
+
+    Args:
+        run: `path/to/file.py:Class`; or a function in place of the class, which is called with the batch.
+        arguments: arguments of the class.
+        name, version: name and version in requests.
+        num_threads: CPU threads of a call, if the model uses torch.
+
+    Raises:
+        TaskError: the class does not import, refuses its arguments, lacks `predict`, or does not answer its example.
+    """
+    try:
+        found: Any = load_object(TaskSource.of_class(run, arguments, noun="model"), key="models.run")
+        made = found(**arguments) if isinstance(found, type) else found
+    except OrchestrayError as error:
+        raise type(error)(f"{run} cannot be served: {error}") from error
+    except Exception as error:
+        raise TaskError(f"{run} cannot be served: {type(error).__name__}: {error}") from error
+    if arguments and not isinstance(found, type):
+        raise TaskError(f"{run} cannot be served: it is a function, and takes no arguments; leave them out")
+    predict = getattr(made, "predict", None) if isinstance(found, type) else made
+    if not callable(predict):
+        raise TaskError(f"{run} cannot be served: it lacks the method predict(batch), which returns an answer for each")
+    return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
+
+
+class OwnModel:
+    """A model that is an object with `predict(batch)`.
+
+    With `example_inputs()`, a method that returns one sample (an array, or a mapping of several by name), its inputs
+    are checked, and `batch` is an array, [samples, ...], or a mapping of them. Without, `batch` is a list of the JSON
+    values that were sent, whatever they are. It returns an answer for each sample: an array or a tensor, [samples,
+    ...], a mapping of those by name, or a list of JSON values.
+
+    Args:
+        predict: answers a batch.
+        made: the object, of which `example_inputs`, `example_request` (one value as it is sent) and `class_names` are
+            asked.
+        name, version: name and version in requests.
+        num_threads: CPU threads of a call, if the model uses torch.
+
+    Raises:
+        TaskError: it does not answer its example.
+    """
+
+    def __init__(
+        self, predict: Callable[[Any], Any], made: Any, *, name: str, version: str = "1", num_threads: int = 1
+    ) -> None:
+        self._predict, self._num_threads = predict, num_threads
+        inputs, example = _interface(made)
+        names = tuple(getattr(made, "class_names", None) or ())
+        anything = (TensorSpec("outputs", ANY, ()),)
+        self.signature = Signature(name, version, inputs, anything, example, class_names=names)
+        if example is None:
+            return
+        try:
+            (first,) = self._answers([self.signature.parse(example)])
+        except Exception as error:
+            raise TaskError(
+                f"{name} cannot be served: it does not answer its example: {type(error).__name__}: {error}"
+            ) from error
+        if inputs[0].dtype != ANY:
+            outputs = tuple(TensorSpec(key, str(value.dtype), value.shape) for key, value in first.items())
+            self.signature = Signature(name, version, inputs, outputs, example, class_names=names)
+
+    def pin_threads(self) -> None:
+        """Set torch's number of threads in the calling thread, if the model uses torch."""
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(self._num_threads)
+
+    def run(self, samples: Sequence[Sample]) -> Answers:
+        """Return an answer for each sample; those on which the model raises get a `ModelError`."""
+        return run_isolated(self.signature.name, lambda part: list(self._answers(part)), samples)
+
+    def _answers(self, samples: Sequence[Sample]) -> list[Tensors]:
+        specs = self.signature.inputs
+        if specs[0].dtype == ANY:
+            answered = self._predict([sample[specs[0].name].item() for sample in samples])
+        else:
+            stacked = {spec.name: np.stack([sample[spec.name] for sample in samples]) for spec in specs}
+            answered = self._predict(stacked if len(specs) > 1 else stacked[specs[0].name])
+        columns = answered if _is_columns(answered) else {"outputs": answered}
+        rows = {name: _rows(column, len(samples)) for name, column in columns.items()}
+        if specs[0].dtype != ANY:
+            return [{name: _array(column[row]) for name, column in rows.items()} for row in range(len(samples))]
+        values = ({name: _json(column[row]) for name, column in rows.items()} for row in range(len(samples)))
+        return [{"outputs": boxed(value if columns is answered else value["outputs"])} for value in values]
+
+
+def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
+    """Return the inputs of a model, and one sample as JSON values, or None."""
+    own = getattr(made, "example_inputs", None)
+    if own is None:
+        return (TensorSpec("inputs", ANY, ()),), getattr(made, "example_request", None)
+    example = own()
+    arrays = {
+        name: np.asarray(value)
+        for name, value in (example if isinstance(example, Mapping) else {"inputs": example}).items()
+    }
+    specs = tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in arrays.items())
+    if wrong := [str(spec) for spec in specs if spec.numpy_dtype.kind not in "fiub"]:
+        raise TaskError(f"example_inputs() must return numbers or arrays of them, got {wrong[0]}")
+    values = {name: array.tolist() for name, array in arrays.items()}
+    return specs, values if len(values) > 1 else next(iter(values.values()))
+
+
+def _is_columns(answered: Any) -> bool:
+    """Return True if a model's answer is a mapping of arrays by name."""
+    return isinstance(answered, Mapping) and all(hasattr(value, "__len__") for value in answered.values())
+
+
+def _rows(column: Any, num_samples: int) -> Sequence[Any]:
+    """Return the answers of a batch.
+
+    Raises:
+        ModelError: there are more or fewer than samples.
+    """
+    if hasattr(column, "detach"):  # a tensor
+        column = column.detach().cpu().numpy()
+    rows: Any = None
+    if isinstance(column, np.ndarray):
+        rows = column if column.ndim else None
+    elif hasattr(column, "__iter__") and not isinstance(column, str | bytes | Mapping):
+        rows = list(column)
+    if rows is None or len(rows) != num_samples:
+        got = f"a {type(column).__name__}" if rows is None else f"{len(rows)}"
+        raise ModelError(f"predict must return an answer for each of the {num_samples} samples, and returned {got}")
+    found: Sequence[Any] = rows
+    return found
+
+
+def _json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    """Return an answer as an array; one that is not of numbers is any JSON value."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    array = np.asarray(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
+    return array if array is not None and array.dtype.kind in "fiub" else boxed(_json(value))

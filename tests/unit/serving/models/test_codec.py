@@ -1,0 +1,62 @@
+"""A task's own form of requests and answers: what it returns is checked, and who is at fault is told."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+
+from orchestray.serving.models.codec import Codec
+from orchestray.serving.models.errors import InputError, ModelError, RequestError
+from orchestray.serving.models.signature import Signature, TensorSpec
+
+ONE = Signature("one", "1", (TensorSpec("inputs", "float32", (2,)),), (TensorSpec("outputs", "float32", (2,)),), None)
+TWO = Signature(
+    "two", "1", (TensorSpec("inputs_0", "float32", (1,)), TensorSpec("inputs_1", "int64", ())), ONE.outputs, None
+)
+
+
+def sample(signature: Signature, decode: Any, value: Any = "x") -> dict[str, Any]:
+    found = asyncio.run(Codec(signature, decode).sample_of(value, field="inputs[3]"))
+    return {name: array.tolist() for name, array in found.items()}
+
+
+def answer(encode: Any, **outputs: Any) -> Any:
+    arrays = {name: np.asarray(value, np.float32) for name, value in outputs.items()}
+    return orjson.loads(orjson.dumps(asyncio.run(Codec(ONE, None, encode).answer_of(arrays))))
+
+
+def test_what_a_task_decodes_is_a_sample_whatever_its_form() -> None:
+    assert sample(ONE, lambda text: torch.tensor([float(len(text)), 1.0]), "abc") == {"inputs": [3.0, 1.0]}
+    assert sample(ONE, lambda _: [1, 2]) == {"inputs": [1.0, 2.0]}
+    assert sample(TWO, lambda _: (torch.ones(1, requires_grad=True), 2)) == {"inputs_0": [1.0], "inputs_1": 2}
+    assert sample(TWO, lambda _: {"inputs_1": np.int32(2), "inputs_0": [1]}) == {"inputs_0": [1.0], "inputs_1": 2}
+
+
+def test_a_value_error_is_the_clients_and_any_other_the_tasks() -> None:
+    def refuse(_: Any) -> Any:
+        raise ValueError("wanted a text, got none")
+
+    with pytest.raises(RequestError, match=r"^inputs\[3\]: wanted a text, got none$"):
+        sample(ONE, refuse)
+    with pytest.raises(ModelError, match="decode raised KeyError"):
+        sample(ONE, lambda value: {}[value])
+    with pytest.raises(InputError, match=r"inputs\[3\]: wanted float32 of shape \[2\]"):
+        sample(ONE, lambda _: [1.0])
+    with pytest.raises(InputError, match=r"inputs\[3\]\.inputs_1"):
+        sample(TWO, lambda _: (torch.ones(1),))
+
+
+def test_an_answer_is_what_the_task_encodes_as_json() -> None:
+    assert answer(lambda outputs: {"first": outputs[0], "all": outputs.numpy()}, outputs=[1, 2]) == {
+        "first": 1.0,
+        "all": [1.0, 2.0],
+    }
+    assert answer(sorted, b=[1], a=[2]) == ["a", "b"]
+    for wrong in (lambda _: {1, 2}, lambda outputs: outputs.none):
+        with pytest.raises(ModelError, match="encode raised"):
+            answer(wrong, outputs=[1, 2])

@@ -1,0 +1,139 @@
+"""A class or a function of the user's own, which answers batches of whatever is sent, or of arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestray.platform.errors import TaskError
+from orchestray.serving.models.content import content_of
+from orchestray.serving.models.errors import InputError, ModelError
+from orchestray.serving.models.own_class import OwnModel, load_own_model
+from orchestray.serving.models.signature import ANY, boxed
+
+MODULE = """
+import numpy as np
+
+class Lengths:
+    def __init__(self, more=0):
+        self.more = more
+    def predict(self, batch):
+        assert type(batch) is list
+        return [len(text) + self.more for text in batch]
+
+class Scaled:
+    class_names = ["a", "b"]
+    def example_inputs(self):
+        return np.ones(2, np.float32)
+    def predict(self, batch):
+        assert batch.dtype == np.float32 and batch.ndim == 2
+        return 2 * batch
+
+class Added:
+    def example_inputs(self):
+        return {"left": np.ones(2), "right": 1}
+    def predict(self, batch):
+        return {"sum": batch["left"].sum(1) + batch["right"], "texts": ["x"] * len(batch["right"])}
+
+class Columns:
+    def predict(self, batch):
+        return {"label": np.array(["yes"] * len(batch)), "score": np.arange(len(batch)) / 2}
+
+def echo(batch):
+    return batch
+
+class Nothing: ...
+
+class Short(Scaled):
+    def predict(self, batch):
+        return batch[:0]
+
+constant = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("own") / "own.py"
+    file.write_text(MODULE)
+    return file
+
+
+def load(file: Path, name: str, **arguments: Any) -> OwnModel:
+    return load_own_model(f"{file}:{name}", arguments, name="own")
+
+
+def ask(model: OwnModel, *values: Any) -> list[Any]:
+    """Return the answers as JSON values, and errors as they are."""
+    answers = model.run([model.signature.parse(value) for value in values])
+    return [each if isinstance(each, Exception) else model.signature.to_json(each) for each in answers]
+
+
+def test_a_class_without_an_example_gets_the_values_that_were_sent_in_a_list(file: Path) -> None:
+    assert ask(load(file, "Lengths", more=1), "ab", [1, 2, 3]) == [3, 4]
+    assert ask(load(file, "echo"), {"a": [None, "b"]}, 1.5) == [{"a": [None, "b"]}, 1.5]
+    assert ask(load(file, "Columns"), 0, 0) == [{"label": "yes", "score": 0.0}, {"label": "yes", "score": 0.5}]
+
+
+def test_a_class_with_an_example_gets_checked_arrays_and_has_types_of_its_own(file: Path) -> None:
+    model = load(file, "Scaled")
+    assert ask(model, [1, 2], [3.5, 4]) == [[2, 4], [7, 8]]
+    assert [str(spec) for spec in (*model.signature.inputs, *model.signature.outputs)] == ["float32 of shape [2]"] * 2
+    assert model.signature.class_names == ("a", "b")
+    with pytest.raises(InputError, match="float32 of shape"):
+        model.signature.parse([1, 2, 3])
+    several = load(file, "Added")
+    assert ask(several, {"left": [1, 2], "right": 3}) == [{"sum": 6.0, "texts": "x"}]
+    assert [spec.dtype for spec in several.signature.outputs] == ["float64", ANY]
+
+
+def test_a_sample_on_which_it_raises_fails_alone(file: Path) -> None:
+    first, failed, last = ask(load(file, "Lengths"), "a", None, "abc")
+    assert (first, last) == (1, 3)
+    assert isinstance(failed, ModelError)
+    assert "TypeError" in str(failed)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("Nothing", {}, r"lacks the method predict\(batch\)"),
+        ("constant", {}, "is no class"),
+        ("Length", {}, "there is no class Length .*Lengths"),
+        ("Lengths", {"most": 1}, "unexpected keyword argument 'most'"),
+        ("echo", {"more": 1}, "it is a function, and takes no arguments"),
+        ("Short", {}, "does not answer its example: .* an answer for each of the 1 samples, and returned 0"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_the_reason(
+    file: Path, name: str, arguments: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(TaskError, match=told):
+        load(file, name, **arguments)
+
+
+@pytest.mark.parametrize("answered", [[1], "ab", 2.0, np.ones(())])
+def test_a_batch_of_which_not_each_sample_is_answered_fails(answered: Any) -> None:
+    model = OwnModel(lambda _batch: answered, object(), name="own")
+    one, other = model.run([{"inputs": boxed(0)}, {"inputs": boxed(1)}])
+    if isinstance(answered, list):  # each alone is answered
+        assert not isinstance(one, Exception)
+    else:
+        assert isinstance(one, ModelError)
+        assert isinstance(other, ModelError)
+
+
+def test_its_content_is_that_of_its_file_and_of_the_modules_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("factor = 2\n")
+    (tmp_path / "own.py").write_text(
+        "from helper import factor\n\ndef scaled(batch):\n    return [factor * x for x in batch]\n"
+    )
+    run = f"{tmp_path / 'own.py'}:scaled"
+    first, content = load_own_model(run, {}, name="own"), content_of(run)
+    (tmp_path / "helper.py").write_text("factor = 3\n")
+    assert content_of(run) != content
+    assert ask(first, 1) == [2]
+    assert ask(load_own_model(run, {}, name="own"), 1) == [3]
