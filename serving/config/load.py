@@ -79,6 +79,8 @@ def _origin(source: ServeSource) -> Origin:
         name = class_name(source)
         run = absolute(source, str(Path.cwd()))
         return Origin(source, str(Path.cwd()), {"name": name, "models": [{"name": name, "run": run}]})
+    if isinstance(source, str | os.PathLike) and Path(source).suffix == ".py":
+        raise ConfigError(f"{os.fspath(source)}: name a class or a function of it, as in {os.fspath(source)}:Model")
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
         if isinstance(source, str | os.PathLike) and not Path(source).exists() and not Path(source).suffix:
             raise ConfigError(f"{os.fspath(source)}: there is no such run; `orchestray runs list` shows the runs")

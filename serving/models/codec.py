@@ -1,4 +1,4 @@
-"""What a task does with a request before its model, and with the outputs after it, beside the batches."""
+"""A task's own form of requests and answers: code that runs before and after the model, beside the batches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Codec:
     """The optional methods `decode(request)` and `encode(outputs)` of a task, on threads of their own.
 
     `decode` gets what a request holds for one sample: a JSON value, or bytes. It returns the inputs of one sample,
-    without a batch dimension: a tensor, an array or numbers, or a tuple or a mapping of several. A `ValueError` of it
-    is the client's, who is told its text. `encode` gets the outputs of one sample: a tensor, or a mapping of several by
-    name. It returns JSON values.
+    without a batch dimension: a tensor, an array or numbers, or a tuple or a mapping of several. Its `ValueError` is
+    the client's fault, and the text of it goes to the client. `encode` gets the outputs of one sample: a tensor, or a
+    mapping of several by name. It returns JSON values.
 
     Args:
         signature: inputs of the model.
@@ -91,7 +91,7 @@ class Codec:
 
 
 def _plain(inputs: Any) -> Any:
-    """Return the inputs of a task with arrays in place of tensors."""
+    """Return the inputs of a task with arrays instead of tensors."""
     if isinstance(inputs, Mapping):
         return {str(name): _plain(value) for name, value in inputs.items()}
     if isinstance(inputs, tuple):

@@ -21,7 +21,7 @@ def load_own_model(
     """Make a model of a class or a function of the user's own, and have it answer its example, if it has one.
 
     Args:
-        run: `path/to/file.py:Class`; or a function in place of the class, which is called with the batch.
+        run: `path/to/file.py:Class`; or a function instead of the class, which is called with the batch.
         arguments: arguments of the class.
         name, version: name and version in requests.
         num_threads: CPU threads of a call, if the model uses torch.
@@ -47,8 +47,8 @@ def load_own_model(
 class OwnModel:
     """A model that is an object with `predict(batch)`.
 
-    With `example_inputs()`, a method that returns one sample (an array, or a mapping of several by name), its inputs
-    are checked, and `batch` is an array, [samples, ...], or a mapping of them. Without, `batch` is a list of the JSON
+    Its method `example_inputs()` returns one sample: an array, or a mapping of several by name. What comes is then
+    checked, and `batch` is an array, [samples, ...], or a mapping of them. Without it, `batch` is a list of the JSON
     values that were sent, whatever they are. It returns an answer for each sample: an array or a tensor, [samples,
     ...], a mapping of those by name, or a list of JSON values.
 

@@ -66,7 +66,7 @@ class Signature:
     own_forms: tuple[str, ...] = ()
     """Methods of the task that give requests and answers a form of its own: `decode`, `encode`."""
     example_request: Any = None
-    """What a request holds for one sample, if the task decodes it; None: unknown."""
+    """Content of a request for one sample, if the task decodes it; None: unknown."""
 
     @property
     def shown_example(self) -> Any:

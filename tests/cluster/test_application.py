@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from torch import nn
 
 from orchestray.platform.errors import ClusterError, OrchestrayError
@@ -27,6 +28,7 @@ from orchestray.serving.application import deployments, serve_apps
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.lifecycle.on_ray import OnRay
 from orchestray.serving.models.load import load_served_model
+from orchestray.trainers.saved.run import load_run
 from support.patience import PATIENCE_S
 from support.served import written_run
 
@@ -298,6 +300,24 @@ def test_a_model_that_cannot_be_served_is_a_sentence_and_nothing_is_left_of_it(
                 pass
         assert "Traceback" not in str(failed.value)
         await until("nothing is left", lambda: not pids(""))
+
+    asyncio.run(scenario())
+
+
+def test_a_function_of_ones_own_has_replicas_and_a_task_decodes_for_them(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def words(batch):\n    return [text.split() for text in batch]\n")
+    (tmp_path / "task.py").write_text(
+        f"{SLOW}\n    def decode(self, request): return torch.full((2,), float(request))\n"
+    )
+    run = written_run(tmp_path / "runs", "task", task={"type": f"{tmp_path / 'task.py'}:Task"})
+    models = [{"name": "own", "run": f"{tmp_path / 'own.py'}:words"}, {"name": "task", "run": str(run)}]
+
+    async def scenario() -> None:
+        async with running({**config_of(run, replicas=2), "models": models}) as (_, url):
+            assert ask(url, "a b") == ["a", "b"]
+            module = load_run(run).load_model()
+            wanted = module(torch.full((2,), 3.0)).tolist()
+            assert ask(url, "3", {"x-model": "task"}) == pytest.approx(wanted, abs=1e-6)
 
     asyncio.run(scenario())
 

@@ -146,7 +146,7 @@ class Images:
         """Return an encoded image, bytes or base64, as a tensor [3, size, size]; anything else as it is.
 
         Raises:
-            ValueError: it is no image.
+            ValueError: it is not an image.
         """
         if not isinstance(request, bytes | str):
             return request

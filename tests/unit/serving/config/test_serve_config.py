@@ -35,6 +35,34 @@ def test_a_run_directory_is_a_config_of_its_own(run: Path) -> None:
     assert loaded.traffic() == {("digits", 1): 100.0}
 
 
+def test_a_class_in_a_file_is_a_config_of_its_own_with_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "iris.py").touch()
+    monkeypatch.chdir(tmp_path)
+    loaded = load_serve_config("iris.py:Iris", ["models.0.arguments.trees=3"])
+    assert (loaded.name, loaded.models[0].name) == ("iris", "iris")
+    assert loaded.models[0].run == str(tmp_path / "iris.py:Iris")
+    assert loaded.models[0].arguments == {"trees": 3}
+    assert load_serve_config({"name": "e", "models": [{"name": "m", "run": "iris.py:Iris"}]}).models == (
+        loaded.models[0].model_copy(update={"name": "m", "arguments": {}}),
+    )
+
+
+def test_what_does_not_go_with_a_class_or_with_a_run_is_refused(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "iris.py").touch()
+    own = f"{tmp_path / 'iris.py'}:Iris"
+    assert problems_of(str(tmp_path / "iris.py")) == [
+        f"{tmp_path / 'iris.py'}: name a class or a function of it, as in {tmp_path / 'iris.py'}:Model"
+    ]
+    assert "there is no file" in problems_of(f"{tmp_path / 'none.py'}:Iris")[0]
+    assert problems_of(own, "compute.compile=true") == [
+        f"{own}: compute: is for trained runs, and iris is a class that computes as it likes"
+    ]
+    (problem,) = problems_of(config(run), "models.0.arguments.trees=3")
+    assert "are those of a class" in problem
+
+
 def test_the_config_as_resolved_gives_the_same_config(run: Path, tmp_path: Path) -> None:
     loaded = load_serve_config(config(run, replicas={"min": 0, "max": 2}))
     (tmp_path / "again.yaml").write_text(dump_serve_yaml(loaded))

@@ -1,4 +1,4 @@
-"""A task's own form of requests and answers: what it returns is checked, and who is at fault is told."""
+"""A task's own form of requests and answers: what it returns is checked, and errors say whose they are."""
 
 from __future__ import annotations
 

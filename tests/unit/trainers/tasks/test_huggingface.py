@@ -267,6 +267,28 @@ def test_texts_are_padded_on_the_right_whatever_the_tokenizer_does_by_itself(
     assert torch.equal(batches[0]["inputs"]["attention_mask"], batches[1]["inputs"]["attention_mask"])
 
 
+def test_a_decoded_text_gives_the_logits_of_its_batch_and_its_class_is_named(place: Path) -> None:
+    task = task_of(place, "sequence_classification")
+    texts = ["the cat runs", "a big red house"]
+    rows = pa.table({"text": texts, "label": pa.array([task.classes[0]] * 2)})
+    model = task.build_model().eval()
+    assert task.decode is not None
+    with torch.no_grad():
+        together = model(**task.to_batch(rows)["inputs"]).logits
+        for text, wanted in zip(texts, together, strict=True):
+            sample = task.decode(text)
+            assert all(len(value) == len(task.example_inputs()[name]) for name, value in sample.items())
+            logits = model(**{name: value[None] for name, value in sample.items()}).logits[0]
+            torch.testing.assert_close(logits, wanted)
+            assert task.encode is not None
+            answer = task.encode(logits)
+            assert answer["class"] == str(task.classes[int(wanted.argmax())])
+            assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
+    assert task.decode({"input_ids": [1]}) == {"input_ids": [1]}
+    with pytest.raises(ValueError, match="wanted a text"):
+        task.decode(["a", "b"])
+
+
 def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
     task = task_of(place, "causal_lm", packing=True, max_length=8)
     rows = open_source(task.dataset("train"), split="train").num_rows
