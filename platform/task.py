@@ -64,13 +64,26 @@ Two are for an endpoint. `decode(request)` returns the inputs of one sample, wit
 request holds for it: a JSON value, or bytes; a ValueError tells the client what is wrong. `encode(outputs)` returns the
 answer, JSON values, from the outputs of one sample: a tensor, or a mapping of several by name.
 """
-OPTIONAL_ATTRIBUTES = ("class_names", "feature_names", "lower_is_better", "example_request")
+OPTIONAL_ATTRIBUTES = (
+    "class_names",
+    "feature_names",
+    "lower_is_better",
+    "example_request",
+    "padding",
+    "padding_mask",
+    "max_length",
+)
 """Attributes that a task may have besides.
 
 `class_names` has the names of the classes in the order of the outputs. `feature_names` has the names of the numbers of
 the only input in their order, or maps names to how many of them each has. `lower_is_better` has the names of the
 metrics that are better when lower: a literal tuple, which goals and searches read from the source. `example_request` is
 a JSON value that `decode` takes, for those who look at an endpoint.
+
+`padding` is for an endpoint, where samples of any length share a batch. It maps the names of inputs whose first
+dimension, in a sample, has any length to the value with which they are padded. `padding_mask` names the one of them
+that is 1 where a sample has values and 0 elsewhere, if the model takes such a mask. `max_length` is the greatest
+length.
 """
 OF_AN_ENDPOINT = ("decode", "encode")
 """Those of the optional methods that give requests and answers of an endpoint a form of the task's own."""

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from orchestray.serving.http.problems import HttpProblem, wrong_input
-from orchestray.serving.models.signature import ANY, Signature, kind_of, num_elements
+from orchestray.serving.models.signature import ANY, Signature, fixed_shape, kind_of, num_elements
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 Row: TypeAlias = tuple[str, Any]
@@ -58,7 +58,7 @@ def rows_of_csv(body: bytes, signature: Signature) -> list[Row]:
     if has_names:
         return _ordered(_named(first, rows, "line", start=2), signature, "line", start=2)
     lines_of = [(f"line {number}", row) for number, row in enumerate(rows, 1)]
-    if _takes_any(signature):
+    if takes_any(signature):
         return lines_of
     if len(signature.inputs) > 1:
         names = ", ".join(spec.name for spec in signature.inputs)
@@ -67,17 +67,18 @@ def rows_of_csv(body: bytes, signature: Signature) -> list[Row]:
     for place, row in lines_of:
         if len(row) != num_elements(spec):
             raise wrong_input(place, f"{num_elements(spec)} columns (the input is {spec})", f"{len(row)}")
-    return [(place, np.array(row, dtype=object).reshape(spec.shape).tolist()) for place, row in lines_of]
+    return [(place, np.array(row, dtype=object).reshape(fixed_shape(spec)).tolist()) for place, row in lines_of]
 
 
-def _takes_any(signature: Signature) -> bool:
-    """Return True if a sample may be a row of named columns as it is."""
-    return "decode" in signature.own_forms or signature.inputs[0].dtype == ANY
+def takes_any(signature: Signature) -> bool:
+    """Return True if a row of named columns is a sample as it is, or none: the columns have no order to be put in."""
+    is_free = any(spec.is_variable or spec.dtype == ANY for spec in signature.inputs)
+    return is_free or "decode" in signature.own_forms
 
 
 def _ordered(rows: Sequence[Any], signature: Signature, field: str, start: int = 0) -> list[Row]:
     """Return the rows with their places; those by column become the value of the only input."""
-    is_named = len(signature.inputs) == 1 and not _takes_any(signature)  # values of several inputs are named anyway
+    is_named = len(signature.inputs) == 1 and not takes_any(signature)  # values of several inputs are named anyway
     ordered = []
     for index, row in enumerate(rows, start):
         place = f"{field} {index}" if start else f"{field}[{index}]"
@@ -107,7 +108,7 @@ def _in_order(row: Mapping[str, Any], signature: Signature, field: str) -> Any:
         values += part
     if spec.numpy_dtype.kind == "f":  # a column of flags was trained on as 0 and 1
         values = [int(value) if isinstance(value, bool) else value for value in values]
-    return np.array(values, dtype=object).reshape(spec.shape).tolist()
+    return np.array(values, dtype=object).reshape(fixed_shape(spec)).tolist()
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -118,7 +118,14 @@ def _asked(request: Request) -> tuple[str, str | None]:
 
 def _metadata(signature: Signature, versions: Sequence[str]) -> dict[str, Any]:
     inputs, outputs = (
-        [{"name": s.name, "datatype": datatype_of(s.dtype), "shape": [-1, *s.shape]} for s in specs]
+        [
+            {
+                "name": s.name,
+                "datatype": datatype_of(s.dtype),
+                "shape": [-1, *(-1 if size is None else size for size in s.shape)],
+            }
+            for s in specs
+        ]
         for specs in (signature.inputs, signature.outputs)
     )
     return {
@@ -182,11 +189,13 @@ def _check_shapes(arrays: dict[str, Array], signature: Signature) -> None:
             array = arrays[name] = array[:, 0]
         if (array.dtype == object) != (spec.dtype == ANY):
             raise wrong_input(f"inputs.{name}.datatype", datatype_of(spec.dtype), datatype_of(str(array.dtype)))
-        if array.shape[1:] != spec.shape or not array.shape:
-            shape = f"[samples, {', '.join(map(str, spec.shape))}]" if spec.shape else "[samples]"
+        if not array.shape or not spec.takes(array.shape[1:]):
+            sizes = ("any" if size is None else str(size) for size in spec.shape)
+            shape = f"[{', '.join(['samples', *sizes])}]"
             raise wrong_input(f"inputs.{name}.shape", shape, str(list(array.shape)))
+    mask = None if signature.padding is None else signature.padding.mask
     for name in wanted:
-        if name not in arrays:
+        if name not in arrays and name != mask:
             raise wrong_input("inputs", f"tensors named {names}", f"none named {name!r}")
     if len({len(array) for array in arrays.values()}) > 1:
         raise wrong_input("inputs", "tensors of as many samples each", "different numbers of samples")

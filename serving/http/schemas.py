@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from orchestray.serving.http.frames import FORMS
+from orchestray.serving.http.frames import FORMS, takes_any
 from orchestray.serving.http.predictor import MOST_SAMPLES
 from orchestray.serving.http.tensors import BFLOAT16, DATATYPES, TEXTS, datatype_of
 from orchestray.serving.models.signature import ANY, Signature, TensorSpec, num_elements
@@ -30,6 +29,8 @@ def schemas_of(endpoints: Sequence[Endpoint]) -> Json:
         signature = endpoint.signature
         is_decoded, is_encoded = ("decode" in signature.own_forms, "encode" in signature.own_forms)
         given = {"description": "as the model's task decodes it"} if is_decoded else _sample(signature.inputs)
+        if signature.padding is not None and signature.padding.mask is not None and "required" in given:
+            given = {**given, "required": [name for name in given["required"] if name != signature.padding.mask]}
         example = {} if signature.shown_example is None else {"example": signature.shown_example}
         schemas[f"{endpoint.name}.input"] = {**given, **example}
         output = (
@@ -70,13 +71,14 @@ def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
         most = float(np.finfo(dtype).max)
         schema = {"type": ["number", "null"]} if nullable else {"type": "number", "minimum": -most, "maximum": most}
     for size in reversed(spec.shape):
-        schema = {"type": "array", "items": schema, "minItems": size, "maxItems": size}
+        sizes = {"minItems": 1} if size is None else {"minItems": size, "maxItems": size}
+        schema = {"type": "array", "items": schema, **sizes}
     return {**schema, "description": str(spec)}
 
 
 def _invocations(signature: Signature) -> Json:
     """Return the schema of a request in each form of MLflow; columns may come in any order."""
-    if "decode" in signature.own_forms or signature.inputs[0].dtype == ANY:  # a row may be anything
+    if takes_any(signature):
         rows = {"anyOf": [_list({}), _OBJECT]}
         return {"anyOf": [{**_OBJECT, "required": [name], "properties": {name: rows}} for name in FORMS]}
     sample = _sample(signature.inputs)
@@ -151,11 +153,13 @@ def _v2_tensor(spec: TensorSpec, *, one: bool = False) -> Json:
         shape: Json = {"const": [1]} if one else {"type": "array", "items": {"type": "integer"}}
         given: Json = {"name": {"const": spec.name}, "shape": shape, "datatype": {"const": TEXTS}, "data": texts}
         return {**_OBJECT, "required": [*given], "properties": given}
-    num = math.prod(spec.shape)
+    num = num_elements(spec)
     value = _tensor(TensorSpec(spec.name, spec.dtype, ()), nullable=False)
     flat = {"type": "array", "items": value, "minItems": num, "maxItems": num if one else num * MOST_SAMPLES}
+    if spec.is_variable:
+        flat = {"type": "array", "items": value, "minItems": 1}
     rank = len(spec.shape) + 1
-    sizes = [{"type": "integer", "minimum": 1, "maximum": MOST_SAMPLES}, *({"const": size} for size in spec.shape)]
+    sizes = [{"type": "integer", "minimum": 1, "maximum": MOST_SAMPLES}, *map(_size, spec.shape)]
     shape = {"type": "array", "prefixItems": sizes, "items": False, "minItems": rank, "maxItems": rank}
     kinds = {"f": ("FP", "BF", "INT", "UINT"), "b": ("BOOL",)}.get(spec.numpy_dtype.kind, ("INT", "UINT"))
     taken = [name for name in (*DATATYPES, BFLOAT16) if name.startswith(kinds)]
@@ -164,11 +168,15 @@ def _v2_tensor(spec: TensorSpec, *, one: bool = False) -> Json:
         "required": ["name", "shape", "datatype", "data"],
         "properties": {
             "name": {"const": spec.name},
-            "shape": {"const": [1, *spec.shape]} if one else shape,
+            "shape": {"const": [1, *spec.shape]} if one and not spec.is_variable else shape,
             "datatype": {"const": datatype_of(spec.dtype)} if one else {"enum": taken},
             "data": flat if one else {"anyOf": [flat, _list(_tensor(spec, nullable=False))]},
         },
     }
+
+
+def _size(size: int | None) -> Json:
+    return {"type": "integer", "minimum": 1} if size is None else {"const": size}
 
 
 def v2_example(signature: Signature) -> Json:
@@ -181,7 +189,7 @@ def v2_example(signature: Signature) -> Json:
         "inputs": [
             {
                 "name": spec.name,
-                "shape": [1, *spec.shape],
+                "shape": [1, *values[spec.name].shape],
                 "datatype": datatype_of(spec.dtype),
                 "data": values[spec.name].reshape(-1).tolist(),
             }

@@ -49,12 +49,12 @@ class Transfer:
         return torch.cuda.stream(self._stream)
 
     def stack(self, samples: Sequence[Tensors], size: int) -> dict[str, Tensor]:
-        """Stack the samples' tensors by name, [size, ...]; rows beyond the samples repeat the first one."""
+        """Stack the tensors of samples of one shape by name, [size, ...]; rows beyond them repeat the first one."""
         batch = {}
         for spec in self._specs:
             rows = [sample[spec.name] for sample in samples]
             rows += [rows[0]] * (size - len(samples))
-            host = torch.empty((size, *spec.shape), dtype=getattr(torch, spec.dtype), pin_memory=self._is_cuda)
+            host = torch.empty((size, *rows[0].shape), dtype=getattr(torch, spec.dtype), pin_memory=self._is_cuda)
             np.stack(rows, out=host.numpy())
             batch[spec.name] = host.to(self.device, non_blocking=True)
         return batch

@@ -11,11 +11,11 @@ from orchestray.serving.config.own_class import class_name, names_class
 from orchestray.serving.models.content import check_content, served_directory, served_name
 from orchestray.serving.models.device import chosen_device
 from orchestray.serving.models.own_class import OwnModel, load_own_model
-from orchestray.serving.models.padding import padded_sizes
+from orchestray.serving.models.padding import Padding, padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
 from orchestray.serving.models.signature import with_interface
-from orchestray.trainers.saved.interface import saved_interface
+from orchestray.trainers.saved.interface import Interface, saved_interface
 from orchestray.trainers.saved.run import load_run
 
 
@@ -79,6 +79,7 @@ def load_served_model(
             compile=compile,
             pad_to=padded_sizes(max_batch_size) if pads else (),
             num_threads=num_threads,
+            padding=_padding_of(interface),
         )
         served.signature = with_interface(served.signature, interface)
         served.warm_up(max_batch_size)
@@ -91,3 +92,9 @@ def load_served_model(
             f"{run} cannot be served: its model does not answer its example: {type(error).__name__}: {error}"
         ) from error
     return served
+
+
+def _padding_of(interface: Interface) -> Padding | None:
+    if not interface.padding:
+        return None
+    return Padding(interface.padding, interface.padding_mask, interface.max_length)

@@ -1,8 +1,29 @@
-"""Batch sizes for which a compiled model or a CUDA graph is made: few, to limit their number."""
+"""Padding: of batches to a few sizes, for compiled models and CUDA graphs, and of samples to one length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+SHORTEST = 8
+"""Length up to which samples share a bucket."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The inputs of a model whose samples have any length, which is that of their first dimension."""
+
+    values: Mapping[str, float]
+    """Maps their names to the values with which they are padded."""
+    mask: str | None = None
+    """The one that is 1 where a sample has values and 0 where it is padded; None: the model takes none."""
+    most: int | None = None
+    """Greatest length; None: any."""
+
+
+def bucket(length: int) -> int:
+    """Return the power of two up to which lengths are padded together: at most half of a row is padding."""
+    return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
 def padded_sizes(max_batch_size: int) -> tuple[int, ...]:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import CheckpointError
+from orchestray.serving.models.any_length import AnyLength
 from orchestray.serving.models.cuda_graphs import Recorded
 from orchestray.serving.models.device import Transfer
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
-from orchestray.serving.models.padding import padded_size
+from orchestray.serving.models.padding import Padding, padded_size
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from orchestray.trainers.core.inputs import InputForm, call
 from orchestray.trainers.core.own_gradients import wants_gradients
@@ -41,6 +42,10 @@ class ServedModel:
             graph; or the name of one of its backends.
         pad_to: sizes to which batches are padded, ascending; empty: no padding.
         num_threads: CPU threads of one call.
+        padding: the inputs of variable length; None: every input has the shape of the example.
+
+    Raises:
+        CheckpointError: the model does not answer its example, or one of another length.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class ServedModel:
         compile: bool | str = False,  # noqa: A002 - as torch calls it
         pad_to: Sequence[int] = (),
         num_threads: int = 1,
+        padding: Padding | None = None,
     ) -> None:
         self._device = device or torch.device("cpu")
         self._autocast = precision == "bfloat16"
@@ -62,7 +68,7 @@ class ServedModel:
         self._num_threads = num_threads
         example = map_tensors(lambda tensor: _as_served(tensor, model), example)
         self._form = InputForm(example)
-        specs = input_specs(example)
+        specs = input_specs(example, padding)
         self._transfer = Transfer(specs, self._device)
         self._takes_gradients = False
         self._name, self._has_looked = name, False
@@ -83,7 +89,12 @@ class ServedModel:
                 raise
             self._takes_gradients = True
             answered = self._forward([sample])
-        self.signature = Signature(name, version, specs, _specs_of(answered), example_values(example))
+        outputs = _specs_of(answered)
+        self._run = self._forward
+        if padding is not None:
+            any_length = AnyLength(self._forward, padding, name, in_buckets=bool(self._pad_to))
+            outputs, self._run = any_length.outputs(sample, outputs), any_length.run
+        self.signature = Signature(name, version, specs, outputs, example_values(example), padding=padding)
 
     @property
     def name(self) -> str:
@@ -128,7 +139,7 @@ class ServedModel:
         Args:
             samples: results of `parse`.
         """
-        return run_isolated(self.name, self._forward, samples)
+        return run_isolated(self.name, self._run, samples)
 
     def _forward(self, samples: Sequence[Sample]) -> Answers:
         size = padded_size(len(samples), self._pad_to)
@@ -184,10 +195,29 @@ def _recorded(model: Any, sizes: Sequence[int]) -> Recorded:
     return Recorded(lambda inputs: by_name(call(model, inputs)), sizes)
 
 
-def input_specs(example: Any) -> tuple[TensorSpec, ...]:
-    """Return the inputs of a model, by one sample of them."""
-    named = zip(InputForm(example).names, InputForm(example).tensors(example), strict=True)
-    return tuple(TensorSpec(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in named)
+def input_specs(example: Any, padding: Padding | None = None) -> tuple[TensorSpec, ...]:
+    """Return the inputs of a model, by one sample of them, and by which of them have any length.
+
+    Raises:
+        CheckpointError: the padding names others.
+    """
+    named = dict(zip(InputForm(example).names, InputForm(example).tensors(example), strict=True))
+    variable = {} if padding is None else padding.values
+    for name in (*variable, *([] if padding is None or padding.mask is None else [padding.mask])):
+        if name not in named or not named[name].dim() or name not in variable:
+            inputs = ", ".join(named)
+            raise CheckpointError(
+                f"its task's padding must map names of inputs with a dimension ({inputs}), the mask among them, to "
+                f"numbers; it does not do so for {name}"
+            )
+    return tuple(
+        TensorSpec(
+            name,
+            str(tensor.dtype).removeprefix("torch."),
+            (None, *tensor.shape[1:]) if name in variable else tuple(tensor.shape),
+        )
+        for name, tensor in named.items()
+    )
 
 
 def example_values(example: Any) -> Any:

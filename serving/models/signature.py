@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from orchestray.serving.models.errors import InputError
+from orchestray.serving.models.padding import Padding
 
 if TYPE_CHECKING:
     from orchestray.trainers.saved.interface import Interface
@@ -33,8 +34,8 @@ class TensorSpec:
     name: str
     dtype: str
     """Numpy's name of the type: `float32`, `int64`, ..."""
-    shape: tuple[int, ...]
-    """Shape without the batch dimension."""
+    shape: tuple[int | None, ...]
+    """Shape without the batch dimension; None: a dimension of any length, at least 1."""
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -43,7 +44,19 @@ class TensorSpec:
     def __str__(self) -> str:
         if self.dtype == ANY:
             return "any JSON value"
-        return f"{self.dtype} of shape {list(self.shape)}" if self.shape else f"one {self.dtype}"
+        sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype} of shape [{sizes}]" if self.shape else f"one {self.dtype}"
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Return True if a tensor of a sample may have this shape."""
+        return len(shape) == len(self.shape) and all(
+            mine == size or (mine is None and size > 0) for mine, size in zip(self.shape, shape, strict=True)
+        )
+
+    @property
+    def is_variable(self) -> bool:
+        """True if a dimension may have any length."""
+        return None in self.shape
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,8 @@ class Signature:
     """Names of the classes, in the order of the outputs; empty: unknown, or there are no classes."""
     own_forms: tuple[str, ...] = ()
     """Methods of the task that give requests and answers a form of its own: `decode`, `encode`."""
+    padding: Padding | None = None
+    """Inputs of variable length; None: every input has one shape."""
     example_request: Any = None
     """Content of a request for one sample, if the task decodes it; None: unknown."""
 
@@ -83,6 +98,9 @@ class Signature:
         Raises:
             InputError: names the place, the wanted shape or type, and what came.
         """
+        return self._of_one_length(self._parsed(sample, field), field)
+
+    def _parsed(self, sample: Any, field: str) -> Sample:
         if len(self.inputs) == 1:
             spec = self.inputs[0]
             return {spec.name: _array(sample, spec, field)}
@@ -91,10 +109,28 @@ class Signature:
         for name in sample:
             if all(name != spec.name for spec in self.inputs):
                 raise InputError(f"{field}.{name}", f"one of {self._input_names}", "a name the model does not have")
+        mask = None if self.padding is None else self.padding.mask
         for spec in self.inputs:
-            if spec.name not in sample:
+            if spec.name not in sample and spec.name != mask:
                 raise InputError(f"{field}.{spec.name}", str(spec), "nothing")
-        return {spec.name: _array(sample[spec.name], spec, f"{field}.{spec.name}") for spec in self.inputs}
+        given = (spec for spec in self.inputs if spec.name in sample)
+        return {spec.name: _array(sample[spec.name], spec, f"{field}.{spec.name}") for spec in given}
+
+    def _of_one_length(self, sample: Sample, field: str) -> Sample:
+        """Check that the inputs of variable length have one, and add the mask of a sample that has none."""
+        if self.padding is None:
+            return sample
+        lengths = {name: len(sample[name]) for name in self.padding.values if name in sample}
+        first = next(iter(lengths.values()))
+        if wrong := [name for name, length in lengths.items() if length != first]:
+            same = f"{next(iter(lengths))}, {first}"
+            raise InputError(f"{field}.{wrong[0]}", f"the length of {same}", f"{lengths[wrong[0]]}")
+        if self.padding.most is not None and first > self.padding.most:
+            raise InputError(field, f"a length of {self.padding.most} at most", f"{first}")
+        if (mask := self.padding.mask) is not None and mask not in sample:
+            spec = next(spec for spec in self.inputs if spec.name == mask)
+            return {**sample, mask: np.ones(first, spec.numpy_dtype)}
+        return sample
 
     def to_json(self, output: Output) -> Any:
         """Return an output as JSON values; with one output its value alone. Values that are not finite become null."""
@@ -129,8 +165,9 @@ class Signature:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the signature that `to_dict` has converted."""
         inputs, outputs = (_specs(data[key]) for key in ("inputs", "outputs"))
-        names = data["feature_names"], tuple(data["class_names"]), tuple(data["own_forms"]), data["example_request"]
-        return cls(data["name"], data["version"], inputs, outputs, data["example"], *names)
+        more = {**data, "inputs": inputs, "outputs": outputs}
+        more |= {key: tuple(data[key]) for key in ("class_names", "own_forms")}
+        return cls(**more | {"padding": None if data["padding"] is None else Padding(**data["padding"])})
 
 
 def with_interface(signature: Signature, interface: Interface) -> Signature:
@@ -194,7 +231,7 @@ def _array(value: Any, spec: TensorSpec, field: str) -> np.ndarray[Any, Any]:
             raise InputError(field, str(spec), "numbers that are too large") from None
         if value.size == 0:
             value = value.astype(spec.numpy_dtype)
-    if value.shape != spec.shape:
+    if not spec.takes(value.shape):
         raise InputError(field, str(spec), f"the shape {list(value.shape)}")
     return _cast(value, spec, field)
 
@@ -240,9 +277,10 @@ def _check_nesting(value: Any, spec: TensorSpec, field: str) -> None:
 
 
 def _innermost(value: Any, spec: TensorSpec, place: str, depth: int) -> Iterator[tuple[str, Sequence[Any]]]:
-    if not isinstance(value, list | tuple) or len(value) != spec.shape[depth]:
+    size = spec.shape[depth]
+    if not isinstance(value, list | tuple) or (len(value) != size if size is not None else not value):
         whole = depth == 0
-        wanted = str(spec) if whole else f"a list of {spec.shape[depth]} (the input is {spec})"
+        wanted = str(spec) if whole else f"a list of {size} (the input is {spec})"
         batch = whole and _is_batch(value, spec)
         raise InputError(place, wanted, kind_of(value) + (" of those; a request has one sample" if batch else ""))
     if depth + 1 == len(spec.shape):
@@ -258,7 +296,7 @@ def _is_batch(value: Any, spec: TensorSpec) -> bool:
         return False
     first = value[0]
     for size in spec.shape:
-        if not isinstance(first, list | tuple) or len(first) != size:
+        if not isinstance(first, list | tuple) or (size is not None and len(first) != size):
             return False
         first = first[0] if first else None
     return not isinstance(first, list | tuple)
@@ -279,5 +317,10 @@ def _plain(array: np.ndarray[Any, Any]) -> Any:
 
 
 def num_elements(spec: TensorSpec) -> int:
-    """Return the number of elements in one sample's tensor."""
-    return math.prod(spec.shape)
+    """Return the number of elements in one sample's tensor, whose shape is fixed."""
+    return math.prod(fixed_shape(spec))
+
+
+def fixed_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """Return the sizes of a tensor's dimensions that are fixed."""
+    return tuple(size for size in spec.shape if size is not None)

@@ -43,6 +43,9 @@ class Interface:
         lower_is_better: names of the metrics that are better when lower, the loss first.
         own_forms: those of the methods `decode` and `encode` that the task has.
         example_request: a JSON value that `decode` takes; None: unknown.
+        padding: maps the inputs of variable length to the value with which their first dimension is padded.
+        padding_mask: the one of them that is 1 where a sample has values and 0 where it is padded; None: there is none.
+        max_length: greatest length; None: any.
     """
 
     example: Any = None
@@ -52,6 +55,9 @@ class Interface:
     lower_is_better: tuple[str, ...] = ("loss",)
     own_forms: tuple[str, ...] = ()
     example_request: Any = None
+    padding: Mapping[str, float] = field(default_factory=dict)
+    padding_mask: str | None = None
+    max_length: int | None = None
 
     @classmethod
     def of_task(cls, task: Task, row: Callable[[], pa.Table] | None = None) -> Interface:
@@ -70,7 +76,11 @@ class Interface:
             example, problem = None, str(error)
         forms = tuple(name for name in OF_AN_ENDPOINT if getattr(task, name, None) is not None)
         request = getattr(task, "example_request", None) if "decode" in forms else None
-        return cls(example, problem, tuple(names), _feature_names(task), ("loss", *lower), forms, request)
+        own = cls(example, problem, tuple(names), _feature_names(task), ("loss", *lower), forms, request)
+        if not (padding := dict(getattr(task, "padding", None) or {})):
+            return own
+        mask, most = (getattr(task, key, None) for key in ("padding_mask", "max_length"))
+        return replace(own, padding=padding, padding_mask=mask, max_length=most)
 
     def to_json(self) -> dict[str, Any]:
         """Return the interface as JSON values; the tensors of the example are in `tensors`."""
@@ -80,6 +90,7 @@ class Interface:
             "lower_is_better": list(self.lower_is_better),
             "own_forms": list(self.own_forms),
             "example_request": self.example_request,
+            **({"padding": self._padding_to_json()} if self.padding else {}),
         }
         if self.example is None:
             return {"no_example": self.no_example, **plain}
@@ -89,6 +100,9 @@ class Interface:
             for name, tensor in zip(given.names, given.tensors(self.example), strict=True)
         ]
         return {"inputs": inputs, "example": _form(self.example, []), **plain}
+
+    def _padding_to_json(self) -> dict[str, Any]:
+        return {"padding": dict(self.padding), "padding_mask": self.padding_mask, "max_length": self.max_length}
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -113,11 +127,11 @@ def read_interface(directory: str | os.PathLike[str]) -> Interface | None:
         names, lower = tuple(written["class_names"]), tuple(written["lower_is_better"])
         features = dict(written.get("feature_names", {}))
         forms = tuple(written.get("own_forms", ()))
+        padding = dict(written.get("padding", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the interface in the model.json of {directory} is damaged: {error!r}") from error
-    return Interface(
-        example, written.get("no_example", ""), names, features, lower, forms, written.get("example_request")
-    )
+    request = written.get("example_request")
+    return Interface(example, written.get("no_example", ""), names, features, lower, forms, request, **padding)
 
 
 def saved_interface(directory: str | os.PathLike[str], load_task: Callable[[], Task]) -> Interface:

@@ -67,6 +67,7 @@ class HuggingFace:
     """
 
     lower_is_better = ("absolute_error", "perplexity")
+    padding_mask = "attention_mask"
 
     def __init__(
         self,
@@ -362,9 +363,19 @@ class HuggingFace:
             return request
         if len(texts) != len(self._texts):
             raise ValueError(f"wanted {'a text' if len(self._texts) == 1 else 'a list of two texts'}")
-        cut = {"truncation": True, "max_length": self._max_length, "padding": "max_length", "padding_side": "right"}
-        found = self._tokenizer(*([text] for text in texts), **cut, return_tensors="pt")
+        cut = {"truncation": True, "max_length": self._max_length, "return_tensors": "pt"}
+        found = self._tokenizer(*([text] for text in texts), **cut)
         return {str(name): value[0] for name, value in found.items()}
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """Values with which the inputs of shorter texts are padded."""
+        return {**dict.fromkeys(self.example_inputs(), 0), "input_ids": self._pad_id}
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of a sample."""
+        return self._max_length
 
     def _encode_class(self, logits: Tensor) -> Any:
         """Return the likeliest class and probabilities; of a regression the value."""

@@ -68,7 +68,7 @@ function choose(chosen) {
     return;
   }
   model = chosen;
-  const shapes = (specs) => specs.map((spec) => spec.dtype === "object" ? "any" : `${spec.dtype}[${spec.shape.join(", ")}]`).join(", ");
+  const shapes = (specs) => specs.map((spec) => spec.dtype === "object" ? "any" : `${spec.dtype}[${spec.shape.map((size) => size ?? "any").join(", ")}]`).join(", ");
   $("model-name").textContent = `${models.length < 2 ? model.name : ""} ${shapes(model.inputs)} → ${shapes(model.outputs)}`;
   const side = squareOf(model);
   $("drawing").hidden = !side;

@@ -23,10 +23,13 @@ from transformers import (
 from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import DataError, TaskError
 from orchestray.platform.run.model_files import save_model
+from orchestray.serving.models.load import load_served_model
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.saved.initial_weights import InitialisedTask
+from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.huggingface import HuggingFace
 from support.layouts import layout_settings, train_laid_out
+from support.served import written_run
 from support.training import stream_of
 
 WORDS = [
@@ -277,7 +280,7 @@ def test_a_decoded_text_gives_the_logits_of_its_batch_and_its_class_is_named(pla
         together = model(**task.to_batch(rows)["inputs"]).logits
         for text, wanted in zip(texts, together, strict=True):
             sample = task.decode(text)
-            assert all(len(value) == len(task.example_inputs()[name]) for name, value in sample.items())
+            assert {len(value) for value in sample.values()} == {len(text.split()) + 2}
             logits = model(**{name: value[None] for name, value in sample.items()}).logits[0]
             torch.testing.assert_close(logits, wanted)
             assert task.encode is not None
@@ -287,6 +290,29 @@ def test_a_decoded_text_gives_the_logits_of_its_batch_and_its_class_is_named(pla
     assert task.decode({"input_ids": [1]}) == {"input_ids": [1]}
     with pytest.raises(ValueError, match="wanted a text"):
         task.decode(["a", "b"])
+
+
+@pytest.mark.parametrize("kind", ["sequence_classification", "causal_lm"])
+def test_an_endpoint_answers_texts_of_any_length_in_one_batch_as_each_alone(
+    place: Path, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"model": CONFIGS[kind], "tokenizer": str(place / "tokenizer"), "max_length": 16, "kind": kind}
+    task = {"type": "huggingface", "path": str(place / "texts.parquet"), **given}
+    run = load_run(written_run(tmp_path, "texts", task=task))
+    served = load_served_model(run.path)
+    assert "though it takes the mask" not in caplog.text
+    decode: Any = run.load_task().decode  # type: ignore[attr-defined]
+    samples = [
+        served.signature.parse({name: value.numpy() for name, value in decode(text).items()})
+        for text in ("the cat", "a big red house", "sits", "the small blue dog runs over the tree under the sky")
+    ]
+    assert len({len(sample["input_ids"]) for sample in samples}) == 4
+    for answer, sample in zip(served.run(samples), samples, strict=True):
+        (alone,) = served.run([sample])
+        assert isinstance(answer, dict)
+        assert isinstance(alone, dict)
+        np.testing.assert_allclose(answer["logits"], alone["logits"], atol=1e-5)
+        assert alone["logits"].shape[:-1] == (() if kind == "sequence_classification" else sample["input_ids"].shape)
 
 
 def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
