@@ -176,7 +176,7 @@ async def add_codec(version: ModelVersion, model: ModelSection) -> None:
     if forms:
         task = await asyncio.to_thread(load_run(_directory(model)).load_task)
         decode, encode = (getattr(task, name) if name in forms else None for name in OF_AN_ENDPOINT)
-        version.codec = Codec(version.signature, decode, encode)
+        version.codec = Codec(version.signature, decode, encode, getattr(task, "padding", None))
 
 
 async def add_generator(

@@ -27,6 +27,8 @@ class Codec:
     Args:
         signature: inputs of the model.
         decode, encode: the methods; None: the task has none.
+        padding: maps the task's inputs of variable length to the values with which they are padded, for a model that
+            takes one length all the same, such as one that is divided over processes.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class Codec:
         signature: Signature,
         decode: Callable[[Any], Any] | None = None,
         encode: Callable[[Any], Any] | None = None,
+        padding: Mapping[str, float] | None = None,
     ) -> None:
         self._signature, self._decode, self._encode = signature, decode, encode
+        self._padding = padding or {}
 
     @property
     def decodes(self) -> bool:
@@ -77,7 +81,19 @@ class Codec:
             raise _failure(self._signature.name, "decode", error) from error
         if isinstance(inputs, tuple):
             inputs = dict(zip((spec.name for spec in self._signature.inputs), inputs, strict=False))
-        return self._signature.parse(inputs, field=field)
+        return self._signature.parse(self._of_the_length(inputs), field=field)
+
+    def _of_the_length(self, inputs: Any) -> Any:
+        """Return inputs by name with the lengths that the model takes, where it takes one."""
+        if not isinstance(inputs, Mapping):
+            return inputs
+        padded = dict(inputs)
+        for spec in self._signature.inputs:
+            if spec.name in self._padding and spec.name in padded and (length := spec.shape[0]) is not None:
+                array = np.asarray(padded[spec.name])
+                rest = np.full((max(0, length - len(array)), *array.shape[1:]), self._padding[spec.name], array.dtype)
+                padded[spec.name] = np.concatenate([array, rest])
+        return padded
 
     def _encoded(self, encode: Callable[[Any], Any], output: Output) -> Any:
         import torch

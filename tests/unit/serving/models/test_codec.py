@@ -37,6 +37,17 @@ def test_what_a_task_decodes_is_a_sample_whatever_its_form() -> None:
     assert sample(TWO, lambda _: {"inputs_1": np.int32(2), "inputs_0": [1]}) == {"inputs_0": [1.0], "inputs_1": 2}
 
 
+def test_a_sample_of_any_length_is_padded_for_a_model_that_takes_one_length() -> None:
+    fixed = Signature(
+        "fixed", "1", tuple(TensorSpec(name, "int64", (3,)) for name in ("ids", "mask")), ONE.outputs, None
+    )
+    codec = Codec(fixed, lambda ids: {"ids": ids, "mask": [1] * len(ids)}, padding={"ids": 9, "mask": 0})
+    sample = asyncio.run(codec.sample_of([4, 5]))
+    assert {name: array.tolist() for name, array in sample.items()} == {"ids": [4, 5, 9], "mask": [1, 1, 0]}
+    with pytest.raises(InputError, match="inputs.ids: wanted int64 of shape"):
+        asyncio.run(codec.sample_of([1, 2, 3, 4]))
+
+
 def test_a_value_error_is_the_clients_and_any_other_the_tasks() -> None:
     def refuse(_: Any) -> Any:
         raise ValueError("wanted a text, got none")
