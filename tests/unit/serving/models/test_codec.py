@@ -44,7 +44,7 @@ def test_a_sample_of_any_length_is_padded_for_a_model_that_takes_one_length() ->
     codec = Codec(fixed, lambda ids: {"ids": ids, "mask": [1] * len(ids)}, padding={"ids": 9, "mask": 0})
     sample = asyncio.run(codec.sample_of([4, 5]))
     assert {name: array.tolist() for name, array in sample.items()} == {"ids": [4, 5, 9], "mask": [1, 1, 0]}
-    with pytest.raises(InputError, match="inputs.ids: wanted int64 of shape"):
+    with pytest.raises(InputError, match=r"inputs\.ids: wanted int64 of shape"):
         asyncio.run(codec.sample_of([1, 2, 3, 4]))
 
 
