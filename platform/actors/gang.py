@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,12 +11,11 @@ from ray.exceptions import GetTimeoutError, RayError
 from orchestray.platform.actors.death_cause import LOSSES, cause_of, last_line
 from orchestray.platform.actors.locality import Where
 from orchestray.platform.actors.member import Failure, Identity, Meeting, Member
+from orchestray.platform.actors.membership import Membership
 from orchestray.platform.actors.placement import (
     PLACEMENT_TIMEOUT_S,
     Place,
-    Room,
     Shape,
-    give_back,
     is_created,
     nodes_of,
     place,
@@ -25,7 +23,6 @@ from orchestray.platform.actors.placement import (
     share_cpus,
     that_share_a_node,
 )
-from orchestray.platform.actors.scale_up import Growth
 from orchestray.platform.actors.slot import MemberSlot, Patience, State, beside, end, waiting
 from orchestray.platform.actors.stacks import stacks_of
 from orchestray.platform.cluster.cluster import Cluster
@@ -92,30 +89,28 @@ class Gang:
         self._hosted: tuple[Any, ...] | None = None
         self._vacant: list[Place] = []
         """Places freed by spares that became members or died."""
-        self._unused: list[Place] = []
-        """Places of removed members in the first placement group, which is kept until the gang ends."""
-        self._added: list[Place] = []
-        """Places of members that were added later, each in a placement group of its own."""
-        self.growth: Growth | None = None
-        """Members that are being added."""
-        self._move: Growth | None = None
-        """Members that will take over ranks of others, on other nodes."""
         self._reserve: MemberSlot | None = None
         """Process that has done its imports and holds no model, ready to take over a lost member's rank."""
         cpus, self._num_threads = share_cpus(cluster, shape, notify)
-        self._notify = notify
-        self._neighbours = neighbours = that_share_a_node(cluster, shape, cpus, notify)
+        neighbours = that_share_a_node(cluster, shape, cpus, notify)
+        self.membership = Membership(self, neighbours, notify)
         self._reserved = reserved = place(cluster, shape, neighbours, cpus, nodes=nodes)
         try:
             wrap: Any = ray.remote(concurrency_groups={"control": 5})  # type: ignore[call-overload]  # a documented option
             self._actor_class = wrap(Member)
-            self.slots = [self._make_slot(reserved.members[rank // neighbours]) for rank in range(shape.size)]
-            self.spares = [waiting(self._make_slot(place)) for place in reserved.spares]
+            self.slots = [self.start(reserved.members[rank // neighbours]) for rank in range(shape.size)]
+            self.spares = [waiting(self.start(place)) for place in reserved.spares]
         except BaseException:
             self.close()
             raise
 
-    def _make_slot(self, place: Place, hosted: tuple[Any, ...] | None = None) -> MemberSlot:
+    def start(self, place: Place, hosted: tuple[Any, ...] | None = None) -> MemberSlot:
+        """Start a process, which is not a member yet.
+
+        Args:
+            place: its place.
+            hosted: arguments of `host` for it; None: those of the gang.
+        """
         options: dict[str, Any] = {"num_cpus": place.cpus, "num_gpus": self.shape.gpus_per_member}
         options |= {"scheduling_strategy": place.strategy(self.cluster), "max_restarts": 0}
         actor = self._actor_class.options(**options).remote(self._num_threads)
@@ -152,8 +147,13 @@ class Gang:
 
     def _by_role(self) -> list[tuple[str, list[MemberSlot]]]:
         reserve = [self._reserve] if self._reserve is not None else []
-        joining = [slot for growth in (self.growth, self._move) if growth is not None for slot in growth.slots]
+        joining = self.membership.joining
         return [(self.shape.role, self.slots), ("spare", self.spares), ("reserve", reserve), ("joining", joining)]
+
+    @property
+    def places(self) -> list[Place]:
+        """Places of the members and spares, and those that are kept for later spares."""
+        return [*(slot.place for slot in [*self.slots, *self.spares]), *self._vacant]
 
     def meet(self) -> None:
         """Form a new process group of all members, and leave the previous one.
@@ -346,7 +346,7 @@ class Gang:
             self.slots[rank] = spare
             self._vacant.append(lost.place)
             return True
-        self.slots[rank] = self._called_up(lost.place) or self._make_slot(lost.place)
+        self.slots[rank] = self._called_up(lost.place) or self.start(lost.place)
         return False
 
     def keep_reserve(self) -> None:
@@ -387,96 +387,7 @@ class Gang:
         self._vacant += [spare.place for spare in self.spares if spare.is_dead]
         self.spares = [spare for spare in self.spares if not spare.is_dead]
         while self._vacant:
-            self.spares.append(waiting(self._make_slot(self._vacant.pop())))
-
-    # -- adding and removing members -----------------------------------------------------------------------------------
-
-    def begin_growth(self, num_members: int, target: str, *arguments: Any) -> Growth:
-        """Start new members while the others continue; `adopt` makes them part of the gang.
-
-        Args:
-            num_members: number of members to add; a multiple of the neighbours per place.
-            target: import path of the object that the new members build, as in `host`.
-            *arguments: passed to `target`.
-
-        Raises:
-            ClusterError: the cluster does not have that many resources.
-        """
-        num_places = num_members // self._neighbours
-        left = [place for place in self._unused if place.capacity == self._neighbours][:num_places]
-        missing = (num_places - len(left)) * self._neighbours
-        room = Room(self.cluster, self.shape, missing, self._neighbours, self._notify)
-        self._unused = [place for place in self._unused if place not in left]
-        places = [place for place in [*left, *room.places] for _ in range(self._neighbours)]
-        self.growth = Growth(room, places, lambda place: self._make_slot(place, (target, *arguments)), self._give_up)
-        return self.growth
-
-    def adopt(self) -> None:
-        """Add the new members, which must be ready, with the ranks after the existing ones."""
-        growth, self.growth = self.growth, None
-        assert growth is not None
-        self._added += growth.room.places
-        self.slots += growth.slots
-        self.shape = replace(self.shape, size=len(self.slots))
-
-    def begin_move(self, num_members: int, target: str, *arguments: Any) -> Growth:
-        """Start members that will take over ranks of others elsewhere, while those go on; see `take_over`.
-
-        Args:
-            num_members: number of members to move; a multiple of the neighbours per place.
-            target: import path of the object that the new members build, as in `host`.
-            *arguments: passed to `target`.
-
-        Raises:
-            ClusterError: the cluster does not have that many resources.
-        """
-        room = Room(self.cluster, self.shape, num_members, self._neighbours, self._notify)
-        places = [place for place in room.places for _ in range(self._neighbours)]
-        self._move = Growth(room, places, lambda place: self._make_slot(place, (target, *arguments)), self._stay)
-        return self._move
-
-    def take_over(self, ranks: Sequence[int]) -> None:
-        """Give these ranks to the members of `begin_move`, which must be ready; those that had them end."""
-        move, self._move = self._move, None
-        assert move is not None
-        before = [self.slots[rank] for rank in ranks]
-        for rank, slot in zip(ranks, move.slots, strict=True):
-            self.slots[rank] = slot
-        self._added += move.room.places
-        end([slot.actor for slot in before])
-        # Other places on such a node are left alone, as nobody is to be sent there.
-        gone = [slot.place for slot in before if slot.place in self._added]
-        give_back(gone)
-        self._added = [place for place in self._added if place not in gone]
-
-    def _stay(self, move: Growth) -> None:
-        """Cancel a move."""
-        self._move = None
-        end([slot.actor for slot in move.slots])
-        move.room.give_back()
-
-    def shrink(self, size: int) -> None:
-        """End the members of the last ranks and return their places, so that `size` members remain."""
-        leaving = self.slots[size:]
-        del self.slots[size:]
-        self.shape = replace(self.shape, size=size)
-        end([slot.actor for slot in leaving])
-        self._leave([slot.place for slot in leaving])
-
-    def _give_up(self, growth: Growth) -> None:
-        """Cancel the members that are being added."""
-        self.growth = None
-        end([slot.actor for slot in growth.slots])
-        growth.room.give_back()
-        self._leave([place for place in growth.places if place not in growth.room.places])
-
-    def _leave(self, places: Sequence[Place]) -> None:
-        """Release places that nobody uses; keep those of the first placement group for members added later."""
-        taken = [*(slot.place for slot in [*self.slots, *self.spares]), *self._vacant]
-        free = [place for place in dict.fromkeys(places) if place not in taken]
-        self._unused += [place for place in free if place not in self._added]
-        give_back([place for place in free if place in self._added])
-        self._added = [place for place in self._added if place not in free]
+            self.spares.append(waiting(self.start(self._vacant.pop())))
 
     def all_answer(self) -> bool:
         """Return True if every process is alive, including spares."""
@@ -490,11 +401,8 @@ class Gang:
     def close(self) -> None:
         """End every process of the gang and release its places."""
         reserve = [self._reserve] if self._reserve is not None else []
-        joining = [growth for growth in (self.growth, self._move) if growth is not None]
-        growing = [slot for growth in joining for slot in growth.slots]
-        slots = [*getattr(self, "slots", []), *getattr(self, "spares", []), *reserve, *growing]
-        added = self._added + [place for growth in joining for place in growth.room.places]
-        self.slots, self.spares, self._reserve, self.growth, self._move = [], [], None, None, None
+        slots = [*getattr(self, "slots", []), *getattr(self, "spares", []), *reserve, *self.membership.joining]
+        self.slots, self.spares, self._reserve = [], [], None
         end([slot.actor for slot in slots])
-        give_back(added)
+        self.membership.close()
         remove(self._reserved.groups)

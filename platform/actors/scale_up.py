@@ -22,7 +22,7 @@ _MOST_DEATHS = 3
 
 
 class Growth:
-    """A set of members that are being added, made by `Gang.begin_growth`; ends with `Gang.adopt` or with `cancel`.
+    """A set of members that are being added, made by `Membership`; ends with `Membership.adopt` or with `cancel`.
 
     Attributes:
         room: places requested from the cluster for them.

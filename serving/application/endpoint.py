@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestray.platform.errors import ConfigError
 from orchestray.platform.process.sockets import is_local
+from orchestray.serving.application.changes import (
+    VersionKey,
+    describe_generation,
+    describe_requests,
+    describe_versions,
+    keep_fixed,
+    key_of,
+    refuse_unsaid_opening,
+)
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.watch import Watch
-from orchestray.serving.config.load import load_serve_config
-from orchestray.serving.config.schema import GenerationSection, ModelSection, Scaling, ServeConfig
+from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 from orchestray.serving.generation.metrics import GenerationMetrics
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, log_access_to, make_app
@@ -31,23 +36,8 @@ _log = logging.getLogger("orchestray.serving")
 
 DRAIN_S = 30.0
 """Seconds that running requests have at the end."""
-_FIXED = ("host", "port", "tls", "read_timeout_s")
-"""Keys of `http` that cannot change while the process runs."""
-
-
 _OF_VERSIONS = ("models", "batching", "replicas", "resources", "compute")
 """Keys of the config that a rollback sets back."""
-
-
-@dataclass(frozen=True)
-class _Key:
-    """The identity of a version: one with an equal key need not be started again."""
-
-    name: str
-    version: int
-    settings: str
-    content: str
-    """Digest of the run's content, which changes if it is trained again."""
 
 
 class LiveEndpoint:
@@ -72,8 +62,8 @@ class LiveEndpoint:
         self.registry = Registry()
         self.monitor = Monitor()
         self._starters = make_starters(self.monitor.listener)
-        self._versions: dict[_Key, ModelVersion] = {}
-        self._before: tuple[ServeConfig, dict[_Key, ModelVersion]] | None = None
+        self._versions: dict[VersionKey, ModelVersion] = {}
+        self._before: tuple[ServeConfig, dict[VersionKey, ModelVersion]] | None = None
         """Config and versions before the last change, while new versions are watched."""
         self._watch: Watch | None = None
         self._turn = asyncio.Lock()
@@ -117,13 +107,13 @@ class LiveEndpoint:
             ConfigError: the config is wrong.
             OrchestrayError: a model cannot be served. Nothing has changed then.
         """
-        config, clauses = _kept(self.config, data)
+        config, clauses = keep_fixed(self.config, data)
         before, was, taken_back = set(self._versions), self.config.traffic(), self._taken_back
         settings = settings or settings_of(config)
-        clauses = [*_describe_generation(self.config.generation, config.generation), *clauses]
+        clauses = [*describe_generation(self.config.generation, config.generation), *clauses]
         if self._settings.tokens and not settings.tokens:
-            _refuse_unsaid_opening(data)
-        clauses = [*_describe_requests(self._settings, settings), *clauses]
+            refuse_unsaid_opening(data)
+        clauses = [*describe_requests(self._settings, settings), *clauses]
         await self.take_over(config, settings)
         clauses += [f"warning: {clause}" for clause in self.warnings]
         lacking = [version.generator_lacking for key, version in self._versions.items() if key not in before]
@@ -131,8 +121,7 @@ class LiveEndpoint:
         if taken_back is not None:
             clauses.append(f"before this change, {taken_back}")
         return (
-            "; ".join([*_describe_versions(before, set(self._versions), was, config), *clauses])
-            or "nothing has changed"
+            "; ".join([*describe_versions(before, set(self._versions), was, config), *clauses]) or "nothing has changed"
         )
 
     @property
@@ -198,7 +187,7 @@ class LiveEndpoint:
 
     async def _change(self, config: ServeConfig) -> None:
         contents = [await asyncio.to_thread(self._starters.content, model) for model in config.models]
-        wanted = {_key(model, config, content): model for model, content in zip(config.models, contents, strict=True)}
+        wanted = {key_of(model, config, content): model for model, content in zip(config.models, contents, strict=True)}
         loaded = {**(self._before[1] if self._before else {}), **self._versions}
         new = [key for key in wanted if key not in loaded]
         started = await _all_or_none([self._start(wanted[key], config) for key in new])
@@ -207,7 +196,7 @@ class LiveEndpoint:
         self._replace(config, versions, loaded)
 
     def _replace(
-        self, config: ServeConfig, versions: dict[_Key, ModelVersion], loaded: dict[_Key, ModelVersion]
+        self, config: ServeConfig, versions: dict[VersionKey, ModelVersion], loaded: dict[VersionKey, ModelVersion]
     ) -> None:
         """Have these versions answer from the next request on, and end the others: after a watch, if there is one.
 
@@ -333,47 +322,6 @@ def warning_of(config: ServeConfig, settings: HttpSettings) -> str | None:
     )
 
 
-def _refuse_unsaid_opening(data: dict[str, Any]) -> None:
-    """Refuse to open an endpoint to everyone just because a change leaves the tokens out, as one with a run alone does.
-
-    Raises:
-        ConfigError: the change does not say that tokens are not needed.
-    """
-    auth = data.get("auth")
-    if not isinstance(auth, dict) or "tokens_file" not in auth:
-        raise ConfigError(
-            "auth.tokens_file: the endpoint asks for tokens, and the change does not say which; name the file "
-            "(auth.tokens_file=FILE), or say that anyone may ask (auth.tokens_file=null)"
-        )
-
-
-def _describe_requests(was: HttpSettings, now: HttpSettings) -> list[str]:
-    """Return a clause about each change in what requests pass before a model."""
-    clauses = {
-        "tokens": "other tokens are taken" if now.tokens else "no token is needed any more",
-        "max_body_bytes": f"bodies may have {now.max_body_bytes / 2**20:g} MB",
-        "rate_limit_per_s": f"a token may ask {now.rate_limit_per_s:g} times a second"
-        if now.rate_limit_per_s is not None
-        else "a token may ask as often as it likes",
-        "timeout_s": f"a request that names no deadline has {now.timeout_s * 1e3:g} ms"
-        if now.timeout_s is not None
-        else "a request that names no deadline has none",
-        "cors_origins": f"pages of {', '.join(now.cors_origins) or 'no other origin'} may ask",
-        "root_path": f"its prefix is {now.root_path or 'that of X-Forwarded-Prefix'}",
-        "access_log": f"the access log is {'on' if now.access_log else 'off'}",
-        "tracing": f"tracing is {'on' if now.tracing else 'off'}",
-    }
-    return [clause for key, clause in clauses.items() if getattr(was, key) != getattr(now, key)]
-
-
-def _describe_generation(was: GenerationSection, now: GenerationSection) -> list[str]:
-    clauses = {
-        "max_tokens": f"a request may ask for {now.max_tokens} tokens",
-        "max_prompt_bytes": f"a prompt may have {now.max_prompt_bytes} bytes",
-    }
-    return [clause for key, clause in clauses.items() if getattr(was, key) != getattr(now, key)]
-
-
 async def _all_or_none(starting: Iterable[Coroutine[Any, Any, ModelVersion]]) -> list[ModelVersion]:
     """Start several versions; if one fails, or this is cancelled, the others are ended again."""
     tasks = [asyncio.create_task(each) for each in starting]
@@ -386,7 +334,7 @@ async def _all_or_none(starting: Iterable[Coroutine[Any, Any, ModelVersion]]) ->
         raise
 
 
-def _shares(config: ServeConfig, versions: dict[_Key, ModelVersion]) -> dict[str, list[Share]]:
+def _shares(config: ServeConfig, versions: dict[VersionKey, ModelVersion]) -> dict[str, list[Share]]:
     """Return the shares of each name's versions."""
     loaded = {(key.name, key.version): version for key, version in versions.items()}
     traffic = config.traffic()
@@ -395,42 +343,3 @@ def _shares(config: ServeConfig, versions: dict[_Key, ModelVersion]) -> dict[str
         identity = model.name, model.version
         shares.setdefault(model.name, []).append(Share(loaded[identity], traffic.get(identity, 0.0), model.shadow))
     return shares
-
-
-def _key(model: ModelSection, config: ServeConfig, content: str) -> _Key:
-    return _Key(model.name, model.version, json.dumps(config.model_settings(model), sort_keys=True), content)
-
-
-def _kept(running: ServeConfig, data: dict[str, Any]) -> tuple[ServeConfig, list[str]]:
-    """Return the new config with the fixed keys of this process, and a clause about each that it would change."""
-    http = data.get("http")
-    given = http if isinstance(http, dict) else {}
-    now = running.http.model_dump(mode="json")
-    kept = {key: now[key] for key in _FIXED}
-    clauses = [
-        f"http.{key} stays {_shown(now[key])} until it is started again"
-        for key in _FIXED
-        if key in given and given[key] != now[key]
-    ]
-    return load_serve_config({**data, "name": running.name, "http": {**given, **kept}}), clauses
-
-
-def _shown(value: object) -> str:
-    return str(value) if isinstance(value, str | int | float) else "what it is"
-
-
-def _describe_versions(
-    before: set[_Key], after: set[_Key], was: dict[tuple[str, int], float], config: ServeConfig
-) -> list[str]:
-    came, went = ({(key.name, key.version) for key in keys} for keys in (after - before, before - after))
-    clauses = [
-        f"{name} version {version} is {'replaced' if (name, version) in went else 'new'}"
-        for name, version in sorted(came)
-    ]
-    clauses += [f"{name} version {version} is gone" for name, version in sorted(went - came)]
-    clauses += [
-        f"{name} version {version} gets {per_cent:g} % of its requests"
-        for (name, version), per_cent in config.traffic().items()
-        if was.get((name, version)) != per_cent
-    ]
-    return clauses

@@ -249,14 +249,14 @@ def test_one_that_dies_between_being_ready_and_being_adopted_is_started_again(cl
     gang = Gang(cluster, Shape(role="worker", size=1))
     try:
         gang.host("support.hosted:Adder", 1.0)
-        growth = gang.begin_growth(1, "support.hosted:Adder", 1.0)
+        growth = gang.membership.begin_growth(1, "support.hosted:Adder", 1.0)
         ready(growth)
         (dead,) = growth.slots
         os.kill(ray.get(dead.identifying).pid, signal.SIGKILL)
         ray.wait([dead.end], timeout=PATIENCE_S)
         assert not growth.is_ready()
         ready(growth)
-        gang.adopt()
+        gang.membership.adopt()
         gang.meet()
         assert gang.gather(gang.call("total")) == [3.0] * 2
     finally:

@@ -215,16 +215,16 @@ def test_a_gang_that_shrinks_gives_back_what_it_asked_for_when_it_grew(cluster: 
     try:
         before = groups_there()
         gang.host("support.hosted:Adder", 1.0)
-        gang.shrink(1)
-        growth = gang.begin_growth(3, "support.hosted:Adder", 1.0)  # one of them where the last member was
+        gang.membership.shrink(1)
+        growth = gang.membership.begin_growth(3, "support.hosted:Adder", 1.0)  # one of them where the last member was
         while not growth.is_ready():
             for slot in growth.slots:
                 ray.wait([slot.hosting], timeout=TIMEOUT_S)
-        gang.adopt()
+        gang.membership.adopt()
         gang.meet()
         assert gang.gather(gang.call("total")) == [10.0] * 4
         assert len(groups_there() - before) == 2
-        gang.shrink(2)
+        gang.membership.shrink(2)
         gang.meet()
         assert gang.gather(gang.call("total")) == [3.0] * 2
         assert groups_there() == before

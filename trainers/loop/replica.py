@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import Collective, SoloCollective
-from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.core.faults import FaultPlan, Faults, without_overlap
-from orchestray.trainers.core.members import change_of_members, with_members
+from orchestray.trainers.core.members import with_members
 from orchestray.trainers.core.model_state import ModelState, StateKeeper
 from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.ensemble.member_setup import Members, share_trunk
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.loop import own_state, sharded_state
+from orchestray.trainers.loop import sharded_state
+from orchestray.trainers.loop.agreement import agree_on_state, load_sharded
 from orchestray.trainers.loop.averages import averaged
-from orchestray.trainers.loop.error_feedback import dropped_residuals
 from orchestray.trainers.loop.evaluation import evaluate
+from orchestray.trainers.loop.fitting_optimizer import make_fitting, num_trained, refuse_parts
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.saving import refuse_own_saving, save_checkpoint
@@ -35,8 +35,6 @@ from orchestray.trainers.loop.step_buffers import StepBuffers
 from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
-from orchestray.trainers.optim.factory import make_optimizer
-from orchestray.trainers.optim.grouped_optimizer import check_matches, first_names
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.sync.factory import make_exchange
 
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.outcome import Outcome
     from orchestray.trainers.loop.checkpoint_source import Loaded
-    from orchestray.trainers.optim.optimizers import Optimizer
     from orchestray.trainers.parallel.recompute.meter import ActivationMeter
     from orchestray.trainers.sync.local.independent import Independent
 
@@ -77,6 +74,7 @@ class Replica:
         pause_at: step after which `run` ends, with a validation; learning rates are those of the whole budget.
         written_step: last step whose metric lines are known to be on disk; a checkpoint contains the later lines.
         faults: faults that are injected here.
+        has_state: True once this worker has a state to go on from.
     """
 
     def __init__(
@@ -122,14 +120,14 @@ class Replica:
         )
         if self._members is not None:
             share_trunk(cast("Independent", self.exchange), task, self._assembler.plain_model)
-        self.optimizer = self._made(settings.optimizer)
+        self.optimizer = make_fitting(settings.optimizer, self._assembler.plain_model)
         self.average = None if settings.average is None else Averaged(self.optimizer, **settings.average)
         self.optimizer = self.average or self.optimizer
         self.log = StepLog(self.recorder, self.exchange)
         self._stream_of = stream_of
         self._reporting_rank = 0
         """First rank whose loss and metrics count."""
-        self._has_state = False
+        self.has_state = False
         self._in_step = False
         self._groups: Groups | None = None
         self._network: Network | None = None
@@ -219,17 +217,17 @@ class Replica:
         self.world = world
         self._groups = Groups(settings.layout, world)
         if settings.is_replicated:
-            self._agree_on_state(world, load)
+            agree_on_state(self, load)
             self.exchange.attach(self.model, world)
         else:
             self._assemble_again(world, load)
-        self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self._warn)
-        if not self._has_state and world.rank == 0 and not self.model.training:
-            self._warn(
+        self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self.warn)
+        if not self.has_state and world.rank == 0 and not self.model.training:
+            self.warn(
                 "build_model returned the model in evaluation mode, as from_pretrained does, and it is trained in it: "
                 "without dropout, and with the running statistics that it has. Call its train() there if that is wrong."
             )
-        self._has_state = True
+        self.has_state = True
         if self.average is not None:
             self.average.begin(self.stream("train").steps_per_epoch)
         self.log.begin(self.groups)
@@ -245,7 +243,7 @@ class Replica:
 
     def close(self) -> None:
         """Disconnect from the other replicas; no operation may be in progress on any replica."""
-        if self._has_state and self._network is not None:
+        if self.has_state and self._network is not None:
             self._network.close()
             self.exchange.detach()
         self.abort()
@@ -275,7 +273,7 @@ class Replica:
         self.optimizer.load_state_tensors(optimizer)
         self.position = Position(**position)
         self.recorder.forget_after(self.position.step)
-        self._has_state = True
+        self.has_state = True
 
     def _take(self, network: Network) -> None:
         self._network = network
@@ -283,29 +281,6 @@ class Replica:
         if self.settings.is_replicated:
             self.optimizer.init(named)
             self._keeper = StateKeeper(network.model)
-
-    def _agree_on_state(self, world: Collective, load: Callable[[], Loaded | None] | None) -> None:
-        source, steps = objects.farthest(world, self.position.step if self._has_state else objects.NO_STATE)
-        nobody_has_state = max(steps) == objects.NO_STATE
-        if nobody_has_state and load is not None and world.rank == 0 and (loaded := load()) is not None:
-            self.become(loaded.model(), loaded.optimizer(), loaded.state["position"])
-            self._warn(change_of_members(int(loaded.state.get("members", 0)), self.settings.num_members))
-            self._warn(dropped_residuals(loaded.state))
-            self.saved_step = self.position.step
-        if world.size > 1 and (nobody_has_state or min(steps) != max(steps)):
-            self._adopt(source)
-        self.position.begin_attempt(self.settings)
-
-    def _adopt(self, source: int) -> None:
-        """Copy the state of the replica of rank `source`. All replicas call."""
-        mine = self.world.rank == source
-        state = self.state() if mine else ModelState({})
-        position, kinds = objects.share_json(self.world, [vars(self.position), state.buffers] if mine else None, source)
-        tensors = objects.share_tensors(self.world, state.tensors if mine else None, source)
-        beside = objects.share_tensors(self.world, state.beside if mine else None, source)
-        optimizer = objects.share_tensors(self.world, self.optimizer.state_tensors() if mine else None, source)
-        if not mine:
-            self.become(ModelState(tensors, beside, kinds), optimizer, position)
 
     def _assemble_again(self, world: Collective, load: Callable[[], Loaded | None] | None) -> None:
         """Assemble the network again and resume from the last checkpoint.
@@ -320,75 +295,32 @@ class Replica:
         if self._members is not None:
             self._become_member(self._members, groups.coordinate.data)
             world.barrier()  # members in threads share torch's generator, so none may draw before all are built
+        num_elements = num_trained(self._assembler.plain_model)
         network = self._assembler.assemble(lambda: groups)
         self._take(network)
         self.exchange.attach(network.model, groups.data, network.pieces)
         updates = self.exchange.updates()
-        self._check_parts(updates)
+        refuse_parts(self.optimizer, self.settings.optimizer["type"], updates, num_elements)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
         if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
             holders = groups.model if self.exchange.diverges else world
             self.optimizer.norm_reducer = whole_norms(updates, holders)
             self.optimizer.total_reducer = whole_totals(updates, holders)
-        self._load_sharded(world, load)
+        load_sharded(self, load)
         for text in self._assembler.warnings:
-            self._warn(text)
+            self.warn(text)
         reporting = objects.gather_json(world, network.is_reporting)
         self._reporting_rank = reporting.index(True)
-
-    def _made(self, chosen: Mapping[str, Any]) -> Optimizer:
-        """Return the optimizer of a section; refuse groups of parameters of which the model has none."""
-        optimizer = make_optimizer(**chosen)
-        if groups := chosen.get("groups", ()):
-            check_matches(groups, self._assembler.plain_model.named_parameters())
-            optimizer.first_names = first_names(self._assembler.plain_model)
-        if optimizer.mixes_parameters:
-            trained = [p.numel() for p in self._assembler.plain_model.parameters() if p.requires_grad]
-            self._num_trained = sum(trained)
-        return optimizer
-
-    def _check_parts(self, updates: Sequence[OptimizedTensor]) -> None:
-        """Refuse an optimizer that has to see whole parameters, or all of them, where a worker holds parts."""
-        kind = self.settings.optimizer["type"]
-        if self.optimizer.mixes_parameters and sum(u.tensor.numel() for u in updates) < self._num_trained:
-            raise ConfigError(
-                f"config: train.optimizer.type: {kind} moves a parameter by the gradients of others as well, and here "
-                "no worker has all of them; use strategy.exchange.shard: none and strategy.network.tensor: 1 and "
-                "pipeline: 1, or another optimizer"
-            )
-        part = next((update.name for update in updates if not update.piece.is_whole), None)
-        if part is not None and not self.optimizer.takes_parts:
-            raise ConfigError(
-                f"config: train.optimizer.type: {kind} does not treat each element of a parameter alone, and this "
-                f"layout cuts parameters ({part!r}); use strategy.exchange.shard: none and "
-                "strategy.network.tensor: 1, or another optimizer"
-            )
 
     def _become_member(self, members: Members, index: int) -> None:
         """Switch to this worker's member of the ensemble, which is known only after connecting."""
         self._assembler.become_member(self.settings.seed_of(index), members.task_of(index))
         members.check(self._stream_of, index, self.world)
         if self.settings.members:
-            self.optimizer = self._made(self.settings.of_member(index).optimizer)
+            self.optimizer = make_fitting(self.settings.of_member(index).optimizer, self._assembler.plain_model)
 
-    def _load_sharded(self, world: Collective, load: Callable[[], Loaded | None] | None) -> None:
-        """Load this worker's pieces of the checkpoint that rank 0 finds, or start from the first step."""
-        loaded = load() if load is not None and world.rank == 0 else None
-        streams = None if loaded is None else loaded.streams()
-        state = sharded_state.load(self, streams)
-        takes_own = state is not None and own_state.fits(self.settings, state)
-        if takes_own:
-            own_state.load_own_state(self, streams)
-        self.position = Position(**state["position"]) if state is not None else Position()
-        self.position.begin_attempt(self.settings)
-        self.saved_step = self.position.step
-        self.recorder.forget_after(self.position.step)
-        if state is not None and world.rank == 0:
-            self._warn(change_of_members(int(state.get("members", 0)), self.settings.num_members))
-            if not takes_own:
-                self._warn(dropped_residuals(state))
-
-    def _warn(self, text: str | None) -> None:
+    def warn(self, text: str | None) -> None:
+        """Record a warning, if there is one."""
         if text:
             self.recorder.record({"event": "warning", "step": self.position.step, "text": text})
 

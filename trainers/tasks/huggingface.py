@@ -6,14 +6,12 @@ Nothing is fetched: a model is a folder on this machine, or a configuration with
 from __future__ import annotations
 
 import tempfile
-import zlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -26,7 +24,8 @@ from orchestray.platform.data.retries import read_patiently
 from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.tasks.classification import named_classes
-from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, open_files, part, values_of
+from orchestray.trainers.tasks.parquet_files import check_columns, class_indices, open_files, part
+from orchestray.trainers.tasks.texts import IGNORED, Texts, imported
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch
@@ -38,10 +37,7 @@ _CLASSES = {
 }
 _TASK_TYPES = {"sequence_classification": "SEQ_CLS", "causal_lm": "CAUSAL_LM"}
 """Names that peft has for some of them."""
-_IGNORED = -100
-"""Target of a position that does not count."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_INSTALL = "install it with: pip install 'orchestray[huggingface]'"
 
 
 class HuggingFace:
@@ -100,22 +96,25 @@ class HuggingFace:
             )
         self._model, self._kind = model, kind
         self._path, self._validation_path, self._validation_fraction = path, validation_path, validation_fraction
-        self._texts = [text] if isinstance(text, str) else list(text)
-        if packing and len(self._texts) > 1:
+        self._texts = Texts(
+            text,
+            folder=tokenizer or (model if isinstance(model, str) else None),
+            max_length=max_length,
+            mask_probability=mask_probability,
+        )
+        if packing and len(self._texts.columns) > 1:
             raise TaskError("task.packing: joins the texts of one column; name one column in task.text")
-        self._label, self._max_length, self._packing = label, max_length, packing
+        self._label, self._packing = label, packing
         self._group_by_length = group_by_length
-        self._mask_probability, self._lora, self._freeze = mask_probability, lora, list(freeze)
-        self._tokenizer_folder = tokenizer or (model if isinstance(model, str) else None)
+        self._lora, self._freeze = lora, list(freeze)
         self._known_classes = None if classes is None else list(classes)
         speaks = kind != "sequence_classification"
         self.weight = self._count_targets if speaks else None
         self.final_metrics = self._judge if speaks else None
-        is_text = "input_ids" not in self._texts
-        self.decode = self._decode_text if is_text else None
-        self.example_request = None if not is_text else ["a text", "another"][: len(self._texts)]
+        self.decode = None if self._texts.are_ids else self._texts.decode
+        self.example_request = None if self._texts.are_ids else self._texts.example_request
         self.encode = None if speaks else self._encode_class
-        self.to_training_batch = self._mask_at_random if kind == "masked_lm" else None
+        self.to_training_batch = self._texts.masked if kind == "masked_lm" else None
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +124,7 @@ class HuggingFace:
         Raises:
             TaskError: the folder has no model of this kind, or a package is missing.
         """
-        transformers, config = _imported("transformers"), self._config
+        transformers, config = imported("transformers"), self._config
         auto = getattr(transformers, _CLASSES[self._kind])
         try:
             if isinstance(self._model, str) and any((Path(self._model) / name).is_file() for name in _WEIGHTS):
@@ -140,7 +139,7 @@ class HuggingFace:
                 if type(module).__name__.endswith("Attention"):
                     module.draws_random = True  # by functions, so that it is seeded as nn.Dropout is
         if self._lora is not None:
-            peft = _imported("peft")
+            peft = imported("peft")
             try:  # by the type of the task peft knows the head, which is trained and saved too
                 lora = peft.LoraConfig(**{"task_type": _TASK_TYPES.get(self._kind), **self._lora})
                 model = peft.get_peft_model(model, lora)
@@ -152,7 +151,7 @@ class HuggingFace:
 
     @property
     def _config(self) -> Any:
-        transformers = _imported("transformers")
+        transformers = imported("transformers")
         more = {} if self._kind != "sequence_classification" else self._label_arguments()
         try:
             if isinstance(self._model, str):
@@ -164,8 +163,9 @@ class HuggingFace:
             raise TaskError("task.model: a configuration needs model_type, like bert or gpt2") from None
         except (OSError, ValueError) as error:
             raise TaskError(f"task.model: {error}") from error
-        if more and self._tokenizer_folder is not None and getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = self._tokenizer.pad_token_id  # GPT-2 classifies by the last token before the padding
+        if more and self._texts.folder is not None and getattr(config, "pad_token_id", None) is None:
+            # GPT-2 classifies by the last token before the padding.
+            config.pad_token_id = self._texts.tokenizer.pad_token_id
         config.dtype = torch.float32  # whatever the folder's: `train.precision` says in what it is trained
         return config
 
@@ -195,7 +195,7 @@ class HuggingFace:
             DataError: a file is damaged.
         """
         validation = split == "validation"
-        columns = [*self._texts, *([self._label] if self._kind == "sequence_classification" else [])]
+        columns = [*self._texts.columns, *([self._label] if self._kind == "sequence_classification" else [])]
         if self._validation_path is None:
             check_columns(columns, self._data.schema, self._path)
             rows = part(self._data, self._path, columns, self._validation_fraction, validation=validation)
@@ -205,73 +205,19 @@ class HuggingFace:
             check_columns(columns, data.schema, place)
             rows = data.replace_schema(pa.schema([data.schema.field(name) for name in columns]))
         if self._packing:
-            return self._packed(rows)
-        return ByLength(rows, self._texts[0]) if self._group_by_length and not validation else rows
+            return self._texts.packed(rows if isinstance(rows, pa.Table) else rows.to_table(), self._path)
+        return ByLength(rows, self._texts.columns[0]) if self._group_by_length and not validation else rows
 
     def to_batch(self, columns: pa.Table) -> Batch:
         """Return `inputs`, a mapping of the model's arguments [samples, tokens], and the `targets`."""
-        inputs = self._encoded(columns)
+        if self._kind == "masked_lm":
+            return self._texts.masked(columns)
+        inputs = self._texts.encoded(columns)
         if self._kind == "sequence_classification":
             return {"inputs": inputs, "targets": self._labels(columns[self._label])}
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        if self._kind == "causal_lm":
-            following = functional.pad(ids[:, 1:].masked_fill(mask[:, 1:] == 0, _IGNORED), (0, 1), value=_IGNORED)
-            return {"inputs": inputs, "targets": following}
-        # A validation hides the same tokens each time.
-        draws = [
-            np.random.default_rng(zlib.crc32(row[:length].numpy().tobytes()))
-            for row, length in zip(ids, mask.sum(1).tolist(), strict=True)
-        ]
-        return self._masked(inputs, draws)
-
-    def _mask_at_random(self, columns: pa.Table, draws: Sequence[np.random.Generator]) -> Batch:
-        return self._masked(self._encoded(columns), draws)
-
-    def _encoded(self, columns: pa.Table) -> dict[str, Tensor]:
-        if "input_ids" in columns.column_names:
-            rows = [row[: self._max_length] for row in values_of(columns, "input_ids")]
-            length = max(map(len, rows))
-            ids = torch.tensor([row + [self._pad_id] * (length - len(row)) for row in rows])
-            mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows])
-            return {"input_ids": ids, "attention_mask": mask}
-        texts = [values_of(columns, name) for name in self._texts]
-        cut = {"truncation": True, "max_length": self._max_length}
-        found = self._tokenizer(*texts, **cut, padding=True, padding_side="right", return_tensors="pt")
-        return {str(name): value for name, value in found.items()}
-
-    def _masked(self, inputs: dict[str, Tensor], draws: Sequence[np.random.Generator]) -> Batch:
-        """Return a batch with some ids replaced by the mask token, and these as targets (Devlin et al. 2019, 3.1).
-
-        Of the chosen tokens 80 % become the mask token, 10 % another one, 10 % stay. Each sample has its own draws.
-        """
-        ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        special = set(self._tokenizer.all_special_ids)
-        hidden, targets = ids.clone(), torch.full_like(ids, _IGNORED)
-        for row, (sample, length, rng) in enumerate(zip(ids.numpy(), mask.sum(1).tolist(), draws, strict=True)):
-            places = [at for at in range(length) if int(sample[at]) not in special]
-            count = max(1, round(self._mask_probability * len(places))) if places else 0
-            for at in rng.permutation(places)[:count]:
-                targets[row, at] = ids[row, at]
-                chance = rng.random()
-                if chance < 0.9:
-                    other = self._tokenizer.mask_token_id if chance < 0.8 else rng.integers(len(self._tokenizer))
-                    hidden[row, at] = int(other)
-        return {"inputs": {**inputs, "input_ids": hidden}, "targets": targets}
-
-    def _packed(self, rows: pa.Table | ds.Dataset) -> pa.Table:
-        """Return all texts joined, with the end-of-text token between them, in samples of `max_length` tokens."""
-        table = rows if isinstance(rows, pa.Table) else rows.to_table()
-        if "input_ids" in table.column_names:
-            ids = table["input_ids"].combine_chunks().flatten().to_numpy()
-        else:
-            end = [self._tokenizer.eos_token_id] if self._tokenizer.eos_token_id is not None else []
-            texts = self._tokenizer(values_of(table, self._texts[0]))["input_ids"]
-            ids = np.array([token for row in texts for token in (*row, *end)], np.int64)
-        count = len(ids) // self._max_length
-        if not count:
-            raise TaskError(f"task.max_length: {self._path} has {len(ids)} tokens, fewer than one sample of them")
-        flat = pa.array(ids[: count * self._max_length].astype(np.int64))
-        return pa.table({"input_ids": pa.FixedSizeListArray.from_arrays(flat, self._max_length)})
+        following = functional.pad(ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORED), (0, 1), value=IGNORED)
+        return {"inputs": inputs, "targets": following}
 
     def _labels(self, column: pa.ChunkedArray) -> Tensor:
         if self.classes is None:
@@ -293,34 +239,13 @@ class HuggingFace:
         column = read_patiently(lambda: self._data.to_table(columns=[self._label]), self._path)[self._label]
         return sorted(pc.unique(column).drop_null().to_pylist())
 
-    @cached_property
-    def _tokenizer(self) -> Any:
-        if self._tokenizer_folder is None:
-            raise TaskError(
-                "task.tokenizer: texts need a tokenizer: name its folder, or give a column input_ids in task.text"
-            )
-        try:
-            found = _imported("transformers").AutoTokenizer.from_pretrained(
-                self._tokenizer_folder, local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise TaskError(f"task.tokenizer: {self._tokenizer_folder} has no tokenizer: {error}") from error
-        if found.pad_token is None:
-            found.pad_token = found.eos_token
-        return found
-
-    @property
-    def _pad_id(self) -> int:
-        found = self._tokenizer.pad_token_id if self._tokenizer_folder is not None else None
-        return int(found or 0)  # any id will do: the mask leaves it out
-
     # -- loss and metrics ----------------------------------------------------------------------------------------------
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         """Return the cross-entropy (over the positions that count), or the mean squared error for regression."""
         logits, targets = outputs["logits"], batch["targets"]
         if self._kind != "sequence_classification":
-            return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
+            return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         if targets.is_floating_point():
             return functional.mse_loss(logits.squeeze(1), targets)
         return functional.cross_entropy(logits, targets)
@@ -329,7 +254,7 @@ class HuggingFace:
         """Return the accuracy, the mean absolute error of a regression, or totals over the tokens that count."""
         logits, targets = outputs["logits"], batch["targets"]
         if self._kind != "sequence_classification":
-            counts = targets != _IGNORED
+            counts = targets != IGNORED
             loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             hits = (logits.argmax(-1) == targets)[counts].sum()
             return {"loss": loss, "hits": hits, "tokens": counts.sum()}
@@ -344,38 +269,21 @@ class HuggingFace:
 
     @staticmethod
     def _count_targets(batch: Batch) -> float:
-        return float((batch["targets"] != _IGNORED).sum())
+        return float((batch["targets"] != IGNORED).sum())
 
     def example_inputs(self) -> dict[str, Tensor]:
         """Return the inputs of a sample of `max_length` tokens."""
-        ids = torch.zeros(self._max_length, dtype=torch.int64)
-        names = [] if "input_ids" in self._texts else self._tokenizer.model_input_names
-        return {**dict.fromkeys(names, ids), "input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-    def _decode_text(self, request: Any) -> Any:
-        """Return a text, or two in a list, as the model's inputs of `max_length` tokens; anything else as it is.
-
-        Raises:
-            ValueError: a pair is wanted, or none.
-        """
-        texts = [request] if isinstance(request, str) else request
-        if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-            return request
-        if len(texts) != len(self._texts):
-            raise ValueError(f"wanted {'a text' if len(self._texts) == 1 else 'a list of two texts'}")
-        cut = {"truncation": True, "max_length": self._max_length, "return_tensors": "pt"}
-        found = self._tokenizer(*([text] for text in texts), **cut)
-        return {str(name): value[0] for name, value in found.items()}
+        return self._texts.example()
 
     @property
     def padding(self) -> dict[str, int]:
         """Values with which the inputs of shorter texts are padded."""
-        return {**dict.fromkeys(self.example_inputs(), 0), "input_ids": self._pad_id}
+        return {**dict.fromkeys(self.example_inputs(), 0), "input_ids": self._texts.pad_id}
 
     @property
     def max_length(self) -> int:
         """Most tokens of a sample."""
-        return self._max_length
+        return self._texts.max_length
 
     def _encode_class(self, logits: Tensor) -> Any:
         """Return the likeliest class and probabilities; of a regression the value."""
@@ -392,7 +300,7 @@ class HuggingFace:
         """Return additional arguments with which the model is built without its folder and the data."""
         config = {k: v for k, v in self._config.to_diff_dict().items() if k not in ("transformers_version", "dtype")}
         model = {**config, "model_type": self._config.model_type}
-        found = {"model": model, "tokenizer": self._tokenizer_folder}
+        found = {"model": model, "tokenizer": self._texts.folder}
         return {**found, "classes": self.classes or []} if self._kind == "sequence_classification" else found
 
     def export_files(self, tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
@@ -407,32 +315,20 @@ class HuggingFace:
                 config = self._config
                 config.architectures = [self._architecture]
                 config.save_pretrained(place)
-            if self._tokenizer_folder is not None:
-                self._tokenizer.save_pretrained(place)
+            self._texts.save(Path(place))
             files = [file for file in sorted(Path(place).rglob("*")) if file.is_file() and file.name != "README.md"]
             return {str(file.relative_to(place)): file.read_bytes() for file in files}
 
     @property
     def _architecture(self) -> str:
-        auto = getattr(_imported("transformers"), _CLASSES[self._kind])
+        auto = getattr(imported("transformers"), _CLASSES[self._kind])
         return str(auto._model_mapping[type(self._config)].__name__)
 
     def _write_adapter(self, place: str, tensors: Mapping[str, Tensor]) -> None:
-        peft = _imported("peft")
+        peft = imported("peft")
         model = self.build_model()
         model.load_state_dict(dict(tensors))
         base: Any = model
         base.peft_config["default"].base_model_name_or_path = self._model if isinstance(self._model, str) else None
         assert isinstance(base, peft.PeftModel)
         base.save_pretrained(place, save_embedding_layers=False)
-
-
-def _imported(name: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise TaskError(f"task.type: huggingface needs the package {name}; {_INSTALL}") from error

@@ -44,7 +44,7 @@ class Scaling:
             change = requests.look()
             return [] if change is None else [events.ScaleWanted(change.after * self._settings.layout.model_size)]
         if self._starts:
-            return self._look_at(self._gang.growth)
+            return self._look_at(self._gang.membership.growth)
         return []
 
     def grow(self) -> list[events.Event]:
@@ -54,7 +54,7 @@ class Scaling:
         number = (change.after - change.before) * self._settings.layout.model_size
         settings = scaled(self._settings, change.after)
         try:
-            self._gang.begin_growth(number, self._host, settings)
+            self._gang.membership.begin_growth(number, self._host, settings)
         except OrchestrayError as error:
             return [_refused(error)]
         self._starts = True
@@ -66,16 +66,16 @@ class Scaling:
         assert change is not None
         self._starts = False
         if change.grows:
-            self._gang.adopt()
+            self._gang.membership.adopt()
         else:
-            self._gang.shrink(change.after * self._settings.layout.model_size)
+            self._gang.membership.shrink(change.after * self._settings.layout.model_size)
         return change.after
 
     def refuse(self, reason: str) -> None:
         """Refuse the change, with a reason for the user."""
         self._starts = False
-        if self._gang.growth is not None:
-            self._gang.growth.cancel()
+        if self._gang.membership.growth is not None:
+            self._gang.membership.growth.cancel()
         self._requests.refuse(RefusedError(reason))
 
     def done(self, step: int) -> None:
@@ -87,8 +87,8 @@ class Scaling:
 
     def close(self) -> None:
         """Cancel a growth, because the run has ended; `ScaleRequests.close` answers open requests."""
-        if self._gang.growth is not None:
-            self._gang.growth.cancel()
+        if self._gang.membership.growth is not None:
+            self._gang.membership.growth.cancel()
 
     @property
     def _requests(self) -> ScaleRequests:

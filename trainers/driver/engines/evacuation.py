@@ -96,7 +96,7 @@ class Evacuation:
                 self._cancel()
                 self._ranks = ranks
                 if ranks:
-                    self._growth = self._gang.begin_move(len(ranks), self._host, settings)
+                    self._growth = self._gang.membership.begin_move(len(ranks), self._host, settings)
             return self._growth is None or self._growth.is_ready()
         except OrchestrayError as error:
             self._progress.event(f"there is no other place for them, so a checkpoint is saved: {error}")
@@ -109,7 +109,7 @@ class Evacuation:
         where = [node for _, node in self._gang.whereabouts()]
         is_right = self._ranks == [rank for rank, node in enumerate(where) if node in self._leaving]
         if self._growth is not None and is_right and self._has_built():
-            self._gang.take_over(self._ranks)
+            self._gang.membership.take_over(self._ranks)
             for rank in self._ranks:
                 self._losses.replaced(self._gang.shape.role, rank)
             self._growth = None

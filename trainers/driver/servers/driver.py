@@ -6,37 +6,30 @@ It imports no torch. Unlike under a lock-step scheme, a lost worker is replaced 
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayError
 
-from orchestray.platform.actors.death_cause import LOSSES
 from orchestray.platform.actors.gang import Gang, MemberLostError
-from orchestray.platform.actors.member import Failure
 from orchestray.platform.actors.placement import Shape
 from orchestray.platform.actors.pool import acquire_all, release
 from orchestray.platform.actors.slot import waiting
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.config.settings import Start
-from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.scaling import Scaling
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.hang_report import HangReport
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule, described
 from orchestray.trainers.driver.runlog.losses import Losses
+from orchestray.trainers.driver.servers.answers import Answers
+from orchestray.trainers.driver.servers.beginning import Beginnings
 from orchestray.trainers.driver.servers.lead_lines import Lines
 from orchestray.trainers.driver.servers.leaf_group import LEAF_HOST, Leaves
 from orchestray.trainers.driver.servers.resizing import Resizing
 from orchestray.trainers.driver.servers.server_group import ServerGroup
 from orchestray.trainers.driver.servers.usage import add_usage, usage_of, usage_of_the_living
 from orchestray.trainers.driver.servers.worker_group import STAGE_HOST, WORKER_HOST, WorkerGroup
-from orchestray.trainers.ps.protocol.address import SERVER_LOST
 
 if TYPE_CHECKING:
     import threading
@@ -49,7 +42,7 @@ if TYPE_CHECKING:
 
 _SERVER_HOST = "orchestray.trainers.ps.hosts.server_host:ServerHost"
 _LISTEN_S = 0.5
-_SETTLE_TIMEOUT_S = 120.0
+_KILL_TIMEOUT_S = 120.0
 
 
 class CentralDriver:
@@ -84,15 +77,10 @@ class CentralDriver:
         self._run_log = run_log
         self._writer, self._progress, self.run_progress = run_log.writer, run_log.progress, run_log.run_progress
         self._checkpoint = checkpoint
-        self._resuming = checkpoint is not None
         self._max_restarts, self._patience = max_restarts, patience
         self._stop = stop
         self._lead_is_new = False
         """True if a copy took over from the lead, and has not been asked yet how the run ended."""
-        self._announced = False
-        self._num_beginnings = 0
-        self._bytes_reported_before = 0
-        """Bytes in the lines of earlier attempts, which a checkpoint includes."""
         self._kills = [
             fault for fault in settings.faults if fault["kind"] == "kill" and fault["role"] != shapes[1].role
         ]
@@ -100,9 +88,6 @@ class CentralDriver:
         self._kills_of_workers = KillSchedule(settings.faults, shapes[1].role, is_alone=True)
         self._losses = Losses(run_log, self._kills_of_workers, shapes[1].role)
         self._events: deque[events.Event] = deque()
-        self._failures: dict[int, Failure] = {}
-        self._settle_by_s: dict[int, float] = {}
-        """Time until which the workers of a replica that is to stop have to answer."""
 
     def run(self) -> Any:
         """Train to the end; return the `Outcome`.
@@ -152,6 +137,16 @@ class CentralDriver:
             dismiss=(lambda replica: self._primaries.ask_lead("dismiss", replica)) if hands_over else None,
             size=size,
         )
+        self._answers = Answers(self._worker_group, self._losses, self._run_log)
+        self._beginnings = Beginnings(
+            self._settings,
+            self._run_log,
+            self._checkpoint,
+            actors_file=self._actors_file,
+            workers=self._worker_group,
+            leaves=self._leaves,
+            resizing=self._resizing,
+        )
         for gang in self._gangs:
             gang.while_waiting = self._look
             gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
@@ -199,19 +194,6 @@ class CentralDriver:
                 self._lose(self._workers, 0, loss.lost[0])
                 self._put_another(0)
 
-    def _announce(self) -> None:
-        sizes = self._servers.gather([self._primaries.ask_lead("describe")])[0]
-        self._actors_file.write()
-        self._run_log.announce(
-            sizes,
-            self._settings.batch_size,
-            resumed=self._resuming,
-            workers=len(self._workers.slots),
-            parameter_servers=len(self._servers.slots),
-        )
-        self._announced = True
-        self._actors_file.announce()
-
     # -- what the controller decides -----------------------------------------------------------------------------------
 
     def _handle(self) -> None:
@@ -251,7 +233,7 @@ class CentralDriver:
 
     def _error_of(self, decision: decisions.Fail | decisions.GiveUp) -> Exception:
         if isinstance(decision, decisions.Fail):
-            return self._failures[decision.rank].error
+            return self._answers.failures[decision.rank].error
         return TrainingError(decision.reason)
 
     def _scale(self, decision: decisions.Scale) -> None:
@@ -268,26 +250,21 @@ class CentralDriver:
 
     def _abort(self, decision: decisions.Abort | decisions.AbortAll) -> None:
         """Have workers stop what they wait for; they have some time to answer."""
-        group, by_s = self._worker_group, time.monotonic() + _SETTLE_TIMEOUT_S
+        group = self._worker_group
         if isinstance(decision, decisions.Abort):
-            self._settle_by_s[decision.unit] = by_s
             group.call_off(decision.unit)
         elif group.working:
-            self._settle_by_s = dict.fromkeys(self._state.units, by_s)
-            group.abort()
+            group.abort(self._state.units)
             for gang in (*self._gangs[2:], self._servers):
                 gang.control("abort")
 
     def _employ(self, replica: int) -> None:
         """Set a replica to work."""
-        self._settle_by_s.pop(replica, None)
         self._state = self._state.employed(replica)
         try:
             self._worker_group.employ(replica)
         except MemberLostError as loss:  # what only the leaf server had is lost with it
-            leaves = self._gangs[2]
-            self._losses.record(leaves.shape.role, loss.lost)
-            self._events.append(events.ServersLost(loss.lost, leaves.shape.role, replaced=False))
+            self._note_servers(self._gangs[2], loss.lost)
             self._events += self._stopped_early(replica)
 
     def _stopped_early(self, replica: int) -> list[events.Event]:
@@ -296,15 +273,13 @@ class CentralDriver:
 
     def _restart(self) -> None:
         """Have the servers serve from the newest checkpoint there is, and all workers work."""
-        self._settle_by_s.clear()
-        self._worker_group.working.clear()
+        self._worker_group.forget()
         while True:
             try:
-                self._begin()
+                self._beginnings.begin()
                 break
             except MemberLostError as loss:
-                self._losses.record(self._servers.shape.role, loss.lost)
-                self._events.append(events.ServersLost(loss.lost, self._servers.shape.role, replaced=False))
+                self._note_servers(self._servers, loss.lost)
                 for replica in self._state.units:
                     self._events += self._stopped_early(replica)
                 return
@@ -316,26 +291,6 @@ class CentralDriver:
                 self._events += self._stopped_early(replica)
             else:
                 self._employ(replica)
-
-    def _begin(self) -> None:
-        """Have the servers serve from the newest checkpoint there is.
-
-        Raises:
-            MemberLostError: a server died.
-            ConnectionError, TimeoutError: a leaf server does not reach one.
-        """
-        if self._num_beginnings == 0 and self._settings.model_directory:
-            # Logs of an earlier session: it may have had other settings, and the metric lines end at the checkpoint.
-            shutil.rmtree(Path(self._settings.model_directory).parent / "servers", ignore_errors=True)
-        self._bytes_reported_before = self._run_log.bytes_reported
-        start = Start(self.run_progress.started_at, self._checkpoint, self._num_beginnings)
-        self._num_beginnings += 1
-        self._primaries.begin(start, self._worker_group.plan)
-        if not self._announced:
-            self._announce()
-        self._resizing.tell_lead()
-        if self._leaves is not None:
-            self._leaves.begin(start, self.run_progress.total_steps, self._primaries.expect)
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -360,7 +315,7 @@ class CentralDriver:
         if lost := primaries.lost():
             self._on_servers_lost(lost)
         self._handle()
-        self._expect_no_longer()
+        self._events += map(events.TimeUp, group.overdue())
         for gang in self._gangs:
             gang.check_places()
         self._look()
@@ -379,37 +334,7 @@ class CentralDriver:
             self._resizing.depart(rank)
             self._events.append(events.Left(rank))
             return
-        self._events.append(self._answered(rank, reference))
-
-    def _answered(self, rank: int, reference: Any) -> events.Event:
-        progress, role = self.run_progress, self._workers.shape.role
-        try:
-            answer = ray.get(reference)
-        except LOSSES as error:
-            self._losses.begin()
-            return events.Lost(rank, self._workers.cause(rank, error))
-        except RayError as error:
-            raise TrainingError(f"Worker {rank} failed: {str(error).strip().splitlines()[-1]}") from error
-        if isinstance(answer, Failure):
-            self._writer.event("worker_failed", role=role, rank=rank, traceback=answer.traceback)
-            self._failures[rank] = answer
-            return events.Failed(rank)
-        stops = self._state.units.get(rank // self._worker_group.size)
-        if answer == SERVER_LOST and not (self._state.servers_lost or (stops is not None and stops.stops)):
-            # Its connection ends before the process's end is known.
-            ended, _ = ray.wait(list(self._primaries.ends.values()), num_returns=1, timeout=_LISTEN_S)
-            self._worker_group.lost_touch(rank, progress.last_step, is_explained=bool(ended))
-        if answer in (PEER_LOST, SERVER_LOST):
-            return events.StoppedEarly(rank, explained=answer == SERVER_LOST)
-        return events.Done(rank)
-
-    def _expect_no_longer(self) -> None:
-        """Give up workers that were to stop and stay silent."""
-        for unit, deadline_s in list(self._settle_by_s.items()):
-            if time.monotonic() > deadline_s:
-                del self._settle_by_s[unit]
-                self._worker_group.forget(unit)
-                self._events.append(events.TimeUp(unit))
+        self._events.append(self._answers.read(rank, reference, self._state))
 
     def _look_at_requests(self) -> None:
         """Take note of what users want, and of workers that should have left by now."""
@@ -459,6 +384,11 @@ class CentralDriver:
         """Record a loss."""
         self._losses.record(gang.shape.role, {rank: cause})
 
+    def _note_servers(self, gang: Gang, lost: dict[int, str]) -> None:
+        """Record the loss of servers, or of leaf servers, in whose place nobody serves; the controller learns of it."""
+        self._losses.record(gang.shape.role, lost)
+        self._events.append(events.ServersLost(lost, gang.shape.role, replaced=False))
+
     def _lose(self, gang: Gang, rank: int, cause: str) -> None:
         """Record and count a loss outside the workers' work, and raise if the run may not go on after it."""
         self._note(gang, rank, cause)
@@ -497,8 +427,7 @@ class CentralDriver:
         present = [{**one, **self._worker_group.place_of(one["rank"])} for one in of_workers]
         workers = [*present, *self._resizing.departed]
         of_leaves = [one for gang in self._gangs[2:] for one in usage_of_the_living(gang, self._note)]
-        bytes_reported = self._run_log.bytes_reported - self._bytes_reported_before
-        add_usage(outcome, workers, [*of_servers, *of_leaves], bytes_reported=bytes_reported)
+        add_usage(outcome, workers, [*of_servers, *of_leaves], bytes_reported=self._beginnings.bytes_reported)
         return outcome
 
     # -- reports of the lead -----------------------------------------------------------------------------------------
@@ -521,5 +450,5 @@ class CentralDriver:
                 slot = gang.slots[fault["rank"]]
                 end = slot.end or waiting(slot).end
                 ray.kill(slot.actor)
-                ray.wait([end], timeout=_SETTLE_TIMEOUT_S)  # it must not answer requests after this
+                ray.wait([end], timeout=_KILL_TIMEOUT_S)  # it must not answer requests after this
                 return

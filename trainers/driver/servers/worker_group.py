@@ -6,7 +6,7 @@ It imports no torch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.driver.servers.server_group import ServerGroup
     from orchestray.trainers.ps.protocol.address import StagePlan
 
+_SETTLE_TIMEOUT_S = 120.0
+"""Seconds that the workers of a replica that is to stop have to answer."""
 _MOST_TIMES_IN_VAIN = 5
 _LONGEST_IN_VAIN_S = 60.0
 """Seconds of futile reconnections that are tolerated, because Ray may report a server's death late."""
@@ -32,6 +34,7 @@ class WorkerGroup:
         gang: gang of all workers; those of replica n have the ranks from n * size on, in the order of stages.
         size: number of workers of a replica.
         working: ranks of working workers, by the Ray references of their answers.
+        primaries: servers that they work for.
         plan: plan of replicas in stages, known before they are employed; None: replicas of one process.
     """
 
@@ -56,9 +59,11 @@ class WorkerGroup:
         self.size = size
         self.working: dict[Any, int] = {}
         self.plan: StagePlan | None = None
-        self._primaries = primaries
+        self.primaries = primaries
         self._leaves = leaves
         self._attempt = attempt
+        self._settle_by_s: dict[int, float] = {}
+        """Time until which the workers of a replica that is to stop have to answer."""
         self._meetings: dict[int, str] = {}
         """Name of the last meeting of each replica."""
         self._num_meetings = 0
@@ -73,39 +78,57 @@ class WorkerGroup:
         return len(self.gang.slots) // self.size
 
     def employ(self, replica: int) -> None:
-        """Connect a replica to its servers, and set it to work."""
+        """Connect a replica to its servers, and set it to work.
+
+        Raises:
+            MemberLostError: its leaf server is lost.
+        """
+        self._settle_by_s.pop(replica, None)
         name = self._new_name(replica)
         self._meetings[replica] = name
         if self.size == 1:
             leaves = self._leaves
             if leaves is None:
-                servers = self._primaries.expect(replica, name)
+                servers = self.primaries.expect(replica, name)
             else:
                 servers = [leaves.expect(replica, name, self.gang.whereabouts())]
             reference = self.gang.call_one(replica, "train", replica, self._attempt(replica), servers)
             self.working[reference] = replica
             return
-        meeting = self._primaries.meeting(f"meeting-{name}")
+        meeting = self.primaries.meeting(f"meeting-{name}")
         for stage, rank in enumerate(self._ranks(replica)):
-            servers = self._primaries.expect(replica, name, self._shards_of(stage))
+            servers = self.primaries.expect(replica, name, self._shards_of(stage))
             arguments = (rank, self._attempt(rank), servers, meeting, self.plan)
             self.working[self.gang.call_one(rank, "train", *arguments)] = rank
 
     # -- lost replicas -------------------------------------------------------------------------------------------------
 
     def call_off(self, replica: int) -> None:
-        """Have the workers of a replica stop what they wait for, because one of them has stopped."""
+        """Have the workers of a replica stop what they wait for, because one of them has stopped.
+
+        They have some time to answer; see `overdue`.
+        """
+        self._settle_by_s[replica] = time.monotonic() + _SETTLE_TIMEOUT_S
         if self.size == 1:
             return
         name = f"meeting-{self._meetings[replica]}"
-        self._primaries.ask_lead("call_off", name)
+        self.primaries.ask_lead("call_off", name)
         for rank in self._ranks(replica):
             if rank in self.working.values():
                 self.gang.control_one(rank, "call_off", name)
 
-    def forget(self, replica: int) -> None:
-        """Expect no answers of a replica any more."""
-        self.working = {answer: rank for answer, rank in self.working.items() if rank // self.size != replica}
+    def overdue(self) -> list[int]:
+        """Give up replicas that were to stop and stay silent, and return them; no answers of theirs are expected."""
+        late = [replica for replica, by_s in self._settle_by_s.items() if time.monotonic() > by_s]
+        for replica in late:
+            del self._settle_by_s[replica]
+        self.working = {answer: rank for answer, rank in self.working.items() if rank // self.size not in late}
+        return late
+
+    def forget(self) -> None:
+        """Expect no answers of any worker any more."""
+        self._settle_by_s.clear()
+        self.working.clear()
 
     def forget_from(self, rank: int) -> None:
         """Expect no answers of workers from this rank on any more."""
@@ -140,17 +163,18 @@ class WorkerGroup:
             server: rank of the server.
         """
         if self._leaves is not None:
-            self._leaves.reroute(shard, partial(self._primaries.expect_at, server))
+            self._leaves.reroute(shard, partial(self.primaries.expect_at, server))
             return
-        stage, local = divmod(shard, self._primaries.num_shards // self.size)
+        stage, local = divmod(shard, self.primaries.num_shards // self.size)
         for replica in range(self.num_replicas):
-            address = self._primaries.expect_at(server, replica, self._new_name(replica))
+            address = self.primaries.expect_at(server, replica, self._new_name(replica))
             self.gang.control_one(self._ranks(replica)[stage], "reroute", local, address)
 
-    def abort(self) -> None:
-        """Have all workers stop waiting."""
+    def abort(self, replicas: Iterable[int]) -> None:
+        """Have the workers of all these replicas stop waiting; they have some time to answer, as in `call_off`."""
+        self._settle_by_s = dict.fromkeys(replicas, time.monotonic() + _SETTLE_TIMEOUT_S)
         for name in self._meetings.values() if self.size > 1 else ():
-            self._primaries.ask_lead("call_off", f"meeting-{name}")
+            self.primaries.ask_lead("call_off", f"meeting-{name}")
         self.gang.control("abort")
 
     def save_model(self, step: int) -> None:
@@ -166,7 +190,7 @@ class WorkerGroup:
         return range(replica * self.size, (replica + 1) * self.size)
 
     def _shards_of(self, stage: int) -> range:
-        each = self._primaries.num_shards // self.size
+        each = self.primaries.num_shards // self.size
         return range(stage * each, (stage + 1) * each)
 
     def _new_name(self, replica: int) -> str:

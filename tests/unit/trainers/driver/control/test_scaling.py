@@ -48,6 +48,7 @@ class FakeGrowth:
 
 class FakeGang:
     def __init__(self, error: ClusterError | None = None) -> None:
+        self.membership = self
         self.growth: FakeGrowth | None = None
         self.cancelled = False
         self.asked: list[tuple[int, int]] = []

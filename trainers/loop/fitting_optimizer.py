@@ -1,0 +1,66 @@
+"""The optimizer of a replica, refused where the model has not what it needs, or a worker holds too little of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.grouped_optimizer import check_matches, first_names
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+
+    from orchestray.trainers.core.exchange import OptimizedTensor
+    from orchestray.trainers.optim.optimizers import Optimizer
+
+
+def make_fitting(chosen: Mapping[str, Any], model: nn.Module) -> Optimizer:
+    """Return the optimizer of a section.
+
+    Args:
+        chosen: values of the section.
+        model: the plain model.
+
+    Raises:
+        ConfigError: a group of parameters matches none of the model.
+    """
+    optimizer = make_optimizer(**chosen)
+    if groups := chosen.get("groups", ()):
+        check_matches(groups, model.named_parameters())
+        optimizer.first_names = first_names(model)
+    return optimizer
+
+
+def num_trained(model: nn.Module) -> int:
+    """Return the number of elements of the parameters that are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def refuse_parts(optimizer: Optimizer, kind: str, updates: Sequence[OptimizedTensor], num_elements: int) -> None:
+    """Refuse an optimizer that has to see whole parameters, or all of them, where a worker holds parts.
+
+    Args:
+        optimizer: optimizer of this worker.
+        kind: its type, for the message.
+        updates: tensors that this worker updates.
+        num_elements: number of elements that are trained, over all workers of a replica.
+
+    Raises:
+        ConfigError: this worker holds too little.
+    """
+    if optimizer.mixes_parameters and sum(u.tensor.numel() for u in updates) < num_elements:
+        raise ConfigError(
+            f"config: train.optimizer.type: {kind} moves a parameter by the gradients of others as well, and here "
+            "no worker has all of them; use strategy.exchange.shard: none and strategy.network.tensor: 1 and "
+            "pipeline: 1, or another optimizer"
+        )
+    part = next((update.name for update in updates if not update.piece.is_whole), None)
+    if part is not None and not optimizer.takes_parts:
+        raise ConfigError(
+            f"config: train.optimizer.type: {kind} does not treat each element of a parameter alone, and this "
+            f"layout cuts parameters ({part!r}); use strategy.exchange.shard: none and "
+            "strategy.network.tensor: 1, or another optimizer"
+        )
