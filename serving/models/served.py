@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from orchestray.serving.models.device import Transfer
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
 from orchestray.serving.models.padding import Padding, padded_size
-from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec, boxed
 from orchestray.trainers.core.inputs import InputForm, call
 from orchestray.trainers.core.own_gradients import wants_gradients
 
@@ -71,7 +71,9 @@ class ServedModel:
         specs = input_specs(example, padding)
         self._transfer = Transfer(specs, self._device)
         self._takes_gradients = False
-        self._name, self._has_looked = name, False
+        self._name = name
+        self._texts: set[str] | None = None
+        """Outputs with a text for each sample; None: not known yet."""
         model = model.to(self._device).eval()
         self.module = model
         """Network itself, uncompiled, on its device and in evaluation mode."""
@@ -147,8 +149,12 @@ class ServedModel:
         with gradients, self._transfer.stream, self._precision():
             stacked = self._transfer.stack(samples, size)
             answered = self._answer(self._form.filled([*stacked.values()]))
-            self._mention_left_out(answered)
+            if self._texts is None:
+                self._look_at_texts(answered, size)
             outputs = by_name(answered)
+            texts = {name: each for name, each in texts_by_name(answered).items() if name in (self._texts or ())}
+            if wrong := [name for name, column in texts.items() if len(column) != size]:
+                raise ModelError(f"the model answers {size} samples with {len(texts[wrong[0]])} texts, {wrong[0]}")
             for name, tensor in outputs.items():
                 if tensor.dim() == 0 or len(tensor) != size:
                     raise ModelError(
@@ -156,14 +162,18 @@ class ServedModel:
                         "the first dimension must count the samples"
                     )
             arrays = self._transfer.fetch(outputs, len(samples))
-        return [{name: array[row] for name, array in arrays.items()} for row in range(len(samples))]
+        return [
+            {name: array[row] for name, array in arrays.items()}
+            | {name: boxed(column[row]) for name, column in texts.items()}
+            for row in range(len(samples))
+        ]
 
-    def _mention_left_out(self, answered: Any) -> None:
-        """Warn once of values that the model returns and that are not answered."""
-        if not self._has_looked and (clauses := left_out(answered)):
+    def _look_at_texts(self, answered: Any, size: int) -> None:
+        """Find the lists that have a text for each sample, and warn of values that are not answered."""
+        self._texts = {name for name, each in texts_by_name(answered).items() if len(each) == size}
+        if clauses := left_out(answered, self._texts):
             some = ", ".join(clauses[:_MOST_NAMED]) + (", ..." if len(clauses) > _MOST_NAMED else "")
-            _log.warning("%s returns %s: no tensors, which are not answered", self._name, some)
-        self._has_looked = True
+            _log.warning("%s returns %s: no tensors or texts of samples, which are not answered", self._name, some)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast:
@@ -234,14 +244,24 @@ def by_name(outputs: Any) -> dict[str, Tensor]:
         ModelError: there are none.
     """
     named = {name: value for name, value in _leaves(outputs, "") if isinstance(value, Tensor)}
-    if not named:
+    if not named and not texts_by_name(outputs):
         raise ModelError(f"the model answers with a {type(outputs).__name__}: wanted a tensor, or several")
     return named
 
 
-def left_out(outputs: Any) -> list[str]:
-    """Return a clause about each value that a model returns and that is not answered: those that are not tensors."""
-    others = ((name, each) for name, each in _leaves(outputs, "") if not isinstance(each, Tensor))
+def texts_by_name(outputs: Any) -> dict[str, Sequence[str]]:
+    """Return a model's lists of texts by name, as `by_name` returns its tensors."""
+    return {name: value for name, value in _leaves(outputs, "") if isinstance(value, list | tuple)}
+
+
+def left_out(outputs: Any, texts: Collection[str]) -> list[str]:
+    """Return a clause about each value that a model returns and that is not answered.
+
+    Args:
+        outputs: what the model returns.
+        texts: names of the lists of texts that are answered.
+    """
+    others = ((name, each) for name, each in _leaves(outputs, "") if not isinstance(each, Tensor) and name not in texts)
     return [f"{name} (a {type(each).__name__})" for name, each in others if each is not None]
 
 
@@ -251,7 +271,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, f"{name}.{key}" if name else str(key))
     elif hasattr(value, "_asdict"):  # a named tuple
         yield from _leaves(value._asdict(), name)
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, tuple | list) and not (value and all(isinstance(part, str) for part in value)):
         for index, part in enumerate(value):
             yield from _leaves(part, f"{name or 'outputs'}_{index}")
     else:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models import InputError, ModelError
+from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.padding import padded_size, padded_sizes
 from orchestray.serving.models.served import ServedModel
 from support.served import served_linear
@@ -222,6 +223,28 @@ def test_tensors_of_any_depth_are_answered_by_name(
     assert caplog.text == ""
 
 
+def test_a_text_for_each_sample_is_answered() -> None:
+    class Named(nn.Module):
+        more: tuple[str, ...] = ()
+
+        def forward(self, inputs: Tensor) -> Any:
+            return {"label": ["cat" if row[0] > 0 else "dog" for row in inputs] + [*self.more], "logits": inputs}
+
+    named = Named()
+    served = ServedModel(named, torch.zeros(2))
+    assert {spec.name: str(spec) for spec in served.outputs} == {
+        "label": "any JSON value",
+        "logits": "float32 of shape [2]",
+    }
+    served.warm_up(4)
+    answers = served.run([served.parse([1.0, 2.0]), served.parse([-1.0, 0.0])])
+    told = [served.signature.to_json(answer) for answer in answers if isinstance(answer, dict)]
+    assert [each["label"] for each in told] == ["cat", "dog"]
+    named.more = ("one more",)
+    (wrong,) = served.run([served.parse([1.0, 2.0])])
+    assert isinstance(wrong, ModelError)
+
+
 def test_what_is_no_tensor_is_named_once_and_the_rest_is_answered(caplog: pytest.LogCaptureFixture) -> None:
     class Told(nn.Module):
         def forward(self, inputs: Tensor) -> Any:
@@ -230,5 +253,5 @@ def test_what_is_no_tensor_is_named_once_and_the_rest_is_answered(caplog: pytest
     served = ServedModel(Told(), torch.zeros(2), name="told")
     assert [spec.name for spec in served.outputs] == ["logits"]
     served.run([served.parse([1.0, 2.0])] * 2)
-    wanted = "told returns names_0 (a str), names_1 (a str), names_2 (a str), ...: no tensors, which are not answered"
+    wanted = "told returns names (a list), note (a str): no tensors or texts of samples, which are not answered"
     assert [record.message for record in caplog.records] == [wanted]
