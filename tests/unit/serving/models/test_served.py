@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models import InputError, ModelError
-from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.padding import padded_size, padded_sizes
 from orchestray.serving.models.served import ServedModel
 from support.served import served_linear
