@@ -286,6 +286,47 @@ def test_an_endpoint_changes_without_a_failed_request_and_stays_so_though_contro
     asyncio.run(until("nothing is left", lambda: not pids("")))
 
 
+def test_a_bad_version_is_taken_back_to_replicas_that_stayed_and_an_ingress_after_it_knows(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "models.py").write_text(
+        "def good(batch):\n    return ['good' for _ in batch]\n\ndef bad(batch):\n    raise RuntimeError('bad')\n"
+    )
+
+    def config(**shares: int) -> dict[str, Any]:
+        models = [
+            {"name": "m", "run": f"{tmp_path / 'models.py'}:{name}", "version": number, "traffic": share}
+            for number, (name, share) in enumerate(shares.items(), 1)
+        ]
+        return {"name": NAME, "models": models, "replicas": 2, "update": {"rollback": {"error_rate": 5}}}
+
+    async def scenario() -> None:
+        async with running(config(good=100)) as (side, url):
+            stayed = pids("m-1-")
+            clients = Clients(url, 2, "x")
+            try:
+                await clients.until_more(10)
+                assert clients.failures == []
+                assert "m version 2 is new" in await side.apply(config(good=50, bad=50))
+                await until("the bad version is gone", lambda: not pids("m-2-"))
+                failed = len(clients.failures)
+                assert failed >= 2
+                await clients.until_more(50)
+                assert len(clients.failures) == failed
+                assert {*clients.answers} == {"good"}
+                assert (await side.warnings())[0].startswith("m version 2 was taken back at")
+                (ingress,) = pids("ingress")
+                os.kill(ingress, signal.SIGKILL)
+                await until("another ingress", lambda: bool(pids("ingress") - {ingress}))
+                await clients.until_more(20)
+                assert len(clients.failures) == failed
+                assert (pids("m-1-"), pids("m-2-")) == (stayed, set())
+            finally:
+                clients.end()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_model_that_cannot_be_served_is_a_sentence_and_nothing_is_left_of_it(
     cluster: Cluster, tmp_path: Path, replicas: int
