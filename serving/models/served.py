@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -161,6 +162,8 @@ class ServedModel:
                         f"the model answers {size} samples with {name} of shape {list(tensor.shape)}: "
                         "the first dimension must count the samples"
                     )
+                if tensor.is_complex():
+                    raise ModelError(f"the model answers with complex numbers, {name}: return torch.view_as_real of it")
             arrays = self._transfer.fetch(outputs, len(samples))
         return [
             {name: array[row] for name, array in arrays.items()}
@@ -271,6 +274,8 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, f"{name}.{key}" if name else str(key))
     elif hasattr(value, "_asdict"):  # a named tuple
         yield from _leaves(value._asdict(), name)
+    elif is_dataclass(value):
+        yield from _leaves(vars(value), name)
     elif isinstance(value, tuple | list) and not (value and all(isinstance(part, str) for part in value)):
         for index, part in enumerate(value):
             yield from _leaves(part, f"{name or 'outputs'}_{index}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,6 +194,11 @@ def test_the_example_is_a_sample() -> None:
         model.parse([1, 2, 3])
 
 
+@dataclass
+class Scores:
+    logits: Tensor
+
+
 class Moments(NamedTuple):
     mean: Tensor
     spread: Tensor
@@ -204,6 +210,7 @@ class Moments(NamedTuple):
         (lambda y: {"head": {"a": y, "b": (y, y)}, "aux": y}, ["head.a", "head.b_0", "head.b_1", "aux"]),
         (lambda y: [y, {"x": y}], ["outputs_0", "outputs_1.x"]),
         (lambda y: Moments(y, y), ["mean", "spread"]),
+        (lambda y: Scores(y), ["logits"]),
         (lambda y: {"logits": y, "loss": None}, ["logits"]),
     ],
 )
@@ -220,6 +227,15 @@ def test_tensors_of_any_depth_are_answered_by_name(
     assert [spec.name for spec in served.outputs] == list(answer) == names
     assert all(array.tolist() == [1.0, 2.0] for array in answer.values())
     assert caplog.text == ""
+
+
+def test_complex_numbers_are_refused_when_the_model_is_loaded() -> None:
+    class Spectrum(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.fft.fft(inputs)
+
+    with pytest.raises(ModelError, match="complex numbers, outputs: return torch.view_as_real"):
+        ServedModel(Spectrum(), torch.zeros(2))
 
 
 def test_a_text_for_each_sample_is_answered() -> None:
