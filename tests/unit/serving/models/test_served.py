@@ -210,7 +210,7 @@ class Moments(NamedTuple):
         (lambda y: {"head": {"a": y, "b": (y, y)}, "aux": y}, ["head.a", "head.b_0", "head.b_1", "aux"]),
         (lambda y: [y, {"x": y}], ["outputs_0", "outputs_1.x"]),
         (lambda y: Moments(y, y), ["mean", "spread"]),
-        (lambda y: Scores(y), ["logits"]),
+        (Scores, ["logits"]),
         (lambda y: {"logits": y, "loss": None}, ["logits"]),
     ],
 )
@@ -234,7 +234,7 @@ def test_complex_numbers_are_refused_when_the_model_is_loaded() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return torch.fft.fft(inputs)
 
-    with pytest.raises(ModelError, match="complex numbers, outputs: return torch.view_as_real"):
+    with pytest.raises(ModelError, match=r"complex numbers, outputs: return torch\.view_as_real"):
         ServedModel(Spectrum(), torch.zeros(2))
 
 
