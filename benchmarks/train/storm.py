@@ -10,7 +10,7 @@ import random
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -258,6 +258,37 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
             found[name].append(peer(name, place, num_kills, period_s, dice))
 
     benchmark.alternate({name: lambda name=name: weather(name) for name in found}, rounds, benchmark.say)
+    _add_figures(report, found)
+    report.details["storms"] = found
+    report.settings = {
+        "rounds": rounds,
+        "kills": num_kills,
+        "period_s": period_s,
+        "workers": _WORKERS,
+        "hang_timeout_s": hang_timeout_s,
+        "seconds_a_share": _SHARE_S,
+        "checkpoint_every_steps": _CHECKPOINT_EVERY_STEPS,
+        "training": _TRAINING,
+    }
+    report.notes += [
+        f"These storms have {num_kills} kills, one every {period_s:g} s; the claim is made for `--kills 200`.",
+        "Goodput: steps that counted, times the length of a step before the storm, over the time of the storm.",
+        f"A worker sleeps {_SHARE_S:g} s for a share, since four workers share {machine.usable_cores()} core(s).",
+        (
+            "Memory: the newest worker leaks, about 0.4 GB/s here, until Ray's monitor kills it, and a spare before it "
+            "if that is newer (RAY_worker_killing_policy_by_group; by default Ray kills several). torchrun has no "
+            "monitor: a SIGKILL, as the kernel's, stands for it."
+        ),
+        (
+            "Workers that restart are not killed again before they have made a step, so slow ones meet fewer kills. "
+            f"Peers wait {_PATIENCE_OF_PEERS_S:g} s for silent workers (Ray Train's health check, the timeout of "
+            "torchrun's collectives), since with less they take busy workers for lost."
+        ),
+    ]
+
+
+def _add_figures(report: benchmark.Report, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Add what the storms of each side came to: figures, goals and a table."""
     for name, storms in found.items():
         report.add(f"{name}: goodput", "", [one["goodput"] for one in storms])
     report.add(
@@ -289,32 +320,6 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
             for one in storms
         ],
     )
-    report.details["storms"] = found
-    report.settings = {
-        "rounds": rounds,
-        "kills": num_kills,
-        "period_s": period_s,
-        "workers": _WORKERS,
-        "hang_timeout_s": hang_timeout_s,
-        "seconds_a_share": _SHARE_S,
-        "checkpoint_every_steps": _CHECKPOINT_EVERY_STEPS,
-        "training": _TRAINING,
-    }
-    report.notes += [
-        f"These storms have {num_kills} kills, one every {period_s:g} s; the claim is made for `--kills 200`.",
-        "Goodput: steps that counted, times the length of a step before the storm, over the time of the storm.",
-        f"A worker sleeps {_SHARE_S:g} s for a share, since four workers share {machine.usable_cores()} core(s).",
-        (
-            "Memory: the newest worker leaks, about 0.4 GB/s here, until Ray's monitor kills it, and a spare before it "
-            "if that is newer (RAY_worker_killing_policy_by_group; by default Ray kills several). torchrun has no "
-            "monitor: a SIGKILL, as the kernel's, stands for it."
-        ),
-        (
-            "Workers that restart are not killed again before they have made a step, so slow ones meet fewer kills. "
-            f"Peers wait {_PATIENCE_OF_PEERS_S:g} s for silent workers (Ray Train's health check, the timeout of "
-            "torchrun's collectives), since with less they take busy workers for lost."
-        ),
-    ]
 
 
 def _add_options(parser: Any) -> None:

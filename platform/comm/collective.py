@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from orchestray.platform.comm.channel.base import Channel
+from orchestray.platform.comm.pending import DONE, AllPending, Pending
 from orchestray.platform.comm.process_groups import CONNECT_TIMEOUT_S, all_arrive, connect, disconnect, timeout_of
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.wait_clock import Waiting
@@ -30,13 +31,6 @@ _LEFT = "This member has left its group."
 
 class PeerLostError(OrchestrayError):
     """Raised when a collective operation failed: another member died, left, or did not answer in time."""
-
-
-class Pending(Protocol):
-    """A pending operation."""
-
-    def wait(self) -> None:
-        """Return when the result is there; raise `PeerLostError` if it will never be."""
 
 
 class Collective:
@@ -135,7 +129,7 @@ class Collective:
         if not tensor.is_contiguous():
             raise ValueError("all_reduce needs a contiguous tensor: its memory is combined in place.")
         if tensor.numel() == 0:
-            return _DONE
+            return DONE
         self._sent_bytes += ring_bytes(tensor, self.size)
         reduce, real = _OPERATIONS[operation], _real(tensor)
         return self._start("all-reduce", lambda group: group.allreduce([real], reduce))
@@ -158,7 +152,7 @@ class Collective:
         """
         self._check_parts(part, whole)
         if part.numel() == 0:
-            return _DONE
+            return DONE
         self._sent_bytes += (self.size - 1) * part.nbytes
         into, of = _real(part).view(-1), _real(whole).view(-1)
         return self._start("reduce-scatter", lambda group: group._reduce_scatter_base(into, of))
@@ -167,7 +161,7 @@ class Collective:
         """Start to fill `whole` with every rank's `part`, in rank order; shapes as in `start_reduce_scatter`."""
         self._check_parts(part, whole)
         if part.numel() == 0:
-            return _DONE
+            return DONE
         self._sent_bytes += (self.size - 1) * part.nbytes
         into, of = _real(whole).view(-1), _real(part).view(-1)
         return self._start("all-gather", lambda group: group._allgather_base(into, of))
@@ -197,7 +191,7 @@ class Collective:
             if tensor.numel():
                 self._sent_bytes += tensor.nbytes
                 works.append(self._start("exchange", _send(tensor, peer)))
-        return _All(works)
+        return AllPending(works)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` (contiguous, any dtype) with that of rank `source`."""
@@ -357,27 +351,6 @@ class _Work:
         self._work = None
 
 
-class _All:
-    """Several pending operations."""
-
-    def __init__(self, works: Sequence[Pending]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-
-
-class _Done:
-    """A pending operation with nothing to do."""
-
-    def wait(self) -> None:
-        return
-
-
-_DONE = _Done()
-
-
 class SoloCollective(Collective):
     """A group of one member: every operation is done at once, and nothing is sent."""
 
@@ -385,7 +358,7 @@ class SoloCollective(Collective):
         super().__init__(_Solo())
 
     def start_all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> Pending:
-        return _DONE
+        return DONE
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         return tensor.clone().unsqueeze(0)
@@ -393,12 +366,12 @@ class SoloCollective(Collective):
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
         self._check_parts(part, whole)
         part.view(-1).copy_(whole.view(-1))
-        return _DONE
+        return DONE
 
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
         self._check_parts(part, whole)
         whole.view(-1).copy_(part.view(-1))
-        return _DONE
+        return DONE
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         return

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError
-from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.run.checkpoint_files import (
     BEST_STEP,
-    CHUNK_BYTES,
     EXCHANGE_FILE,
     MODEL_FILE,
     OPTIMIZER_FILE,
     RESUME_FILE,
     STATE_FILE,
-    FileSum,
     Found,
     checkpoint_name,
     checkpoint_steps,
@@ -30,7 +26,8 @@ from orchestray.platform.run.checkpoint_files import (
 )
 from orchestray.platform.run.files import dump_json
 from orchestray.platform.run.model_files import load_model_json, load_model_tensors, save_model
-from orchestray.platform.run.store import OpenForWriting, open_store
+from orchestray.platform.run.store import open_store
+from orchestray.platform.run.summed_file import write_staged, write_streamed
 
 if TYPE_CHECKING:
     import os
@@ -212,7 +209,7 @@ class CheckpointWriter:
             sums = {}
             for file, (layout, produce) in files.items():
                 with open_file(file) as write:
-                    sums[file] = _write_stream(write, layout, produce)
+                    sums[file] = write_streamed(write, layout, produce)
             with open_file(STATE_FILE) as write:
                 write(encode_state(step, dump_json(dict(state)), sums))
         self._saved.append(step)
@@ -304,7 +301,10 @@ class CheckpointWriter:
         job.pending._copied.set()
         step = job.pending.step
         with self._store.create(checkpoint_name(step)) as open_file:
-            sums = {file: _write_staging(open_file, file, self._staging[file]) for file in job.tensors}
+            sums = {}
+            for file in job.tensors:
+                with open_file(file) as write:
+                    sums[file] = write_staged(write, self._staging[file])
             with open_file(STATE_FILE) as write:
                 write(encode_state(step, job.state_json, sums))
         self._saved.append(step)
@@ -373,47 +373,6 @@ def stream_checkpoint(found: Found, file: str) -> tuple[list[list[Any]], Iterato
     from orchestray.platform.run.tensor_file import stream
 
     return stream(open_store(found.location), found.name, file, found.files[file])
-
-
-def _write_staging(open_file: OpenForWriting, file: str, staging: Staging) -> FileSum:
-    """Write a buffer in large pieces: the checksum and the write of each release the GIL."""
-    header = staging.layout.header
-    values = staging.values.data
-    crc = zlib.crc32(header)
-    with open_file(file) as write:
-        write(header)
-        for start in range(0, len(values), CHUNK_BYTES):
-            piece = values[start : start + CHUNK_BYTES]
-            crc = zlib.crc32(piece, crc)
-            write(piece)
-            PULSE.beats += 1
-    return FileSum(len(header) + len(values), crc)
-
-
-def _write_stream(
-    write: Callable[[Any], object],
-    layout: TensorLayout,
-    produce: Callable[[Callable[[str, torch.Tensor], None]], None],
-) -> FileSum:
-    from orchestray.platform.run.tensor_file import as_bytes
-
-    names = iter(layout.slots)
-    crc = zlib.crc32(layout.header)
-    write(layout.header)
-
-    def take(name: str, tensor: torch.Tensor) -> None:
-        nonlocal crc
-        if name != (expected := next(names)):
-            raise CheckpointError(f"the tensor {expected!r} was to be saved, and {name!r} came")
-        values = as_bytes(tensor).data
-        for start in range(0, len(values), CHUNK_BYTES):
-            piece = values[start : start + CHUNK_BYTES]
-            crc = zlib.crc32(piece, crc)
-            write(piece)
-            PULSE.beats += 1
-
-    produce(take)
-    return FileSum(len(layout.header) + layout.num_value_bytes, crc)
 
 
 def _stream_event(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:

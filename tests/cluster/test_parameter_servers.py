@@ -23,6 +23,7 @@ from orchestray.platform.terminal.progress import Progress
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 from orchestray.trainers.driver.servers import driver as central_driver
 from orchestray.trainers.driver.servers.driver import CentralDriver
+from orchestray.trainers.driver.servers.server_kills import ServerKills
 from support.central_run import central_settings
 from support.cli import read_lines
 from support.patience import PATIENCE_S
@@ -183,13 +184,20 @@ def test_servers_killed_after_the_last_step_cost_nothing(whole: Path, tmp_path: 
 def test_a_lead_killed_when_its_workers_are_done_costs_nothing(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kill = CentralDriver._kill_as_asked
+    kill, take = ServerKills.do_next, CentralDriver._take
+    are_done = False
 
-    def kill_at_the_end(driver: CentralDriver) -> None:
-        if not driver._worker_group.working:
-            kill(driver)
+    def take_at_the_end(driver: CentralDriver) -> bool:
+        nonlocal are_done
+        are_done = not driver._worker_group.working
+        return take(driver)
 
-    monkeypatch.setattr(CentralDriver, "_kill_as_asked", kill_at_the_end)
+    def kill_at_the_end(kills: ServerKills) -> None:
+        if are_done:
+            kill(kills)
+
+    monkeypatch.setattr(CentralDriver, "_take", take_at_the_end)
+    monkeypatch.setattr(ServerKills, "do_next", kill_at_the_end)
     config = strategy(**COPIED) | {
         "allow_faults": True,
         "faults": [{"kill": "parameter_server/0", "at_step": 1}],

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from orchestray.platform.comm.collective import Collective, Pending
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
+from orchestray.platform.comm.pending import Pending
 from orchestray.platform.errors import TrainingError
 
 _GROUP = "batch_norm"

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm import objects
-from orchestray.platform.comm.collective import Collective, Pending
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.pending import Pending
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.layout.tensor_slice import Ranges, TensorSlice

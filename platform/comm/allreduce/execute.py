@@ -14,7 +14,8 @@ from torch import Tensor
 from orchestray.platform.comm.allreduce.placement import placed_schedule
 from orchestray.platform.comm.allreduce.schedules import Part, Step
 from orchestray.platform.comm.channel.base import Channel, Handle
-from orchestray.platform.comm.collective import Collective, Pending
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.pending import Pending
 from orchestray.platform.process.pulse import PULSE
 
 

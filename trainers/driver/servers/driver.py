@@ -14,13 +14,12 @@ import ray
 from orchestray.platform.actors.gang import Gang, MemberLostError
 from orchestray.platform.actors.placement import Shape
 from orchestray.platform.actors.pool import acquire_all, release
-from orchestray.platform.actors.slot import waiting
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.scaling import Scaling
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.hang_report import HangReport
-from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule, described
+from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
 from orchestray.trainers.driver.runlog.losses import Losses
 from orchestray.trainers.driver.servers.answers import Answers
 from orchestray.trainers.driver.servers.beginning import Beginnings
@@ -28,6 +27,7 @@ from orchestray.trainers.driver.servers.lead_lines import Lines
 from orchestray.trainers.driver.servers.leaf_group import LEAF_HOST, Leaves
 from orchestray.trainers.driver.servers.resizing import Resizing
 from orchestray.trainers.driver.servers.server_group import ServerGroup
+from orchestray.trainers.driver.servers.server_kills import ServerKills
 from orchestray.trainers.driver.servers.usage import add_usage, usage_of, usage_of_the_living
 from orchestray.trainers.driver.servers.worker_group import STAGE_HOST, WORKER_HOST, WorkerGroup
 
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _SERVER_HOST = "orchestray.trainers.ps.hosts.server_host:ServerHost"
 _LISTEN_S = 0.5
-_KILL_TIMEOUT_S = 120.0
 
 
 class CentralDriver:
@@ -81,10 +80,6 @@ class CentralDriver:
         self._stop = stop
         self._lead_is_new = False
         """True if a copy took over from the lead, and has not been asked yet how the run ended."""
-        self._kills = [
-            fault for fault in settings.faults if fault["kind"] == "kill" and fault["role"] != shapes[1].role
-        ]
-        """Faults that are still to happen."""
         self._kills_of_workers = KillSchedule(settings.faults, shapes[1].role, is_alone=True)
         self._losses = Losses(run_log, self._kills_of_workers, shapes[1].role)
         self._events: deque[events.Event] = deque()
@@ -121,6 +116,7 @@ class CentralDriver:
         self._worker_group = WorkerGroup(
             self._workers, size, self._primaries, self._leaves, attempt=self._kills_of_workers.num_over
         )
+        self._kills = ServerKills(self._settings.faults, [self._servers, *self._gangs[2:]], self._run_log)
         self._lines = Lines(self._primaries, self._run_log)
         self._run_log.fetch_copies = self._lines.copies
         self._scaling = scaling = Scaling(self._run_log, self._workers, self._worker_host, self._settings)
@@ -433,22 +429,7 @@ class CentralDriver:
     # -- reports of the lead -----------------------------------------------------------------------------------------
 
     def _take(self) -> bool:
-        """Record the lead's answer (`Lines.take`), and do the kills that are due at its steps; return True if there was
-        anything.
-        """
+        """Record the lead's answer (`Lines.take`), and do a kill that is due; return True if there was anything."""
         found = self._lines.take()
-        self._kill_as_asked()
+        self._kills.do_next()
         return found
-
-    def _kill_as_asked(self) -> None:
-        """Do the kills of servers among the run's faults; a worker does its own (`trainers.core.faults`)."""
-        for fault in self._kills:
-            gang = next((gang for gang in self._gangs if gang.shape.role == fault["role"]), None)
-            if gang is not None and self.run_progress.last_step >= fault["at_step"]:
-                self._kills.remove(fault)
-                self._writer.event("fault", **described(fault))
-                slot = gang.slots[fault["rank"]]
-                end = slot.end or waiting(slot).end
-                ray.kill(slot.actor)
-                ray.wait([end], timeout=_KILL_TIMEOUT_S)  # it must not answer requests after this
-                return

@@ -21,7 +21,8 @@ from orchestray.trainers.parallel.tensor.apply import split_model
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from orchestray.platform.comm.collective import Operation, Pending
+    from orchestray.platform.comm.collective import Operation
+    from orchestray.platform.comm.pending import Pending
     from orchestray.trainers.parallel.tensor.base import Plan
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from orchestray.platform.comm.collective import Collective, Pending
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.pending import Pending
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.errors import ConfigError
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, Pending, ring_bytes
+from orchestray.platform.comm.collective import Collective, ring_bytes
+from orchestray.platform.comm.pending import Pending
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.optim.sparse import dense

@@ -20,7 +20,8 @@ from orchestray.platform.comm.allreduce.execute import Reducer
 from orchestray.platform.comm.allreduce.measure import Fitted, measure
 from orchestray.platform.comm.allreduce.placement import order_by_node
 from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, num_rounds, sent_elements
-from orchestray.platform.comm.collective import Collective, Pending
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.pending import Pending
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 

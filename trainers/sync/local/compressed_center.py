@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Handle, Message
-from orchestray.platform.comm.collective import Collective, Pending, ring_bytes
+from orchestray.platform.comm.collective import Collective, ring_bytes
 from orchestray.platform.comm.flat_tensors import FlatTensors
+from orchestray.platform.comm.pending import Pending
 from orchestray.trainers.sync.common.messages import trade
 from orchestray.trainers.sync.local.delta_encoding import DifferenceCode
 from orchestray.trainers.sync.local.elastic_center import Pull, ServedCentre, Service, SharedCentre

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, ChannelError, Handle, Message
 from orchestray.platform.comm.channel.gloo import GlooChannel
-from orchestray.platform.comm.collective import Collective, PeerLostError, Pending
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.pending import Pending
 from orchestray.platform.process.pulse import PULSE
 
 ANY_TIME_S = 365 * 86400.0

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, Pending
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.pending import Pending
 
 
 class Regions:

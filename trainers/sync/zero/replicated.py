@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, Pending, ring_bytes
+from orchestray.platform.comm.collective import Collective, ring_bytes
+from orchestray.platform.comm.pending import Pending
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.sync.common.exact_sum import ExactSums
 
