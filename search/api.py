@@ -27,7 +27,7 @@ from orchestray.search.results.figures import best_line, front_of
 from orchestray.search.results.paths import is_search
 from orchestray.search.results.report import bounds_text, goals_of, objectives_text, report_html
 from orchestray.search.results.run import SearchRun, load_search
-from orchestray.search.results.schema import SearchOutcome
+from orchestray.search.results.schema import OUT_OF_TIME, SearchOutcome
 from orchestray.search.results.writer import SearchRecords
 from orchestray.search.spaces.registry import text_of
 from orchestray.trainers.validate.refuse import check_layout
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from orchestray.search.engine.session import MethodSession
 
 _STATUSES = ("succeeded", "stopped", "failed")
+_MAX_NAMED = 10
+"""Trials that a sentence names; it counts the others."""
 
 
 def search(
@@ -172,6 +174,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
     counts = Counter(line["status"] for line in lines)
     return {
         **_infeasible(config, best),
+        **_cut_off(lines),
         "status": outcome.status,
         "trials": len(lines),
         "best": None if best is None else _short(config, best),
@@ -194,6 +197,26 @@ def _infeasible(config: SearchConfig, best: Mapping[str, Any] | None) -> dict[st
         "infeasible": f"no trial is feasible, with {bounds_text(config)}; the best is that with the least violation, "
         f"trial {best['trial']}: {values}"
     }
+
+
+def _cut_off(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the sentence of a search whose time limit has ended trials on their way, which names them."""
+    ended = [line for line in lines if line.get("reason") == OUT_OF_TIME]
+    if not ended:
+        return {}
+    silent = [line for line in ended if line.get("objective") is None]
+    missing = f"the values of {_numbers(silent)} are missing: no report before the limit; " if silent else ""
+    return {
+        "cut_off": f"search.budget.time_limit_s ended {_numbers(ended)} early; {missing}"
+        "raise it and go on with --resume to train them to their end"
+    }
+
+
+def _numbers(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return for example `trials 3, 5`; the first few of many."""
+    numbers = sorted(int(line["trial"]) for line in lines)
+    more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
+    return f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:_MAX_NAMED]))}{more}"
 
 
 def _short(config: SearchConfig, line: Mapping[str, Any]) -> dict[str, Any]:

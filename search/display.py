@@ -217,6 +217,8 @@ def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list
     rows.append(("time", duration(result.get("seconds"))))
     if result.get("infeasible"):
         rows.append(("infeasible", str(result["infeasible"])))
+    if result.get("cut_off"):
+        rows.append(("cut off", str(result["cut_off"])))
     if result.get("error"):
         rows.append(("error", str(result["error"])))
     if best:

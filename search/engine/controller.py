@@ -15,6 +15,7 @@ from orchestray.search.engine.messages import GANG, ORDINARY, TrialResult, Trial
 from orchestray.search.engine.recorder import Account
 from orchestray.search.engine.session import MethodSession, SearchError, TrialStanding, end_of
 from orchestray.search.methods.base import Exploit, Pause, Proposal, Report, Stop
+from orchestray.search.results.schema import OUT_OF_TIME
 
 if TYPE_CHECKING:
     from orchestray.search.checkpoints.state_files import StateFiles
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig
 
 _FAILURES_BEYOND_PARALLEL = 3
-OUT_OF_TIME = "the search's time limit"
-"""Reason of trials that were stopped but continue if the search is given more time."""
-
 
 MakeConfig = Callable[[Mapping[str, Any], Any, int, int], "TrainConfig"]
 """Function from changes, genome, steps and trial number to the config of the trial."""

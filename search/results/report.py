@@ -46,7 +46,7 @@ def report_html(
         "name": config.name,
         "about": about(config),
         "tiles": _tiles(result, goals[0]),
-        "error": result.get("error") or result.get("infeasible"),
+        "error": result.get("error") or result.get("infeasible") or result.get("cut_off"),
         "best": _best_values(best, goals[0]),
         "best_trial": best.get("trial"),
         "figures": all_figures(lines, reports, nodes, goals, log_keys),

@@ -9,6 +9,9 @@ from typing import Any, Literal
 Status = Literal["succeeded", "stopped", "failed"]
 LiveStatus = Literal["running", "waiting", "succeeded", "stopped", "failed"]
 
+OUT_OF_TIME = "the search's time limit"
+"""Reason of trials that were stopped but continue if the search is given more time."""
+
 
 @dataclass(frozen=True)
 class TrialLine:
@@ -17,7 +20,7 @@ class TrialLine:
     trial: int
     status: Status
     objective: float | None
-    """Best reported value of the first objective; None if the trial failed before its first report."""
+    """Best reported value of the first objective; None if the trial failed, or was stopped, before its first report."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Maps the dotted keys that were searched to their values at the end of the trial."""
     genome: Any = None

@@ -351,8 +351,10 @@ def _check(
             f"must be below steps_per_trial: {method.steps_per_trial}"
         )
     if packed and method.space.is_conditional:
+        keys = ", ".join(method.space.conditions.when)
         problems.append(
-            "search.space: members of a packed population have the same keys; use packed: false, or no when"
+            f"search.space: the members of a packed population have the same keys, and {keys} would be there for some "
+            "only; take its when out (members then try its values everywhere), or use packed: false, which follows it"
         )
     if len(initial) > population:
         problems.append(f"search.method.initial: has {len(initial)} members, and the population {population}")

@@ -15,13 +15,14 @@ import pytest
 
 import orchestray
 from orchestray.platform.errors import ConfigError, Interrupted, RunNameError, TrainingError
-from orchestray.search.api import search
+from orchestray.search.api import result_of, search
 from orchestray.search.config.load import load_search_config
 from orchestray.search.engine.session import MemoryJournal, MethodSession, SearchError
 from orchestray.search.methods.base import Finished, Report
 from orchestray.search.registry.check import method_of
 from orchestray.search.results.run import load_search
-from orchestray.search.results.schema import SearchOutcome, TrialChange, TrialLine
+from orchestray.search.results.schema import OUT_OF_TIME, SearchOutcome, TrialChange, TrialLine
+from orchestray.search.results.writer import SearchRecords
 from support.search_configs import GOOD
 
 Score = Callable[[dict[str, Any], int], float]
@@ -116,6 +117,24 @@ def test_a_search_leaves_the_files_of_the_contract(engine: Any, tmp_path: Path) 
     }
     assert found.config.name == "a"
     assert load_search(tmp_path / "a").result == found.result
+
+
+def test_a_result_names_the_trials_that_the_time_limit_cut_off_and_those_without_a_value(tmp_path: Path) -> None:
+    config = load_search_config(GOOD)
+    with SearchRecords.create(tmp_path, "timed") as records:
+        records.finished(TrialLine(0, "succeeded", 0.9))
+        records.finished(TrialLine(1, "stopped", 0.5, more={"reason": "rung 1"}))
+        assert "cut_off" not in result_of(config, records, SearchOutcome("succeeded"))
+        records.finished(TrialLine(3, "stopped", None, more={"reason": OUT_OF_TIME}))
+        records.finished(TrialLine(2, "stopped", 0.7, more={"reason": OUT_OF_TIME}))
+        result = result_of(config, records, SearchOutcome("succeeded"))
+        assert "ended trials 2, 3 early; the values of trial 3 are missing: no report" in result["cut_off"]
+        assert "--resume" in result["cut_off"]
+        assert result["best"]["trial"] == 0
+        for trial in range(4, 16):
+            records.finished(TrialLine(trial, "stopped", 0.1, more={"reason": OUT_OF_TIME}))
+        sentence = result_of(config, records, SearchOutcome("succeeded"))["cut_off"]
+        assert "trials 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 4 more early" in sentence
 
 
 def test_a_search_whose_every_trial_fails_says_the_first_error_and_leaves_a_report(engine: Any, tmp_path: Path) -> None:

@@ -129,4 +129,5 @@ def test_the_closing_rows_name_what_was_found_and_the_run_to_serve(tmp_path: Pat
     assert rows["trials"] == "2  (1 succeeded, 1 failed)"
     assert rows["lr"] == "0.1"
     assert rows["best run"] == str(tmp_path / "best")
+    assert dict(closing_rows({**RESULT, "cut_off": "trial 2 early"}, GOAL, tmp_path))["cut off"] == "trial 2 early"
     assert "best run" not in dict(closing_rows({**RESULT, "best": None}, GOAL, tmp_path))

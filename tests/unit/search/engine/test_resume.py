@@ -13,10 +13,10 @@ from torch import Tensor
 
 from orchestray.search.checkpoints.state_files import StateAt, StateFiles
 from orchestray.search.checkpoints.states import BestCheckpoint
-from orchestray.search.engine.controller import OUT_OF_TIME
 from orchestray.search.engine.session import MemoryJournal
 from orchestray.search.methods.base import Exploit, Method, Pause
 from orchestray.search.registry.methods import make_method
+from orchestray.search.results.schema import OUT_OF_TIME
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.trainers.config.load import load_train_config
 from support.search_loop import Loop, base, begin

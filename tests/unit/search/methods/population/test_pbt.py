@@ -9,10 +9,14 @@ import pytest
 from lab.search_simulation import Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Exploit, Pause, Proposal, Report
+from orchestray.search.methods.conditions import Conditions
 from orchestray.search.methods.population.params import PopulationBasedTraining as Section
 from orchestray.search.methods.population.pbt import PopulationBasedTraining
+from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
 from support.population_toy import CORNERS, EXPLORE, NUM_STEPS, SPACE, Toy
+
+KEY = list(SPACE)[-1]
 
 
 def made(**parameters: Any) -> PopulationBasedTraining:
@@ -154,6 +158,10 @@ def test_a_killed_search_goes_on_by_its_journal() -> None:
         ({"interval_steps": NUM_STEPS}, "below steps_per_trial: 200"),
         ({"initial": [{"h.c": 1.0}]}, "h.c is no key of search.space"),
         ({"architecture": object()}, "regularized_evolution"),
+        (
+            {"packed": True, "space": Space(SPACE, Conditions({KEY: {next(iter(SPACE)): (0.5,)}}))},
+            f"and {KEY} would be there for some only; take its when out .*, or use packed: false",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(parameters: dict[str, Any], text: str) -> None:
