@@ -1,4 +1,4 @@
-"""Versions whose replicas are deployments of the application: the batcher sends them whole batches by their handle."""
+"""Versions whose replicas are deployments of the application: the batcher sends them whole batches."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ import contextlib
 import logging
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.application import serve_apps
+from orchestray.serving.application.batch_channel import GONE, BatchConnection
 from orchestray.serving.application.deployments import deployment_name, has_replicas, model_deployment, model_key
+from orchestray.serving.application.doors import Door, doors_of, new_doors, remove
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.starting import add_codec, add_generator
-from orchestray.serving.batching import Batcher, RunnerLostError
-from orchestray.serving.batching.runner import RunnerHandle
+from orchestray.serving.batching import Batcher
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 from orchestray.serving.models.signature import Output, Sample, Signature
-from orchestray.serving.replicas.autoscaler import report_load
+from orchestray.serving.replicas.autoscaler import ask_for_replica, report_load
 from orchestray.serving.replicas.batchers import ListenerOf, make_batcher
 from orchestray.serving.routing.endpoint import ModelVersion
-
-if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
 
 _log = logging.getLogger("orchestray.serving")
 
 _PACES = 5
 """Number of batches whose median pace counts."""
-_TAKING = ("RUNNING", "RECOVERING", "UPDATING", "PENDING_MIGRATION")
-"""States of replicas that take requests; a controller that was started again finds them as RECOVERING."""
 _LOOK_EVERY_S = 0.5
-"""Seconds between two looks at the number of replicas that run."""
+"""Seconds between two looks for replicas that have come."""
+_MOST_TRIES = 5
+"""Connections to a replica that fail before a version that has no other is given up."""
 
 
 class ApplicationStarters(Starters):
@@ -95,17 +93,10 @@ class ApplicationStarters(Starters):
             name: name of the deployment.
             own: application of the version, which ends with it; None: the ingress's.
         """
-        from ray import serve
-
         listener = self._listener_of(model.name, str(model.version))
         batcher = make_batcher(config.batching, listener)
-        handle = serve.get_deployment_handle(name, own or _application())
-        signature = Signature.from_dict(await handle.signature.remote())
-        replicas = DeployedReplicas(handle, name, own or _application(), batcher)
-        await replicas.look()
+        replicas = DeployedReplicas(name, doors_of(own or _application(), name), batcher)
         tasks = [asyncio.create_task(replicas.follow())]
-        if isinstance(config.replicas, Scaling):
-            tasks.append(asyncio.create_task(report_load(batcher, name)))
 
         async def close() -> None:
             for task in tasks:
@@ -114,86 +105,90 @@ class ApplicationStarters(Starters):
             if own is not None:
                 await asyncio.to_thread(serve_apps.delete, own)
 
+        try:
+            if isinstance(config.replicas, Scaling):
+                await ask_for_replica(name)  # this ingress may take the place of one that had none left
+            signature = await replicas.signature
+        except BaseException:
+            await close()
+            raise
+        if isinstance(config.replicas, Scaling):
+            tasks.append(asyncio.create_task(report_load(batcher, name)))
         return ModelVersion(signature, batcher, close)
 
 
 class DeployedReplicas:
-    """The replicas of a deployment as runners of a batcher: as many as run.
+    """The replicas of a deployment as runners of a batcher: those that can be reached.
 
-    A runner has a replica of its own, to which `SlotRouter` sends its batches. The next one is sent before the last has
-    ended: the replica does not wait for it. A replica that dies loses no request: its batches are run once more.
+    Each has a connection, on which the next batch is sent before the last has ended. A replica that dies loses no
+    request: its batches are run once more.
 
     Args:
-        handle: handle of the deployment.
         name: name of the deployment.
-        application: name of its application.
+        place: result of `doors_of` for it.
         batcher: gets the runners.
+
+    Attributes:
+        signature: the model's, when the first replica has come.
     """
 
-    def __init__(
-        self, handle: DeploymentHandle[Any], name: str, application: str, batcher: Batcher[Sample, Output]
-    ) -> None:
-        self._handle = handle
+    def __init__(self, name: str, place: str, batcher: Batcher[Sample, Output]) -> None:
+        self.signature: asyncio.Future[Signature] = asyncio.get_running_loop().create_future()
         self._name = name
-        self._application = application
+        self._place = place
         self._batcher = batcher
-        self._runners: dict[int, RunnerHandle[Sample, Output]] = {}
-        """Maps the slot of a replica to its runner."""
+        self._known: set[str] = set()
+        """Replicas with a connection, or about to have one."""
+        self._failures: Counter[str] = Counter()
         self._num_made = 0
         self._paces_s: deque[float] = deque(maxlen=_PACES)
 
     async def follow(self) -> None:
-        """Keep as many runners as there are replicas, until cancelled."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            with contextlib.suppress(Exception):  # Serve's controller is being restarted: replicas stay as they are
-                await self.look()
+        """Connect to the replicas that come, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                with contextlib.suppress(Exception):  # the cluster's head is being restarted: they stay as they are
+                    for door in await asyncio.to_thread(new_doors, self._place, frozenset(self._known)):
+                        self._known.add(door.replica)
+                        group.create_task(self._hold(door))
+                await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def look(self) -> None:
-        """Look once at the number of replicas that run, and have as many runners."""
-        count = await asyncio.to_thread(_num_running, self._name, self._application)
-        if count is None:
-            return
-        for slot, runner in list(self._runners.items()):
-            if slot >= count or runner.removed:
-                self._batcher.retire(self._runners.pop(slot))
-        for slot in range(count):
-            if slot not in self._runners:
-                self._num_made += 1
-                name = f"{self._name}-{self._num_made}"
-                run = partial(self._run, slot)
-                self._runners[slot] = self._batcher.add_runner(run, name=name, pace_s=self._pace_s)
+    async def _hold(self, door: Door) -> None:
+        """Have a runner for a replica as long as it can be reached."""
+        try:
+            connection = await BatchConnection.open(door)
+        except GONE as error:
+            await self._failed(door, error)
+        else:
+            self._num_made += 1
+            run = partial(self._run, connection)
+            runner = self._batcher.add_runner(run, name=f"{self._name}-{self._num_made}", pace_s=self._pace_s)
+            if not self.signature.done():
+                self.signature.set_result(connection.signature)
+            try:
+                await connection.read()
+            finally:
+                self._batcher.retire(runner)
+        finally:
+            self._known.discard(door.replica)
+
+    async def _failed(self, door: Door, error: Exception) -> None:
+        problem = f"replica {door.replica} does not answer at {door.host}:{door.port}: {error!r}"
+        _log.warning("%s", problem)
+        self._failures[door.replica] += 1
+        if self._failures[door.replica] >= _MOST_TRIES and not self.signature.done():
+            text = f"{problem}; nodes must reach each other at all ports, as Ray wants"
+            self.signature.set_exception(OrchestrayError(text))
+        await asyncio.to_thread(remove, door)  # if it runs, it writes it again
 
     def _pace_s(self) -> float:
         """Return the seconds that a replica needs for a full batch; infinite before the first."""
         return statistics.median_low(self._paces_s) if self._paces_s else math.inf
 
-    async def _run(self, slot: int, samples: Sequence[Sample]) -> list[Output | Exception]:
-        from ray.exceptions import RayError
-
-        answer: Any = self._handle.run.remote(list(samples), slot=slot)
-        try:
-            answers: list[Output | Exception]
-            answers, seconds = await answer
-            self._paces_s.append(seconds * max(1.0, self._batcher.max_batch_size / len(samples)))
-        except RayError as error:
-            raise RunnerLostError(f"A replica of {self._name} is gone: {error}") from error
-        except asyncio.CancelledError:
-            answer.cancel()
-            raise
+    async def _run(self, connection: BatchConnection, samples: Sequence[Sample]) -> list[Output | Exception]:
+        answers, seconds = await connection.run(samples)
+        self._paces_s.append(seconds * max(1.0, self._batcher.max_batch_size / len(samples)))
         return answers
-
-
-def _num_running(name: str, application_name: str) -> int | None:
-    """Return the number of replicas of a deployment that take requests; None: Serve's controller does not know yet."""
-    from ray import serve
-
-    application = serve.status().applications.get(application_name)
-    deployment = None if application is None else application.deployments.get(name)
-    if deployment is None:
-        return None
-    states: Any = deployment.replica_states  # by strings, or an enum of strings
-    return sum(int(states.get(state, 0)) for state in _TAKING)
 
 
 def _application() -> str:

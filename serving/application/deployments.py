@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 HEALTH_PERIOD_S = 1.0
 """Seconds between two checks of a replica by Serve."""
-_MOST_BATCHES = 16
-"""Batches that a replica may have, more than a batcher gives it: the next one before the last has ended."""
-_ROUTER = "orchestray.serving.application.slot_router:SlotRouter"
 _DOWN_AFTER_S = 10.0
 """Seconds for which there must be too many replicas before Serve's control loop removes any."""
 
@@ -58,8 +55,6 @@ def model_deployment(model: ModelSection, config: ServeConfig, name: str, *, res
     deployment: Any = serve.deployment(ModelReplica)
     return deployment.options(  # type: ignore[no-any-return]
         name=name,
-        max_ongoing_requests=_MOST_BATCHES,
-        request_router_config={"request_router_class": _ROUTER},
         ray_actor_options={
             "num_cpus": resources.cpus_per_worker if reserves_cpus else 0,
             "num_gpus": resources.gpus_per_worker,

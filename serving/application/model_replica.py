@@ -1,12 +1,13 @@
-"""A replica of a model as a deployment of Ray Serve, which the ingress calls with whole batches."""
+"""A replica of a model as a deployment of Ray Serve, to which the ingress sends whole batches."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.application.batch_channel import BatchServer
+from orchestray.serving.application.doors import Door, announce, doors_of
 from orchestray.serving.replicas.batch_thread import BatchThread
 
 
@@ -23,26 +24,24 @@ class ModelReplica:
         Raises:
             OrchestrayError: it cannot be served.
         """
+        import ray
+        from ray import serve
+
         from orchestray.serving.models.load import load_served_model  # torch: late
 
         self._run_timeout_s = run_timeout_s
         self._model = await asyncio.to_thread(load_served_model, **load)
         self._thread = BatchThread(self._model)
-
-    async def signature(self) -> dict[str, Any]:
-        """Return the model's signature, as `Signature.from_dict` takes it."""
-        return self._model.signature.to_dict()
-
-    async def run(
-        self, samples: Sequence[Sample], *, slot: int | None = None
-    ) -> tuple[list[Output | Exception], float]:
-        """Return an answer, or an error, for each sample of a batch, and the seconds that the model took.
-
-        Args:
-            samples: the batch; batches are run in the order given.
-            slot: for the router of the deployment, which has sent the batch here.
-        """
-        return await self._thread.run_timed(samples)
+        self._server = BatchServer(self._thread, self._model.signature)
+        context, host = serve.get_replica_context(), ray.util.get_node_ip_address()
+        door = Door(
+            place=doors_of(context.app_name, context.deployment),
+            replica=context.replica_id.unique_id,
+            host=host,
+            port=await self._server.start(host),
+            key=self._server.key,
+        )
+        self._announcing = asyncio.create_task(announce(door))
 
     async def check_health(self) -> None:
         """Check the replica's health for Serve, which replaces one that raises here.
@@ -52,3 +51,10 @@ class ModelReplica:
         """
         if self._run_timeout_s is not None and self._thread.busy_s > self._run_timeout_s:
             raise RuntimeError(f"a batch has run for {self._thread.busy_s:.1f} s")
+
+    async def __del__(self) -> None:
+        """Answer the batches that have come, in Serve's last call before it ends the process."""
+        if hasattr(self, "_announcing"):
+            self._announcing.cancel()
+            await asyncio.wait([self._announcing])
+            await self._server.close()

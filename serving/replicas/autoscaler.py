@@ -87,6 +87,14 @@ class LoadMeter:
         )
 
 
+async def ask_for_replica(key: str) -> None:
+    """Write a load that needs a replica, until `report_load` writes that of a batcher."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    load = Load(rate_per_s=0.0, num_queued=1, a_s=0.0, c_s=0.0, max_batch_size=1, idle_s=0.0, has_runner=False)
+    await asyncio.to_thread(_internal_kv_put, key, json.dumps(asdict(load)), overwrite=True)
+
+
 async def report_load(batcher: Batcher[Any, Any], key: str) -> None:
     """Write the load to the key that the policy reads, until cancelled."""
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put

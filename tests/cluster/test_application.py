@@ -421,7 +421,7 @@ def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it
         serve.delete(NAME)
 
 
-def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
+def test_after_silence_the_last_replica_goes_and_a_request_or_another_ingress_brings_it_back(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray import serve
@@ -441,6 +441,16 @@ def test_after_silence_the_last_replica_goes_and_a_request_brings_it_back(
         assert int(refused.value.headers["retry-after"]) >= 1
         await until("a replica", lambda: num_replicas(url) == 1)  # the refused one was enough to ask for it
         assert ask(url) == first
+        await until("no replica again", lambda: num_replicas(url) == 0)
+        (ingress,) = pids("ingress")
+        os.kill(ingress, signal.SIGKILL)
+        clients = Clients(url, 1)
+        try:
+            await until("another ingress", lambda: bool(pids("ingress") - {ingress}))
+            await clients.until_more(1)
+        finally:
+            clients.end()
+        assert clients.failures == []
 
     serve.run(app(config), name=NAME, route_prefix=None)
     try:

@@ -1,0 +1,72 @@
+"""The addresses at which replicas take batches: each writes its own to the cluster's key-value store.
+
+An ingress reads them there. To ask replicas by a handle of Ray Serve would take it seconds where a machine is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Container
+from dataclasses import asdict, dataclass
+
+_WRITE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Door:
+    """The place where a replica takes batches.
+
+    Args:
+        place: result of `doors_of` for its deployment.
+        replica: id of the replica.
+        host, port: address at which it listens.
+        key: secret that both sides of a connection have, as hexadecimal digits.
+    """
+
+    place: str
+    replica: str
+    host: str
+    port: int
+    key: str
+
+
+def doors_of(application: str, deployment: str) -> str:
+    """Return the begin of the names of a deployment's doors in the store."""
+    return f"orchestray-door/{application}/{deployment}/"
+
+
+async def announce(door: Door) -> None:
+    """Keep a door in the store, until cancelled: an ingress that could not reach it for a moment has removed it."""
+    try:
+        while True:
+            with contextlib.suppress(Exception):  # the cluster's head is being restarted
+                await asyncio.to_thread(write, door)
+            await asyncio.sleep(_WRITE_EVERY_S)
+    finally:
+        await asyncio.to_thread(remove, door)
+
+
+def write(door: Door) -> None:
+    """Write a door to the store."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(door.place + door.replica, json.dumps(asdict(door)), overwrite=True)
+
+
+def remove(door: Door) -> None:
+    """Remove a door from the store, if that can be reached."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    with contextlib.suppress(Exception):  # the cluster may be gone already
+        _internal_kv_del(door.place + door.replica)
+
+
+def new_doors(place: str, known: Container[str]) -> list[Door]:
+    """Return the doors of a deployment, without those of replicas that are known."""
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
+
+    names = [name.decode() for name in _internal_kv_list(place)]
+    written: list[bytes | None] = [_internal_kv_get(name) for name in names if name.removeprefix(place) not in known]
+    return [Door(**json.loads(each)) for each in written if each is not None]

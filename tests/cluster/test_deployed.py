@@ -1,0 +1,125 @@
+"""An ingress finds the replicas of a deployment by the cluster's store, and those that are gone keep nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.errors import OrchestrayError
+from orchestray.serving.application import batch_channel, deployed, doors
+from orchestray.serving.application.batch_channel import BatchServer
+from orchestray.serving.application.deployed import DeployedReplicas
+from orchestray.serving.application.doors import Door, announce, doors_of, new_doors, remove, write
+from orchestray.serving.batching import Batcher
+from orchestray.serving.models.signature import Output, Sample, Signature
+from orchestray.serving.replicas.batch_thread import BatchThread
+from support.patience import PATIENCE_S
+
+SIGNATURE = Signature("doubling", "1", (), (), [0.0])
+BATCH: Sample = {"x": np.ones(1, np.float32)}
+
+
+class Doubling:
+    signature: Any = SIGNATURE
+
+    def pin_threads(self) -> None: ...
+
+    def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
+        return [{"y": sample["x"] * 2} for sample in samples]
+
+
+def door_at(place: str, port: int, key: str = "", replica: str = "one") -> Door:
+    return Door(place, replica, "127.0.0.1", port, key)
+
+
+@asynccontextmanager
+async def announced(door: Door) -> AsyncIterator[None]:
+    task = asyncio.create_task(announce(door))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@asynccontextmanager
+async def following(place: str) -> AsyncIterator[tuple[DeployedReplicas, Batcher[Sample, Output]]]:
+    batcher: Batcher[Sample, Output] = Batcher()
+    replicas = DeployedReplicas("doubling", place, batcher)
+    task = asyncio.create_task(replicas.follow())
+    try:
+        yield replicas, batcher
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        assert batcher.stats.num_runners == 0
+        await batcher.close(drain=False)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.01)
+
+
+def test_a_door_is_written_again_where_it_was_removed_and_goes_with_its_replica(cluster: Cluster) -> None:
+    place, other = doors_of("app", "a"), doors_of("app", "ab")
+
+    async def scenario() -> None:
+        door = door_at(place, 1)
+        async with announced(door), announced(replace(door, place=other)):
+            await until(lambda: new_doors(place, ()) == [door])
+            assert new_doors(place, {"one"}) == []
+            remove(door)
+            await until(lambda: new_doors(place, ()) == [door])
+        assert new_doors(place, ()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_answers_while_others_are_silent_and_one_that_ends_is_forgotten(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_channel, "_CONNECT_S", PATIENCE_S)
+    place = doors_of("app", "doubling")
+
+    async def scenario() -> None:
+        server = BatchServer(BatchThread(Doubling()), SIGNATURE)
+        runs = door_at(place, await server.start("127.0.0.1"), server.key, "two")
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with announced(door_at(place, silent.getsockname()[1])), following(place) as (replicas, batcher):
+                write(runs)
+                assert await replicas.signature == SIGNATURE
+                assert (await batcher.submit(BATCH))["y"] == [2.0]
+                await server.close()
+                await until(lambda: batcher.stats.num_runners == 0)
+                await until(lambda: [door.replica for door in new_doors(place, ())] == ["one"])
+
+    asyncio.run(scenario())
+
+
+def test_a_version_whose_replicas_cannot_be_reached_is_given_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployed, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(doors, "_WRITE_EVERY_S", 0.01)
+    place = doors_of("app", "far")
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+
+    async def scenario() -> None:
+        async with announced(door_at(place, port)), following(place) as (replicas, _):
+            with pytest.raises(OrchestrayError, match=f"one does not answer at 127.0.0.1:{port}: .*reach each other"):
+                await replicas.signature
+
+    asyncio.run(scenario())
