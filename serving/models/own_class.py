@@ -99,12 +99,13 @@ class OwnModel:
         else:
             stacked = {spec.name: np.stack([sample[spec.name] for sample in samples]) for spec in specs}
             answered = self._predict(stacked if len(specs) > 1 else stacked[specs[0].name])
-        columns = answered if _is_columns(answered) else {"outputs": answered}
-        rows = {name: _rows(column, len(samples)) for name, column in columns.items()}
+        columns = _by_column(answered)
+        found = {"outputs": answered} if columns is None else columns
+        rows = {name: _rows(column, len(samples)) for name, column in found.items()}
         if specs[0].dtype != ANY:
             return [{name: _array(column[row]) for name, column in rows.items()} for row in range(len(samples))]
         values = ({name: _json(column[row]) for name, column in rows.items()} for row in range(len(samples)))
-        return [{"outputs": boxed(value if columns is answered else value["outputs"])} for value in values]
+        return [{"outputs": boxed(value["outputs"] if columns is None else value)} for value in values]
 
 
 def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
@@ -124,9 +125,12 @@ def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
     return specs, values if len(values) > 1 else next(iter(values.values()))
 
 
-def _is_columns(answered: Any) -> bool:
-    """Return True if a model's answer is a mapping of arrays by name."""
-    return isinstance(answered, Mapping) and all(hasattr(value, "__len__") for value in answered.values())
+def _by_column(answered: Any) -> Mapping[str, Any] | None:
+    """Return a model's answer as arrays by name, if it is a mapping of them or a data frame; else None."""
+    if hasattr(answered, "columns") and hasattr(answered, "to_dict"):  # of pandas: iterated over, it gives names
+        return {str(name): answered[name].to_numpy() for name in answered.columns}
+    is_mapping = isinstance(answered, Mapping) and all(hasattr(value, "__len__") for value in answered.values())
+    return {str(name): value for name, value in answered.items()} if is_mapping else None
 
 
 def _rows(column: Any, num_samples: int) -> Sequence[Any]:
@@ -135,8 +139,7 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
     Raises:
         ModelError: there are more or fewer than samples.
     """
-    if hasattr(column, "detach"):  # a tensor
-        column = column.detach().cpu().numpy()
+    column = _without_torch(column)
     rows: Any = None
     if isinstance(column, np.ndarray):
         rows = column if column.ndim else None
@@ -149,13 +152,20 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
     return found
 
 
+def _without_torch(value: Any) -> Any:
+    """Return a tensor as an array; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    tensor = value.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy lacks that type
+
+
 def _json(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
     """Return an answer as an array; one that is not of numbers is any JSON value."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+    value = _without_torch(value)
     array = np.asarray(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
     return array if array is not None and array.dtype.kind in "fiub" else boxed(_json(value))

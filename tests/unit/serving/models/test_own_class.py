@@ -16,6 +16,8 @@ from orchestray.serving.models.signature import ANY, boxed
 
 MODULE = """
 import numpy as np
+import pandas as pd
+import torch
 
 class Lengths:
     def __init__(self, more=0):
@@ -41,6 +43,12 @@ class Added:
 class Columns:
     def predict(self, batch):
         return {"label": np.array(["yes"] * len(batch)), "score": np.arange(len(batch)) / 2}
+
+def framed(batch):
+    return pd.DataFrame({"length": [len(text) for text in batch], "text": batch})
+
+def half(batch):
+    return torch.ones(len(batch), 2, dtype=torch.bfloat16, requires_grad=True)
 
 def echo(batch):
     return batch
@@ -74,6 +82,8 @@ def ask(model: OwnModel, *values: Any) -> list[Any]:
 
 def test_a_class_without_an_example_gets_the_values_that_were_sent_in_a_list(file: Path) -> None:
     assert ask(load(file, "Lengths", more=1), "ab", [1, 2, 3]) == [3, 4]
+    assert ask(load(file, "framed"), "a", "bc") == [{"length": 1, "text": "a"}, {"length": 2, "text": "bc"}]
+    assert ask(load(file, "half"), None) == [[1.0, 1.0]]
     assert ask(load(file, "echo"), {"a": [None, "b"]}, 1.5) == [{"a": [None, "b"]}, 1.5]
     assert ask(load(file, "Columns"), 0, 0) == [{"label": "yes", "score": 0.0}, {"label": "yes", "score": 0.5}]
 
