@@ -15,7 +15,7 @@ _WORTH = {"mean": 5.0, "tail": 20.0, "throughput": 5.0}
 _ALL = 0.95
 _MANY_WINDOWS = 8
 _STALE = 2.0
-_MOST_LOST = 2.0
+_MOST_LOST = 3.0
 """Loss by waits in vain, in batch overheads for each request that waits, after which what was learned is forgotten."""
 
 

@@ -1,7 +1,7 @@
 """Regret of the adaptive wait after a change of arrivals, in virtual time.
 
 The regret is the latency of the next requests, summed, above that of a policy that starts with them. Waits for clients
-that are gone cost two batch overheads before all is forgotten, plus the wait under way. That wait is one overhead at
+that are gone cost three batch overheads before all is forgotten, plus the wait under way. That wait is one overhead at
 most for each request that waits. What is forgotten is learned again as at the start.
 """
 
@@ -21,7 +21,7 @@ from orchestray.serving.batching import Adaptive, Batcher
 OVERHEAD_S = 0.020
 SERVICE = Service(OVERHEAD_S, 0.0005)
 MOST_LOST = 4.0
-"""Bound of the regret, in overheads: two, the wait under way, and what a new policy happens to learn otherwise."""
+"""Bound of the regret, in overheads: three, and the wait under way with what a new policy learns otherwise."""
 
 Load = Callable[[Batcher[int, int], random.Random], Awaitable[list[float]]]
 
