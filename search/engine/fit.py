@@ -91,9 +91,6 @@ def fit(
             if experiment.failure is None:
                 raise
             raise experiment.failure from error
-        except BaseException:  # a second Ctrl-C: Tune cleans up after exceptions only
-            tune_faults.free_groups()
-            raise
     if experiment.failure is not None:
         raise experiment.failure
 

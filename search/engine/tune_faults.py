@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import ray
@@ -17,16 +16,8 @@ _ACTOR_MANAGER = "ray.air.execution._internal.actor_manager:RayActorManager"
 _GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
 
 
-_made = threading.local()
-"""The manager of placement groups that each thread has made last: an experiment makes one, in the thread it runs in."""
-
-
 class SettledPlacementGroups(PlacementGroupResourceManager):
     """Ray's manager of placement groups, which here waits until it is safe to remove a group just requested."""
-
-    def __init__(self, update_interval_s: float = 0.1) -> None:
-        super().__init__(update_interval_s)
-        _made.last = self
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
         settle(self._request_to_staged_pgs[resource_request])
@@ -36,17 +27,6 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
         if ray.is_initialized():
             settle(group for staged in self._request_to_staged_pgs.values() for group in staged)
         super().clear()  # type: ignore[no-untyped-call]  # Ray has no types there
-
-
-def free_groups() -> None:
-    """Remove the placement groups of the last experiment of this thread, which ends the processes in them.
-
-    In a notebook Ray goes on after a search. Its processes would train on for a search that is gone, write to its
-    states, and hold the resources that its resumption waits for.
-    """
-    manager, _made.last = getattr(_made, "last", None), None
-    if manager is not None:
-        manager.clear()
 
 
 def mend() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,33 +217,3 @@ def test_the_best_run_is_what_train_makes_of_its_config(cluster: Cluster, tmp_pa
     again = load_model_tensors(str(trained.path / "model"))
     for name, tensor in load_model_tensors(str(best.path / "model")).items():
         assert torch.equal(tensor, again[name]), name
-
-
-def test_an_end_at_once_leaves_no_process_and_no_place_and_the_search_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    import ray
-
-    task = {"type": "support.odd_task:OddTask", "behaviour": "slow"}
-    search = {"space": {"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.3]}}, "parallel": 2}
-    wanted = config(task, **search, budget={"steps_per_trial": 100})
-    kept = None
-
-    class Interrupting(threading.Event):
-        """An event that raises where Tune asks for it, as the handler of a second Ctrl-C does."""
-
-        def is_set(self) -> bool:
-            if any(logs.glob("trial-*.log")):
-                raise KeyboardInterrupt
-            return False
-
-    with SearchRecords.create(tmp_path, "at-once") as records:
-        logs = records.paths.logs
-        try:
-            run_search(wanted, records, stop=Interrupting())
-        except KeyboardInterrupt as error:
-            kept = error  # as a notebook keeps the last traceback, with all that it refers to
-    assert kept is not None
-    groups = ray.util.placement_group_table().values()
-    assert {group["state"] for group in groups} == {"REMOVED"}
-    with SearchRecords.open_existing(tmp_path, "at-once") as records:
-        assert run_search(wanted, records, resume=True).status == "succeeded"
-        assert [line["steps"] for line in records.lines.values()] == [100, 100]
