@@ -306,6 +306,24 @@ def test_a_function_of_ones_own_has_replicas_and_a_task_decodes_for_them(cluster
     asyncio.run(scenario())
 
 
+def test_an_endpoint_left_at_once_leaves_no_application_though_its_command_does_not_wait(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    from ray import serve
+
+    (tmp_path / "own.py").write_text("def words(batch):\n    return [text.split() for text in batch]\n")
+    models = [{"name": "own", "run": f"{tmp_path / 'own.py'}:words"}]
+
+    async def scenario() -> None:
+        async with running({"name": NAME, "models": models, "replicas": 2}):
+            await asyncio.to_thread(serve_apps.leave_at_once, NAME)
+            states = {name: app.status for name, app in serve.status().applications.items() if name.startswith(NAME)}
+            assert {*states.values()} <= {"DELETING"}
+            await until("nothing is left", lambda: not pids(""))
+
+    asyncio.run(scenario())
+
+
 def test_a_second_endpoint_of_one_name_is_refused_and_the_first_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     run = written_run(tmp_path, "digits")
 
