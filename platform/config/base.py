@@ -29,7 +29,7 @@ WORDS_OF_PATTERNS: dict[str, str] = {}
 
 
 def text_like(pattern: str, words: str, *, max_length: int | None = None) -> Any:
-    """Return the field of a text.
+        words: the pattern in words, for the error of another text.
 
     Args:
         pattern: regular expression that the text has to match.
