@@ -29,11 +29,11 @@ WORDS_OF_PATTERNS: dict[str, str] = {}
 
 
 def text_like(pattern: str, words: str, *, max_length: int | None = None) -> Any:
-        words: the pattern in words, for the error of another text.
+    """Return the field of a text.
 
     Args:
         pattern: regular expression that the text has to match.
-        words: the pattern in words, for whoever gives another text.
+        words: the pattern in words, for the error of another text.
         max_length: most characters; None: any number.
     """
     WORDS_OF_PATTERNS[pattern] = words
