@@ -98,8 +98,8 @@ def test_traffic_that_is_not_said_is_an_equal_part_of_what_is_left(run: Path) ->
         (
             "http.root_path=models/",
             (
-                "http.root_path: must be a path such as /models/digits: parts of letters, digits, '.', '_', '~' and '-', "
-                "and no / at its end, got 'models/'"
+                "http.root_path: must be a path such as /models/digits: parts of letters, digits, '.', '_', '~' and "
+                "'-', and no / at its end, got 'models/'"
             ),
         ),
         (
