@@ -41,6 +41,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._tracker.__exit__(*error)  # type: ignore[no-untyped-call]
 
     @property
+    def layer(self) -> str:
+        """Name of the innermost module whose forward or backward pass is under way, after the model's class."""
+        return max(self._tracker.parents - {"Global"}, key=len, default="")
+
+    @property
     def graph(self) -> OperatorGraph:
         """Graph of the operations so far."""
         return OperatorGraph(tuple(self._operations), dict(self._uncounted))
@@ -61,7 +66,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 cost,
                 tuple(sorted(needs)),
                 sum(each.numel() * each.element_size() for each in by_storage.values()),
-                max(self._tracker.parents - {"Global"}, key=len, default=""),
+                self.layer,
                 self._tracker.is_bw,
             )
         )

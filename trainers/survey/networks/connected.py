@@ -83,7 +83,7 @@ class Residual(nn.Module):
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 
-def resnet(num_layers: int, num_classes: int = 1000) -> nn.Sequential:
+def resnet(num_layers: int = 152, num_classes: int = 1000) -> nn.Sequential:
     """Return a ResNet of 18, 34, 50, 101 or 152 layers for images [3, 224, 224] (Table 1)."""
     is_deep = num_layers >= 50
     channels = 64
@@ -98,7 +98,7 @@ def resnet(num_layers: int, num_classes: int = 1000) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
 
-def resnet_for_cifar(num_layers: int, num_classes: int = 10) -> nn.Sequential:
+def resnet_for_cifar(num_layers: int = 110, num_classes: int = 10) -> nn.Sequential:
     """Return a ResNet of 6 n + 2 layers for images [3, 32, 32] (section 4.2), with 16, 32 and 64 channels."""
     channels = 16
     layers: list[nn.Module] = [_normalised(3, channels, 3), nn.ReLU()]
@@ -133,7 +133,7 @@ class Dense(nn.Module):
         return torch.cat([x, self.layers(x)], dim=1)
 
 
-def densenet_for_cifar(num_layers: int, growth: int, num_classes: int = 10) -> nn.Sequential:
+def densenet_for_cifar(num_layers: int = 250, growth: int = 24, num_classes: int = 10) -> nn.Sequential:
     """Return a DenseNet-BC for images [3, 32, 32]: three blocks, each halving the maps after it.
 
     Args:
