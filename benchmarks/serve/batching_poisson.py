@@ -125,7 +125,6 @@ async def _real(rate_per_s: float, seconds: float, seed: int) -> _Real:
     """Measure one load on a batcher of this loop, in real time."""
     from lab.batching_simulation import Service
     from orchestray.loadtest import OpenLoop
-    from orchestray.loadtest.alarm import make_alarm
     from orchestray.loadtest.drive import Driver
     from orchestray.loadtest.tally import Tally
     from orchestray.serving.batching import Batcher
@@ -146,11 +145,9 @@ async def _real(rate_per_s: float, seconds: float, seed: int) -> _Real:
     batcher.add_runner(run)
     tally = Tally(_REAL_WARM_UP_S, _REAL_WARM_UP_S + seconds)
     driver = Driver(_Sender(batcher), tally, time.monotonic, time.monotonic())
-    alarm = make_alarm()
     try:
-        await driver.open_loop(OpenLoop(rate_per_s).times_s(seed), alarm)
+        await driver.open_loop(OpenLoop(rate_per_s).times_s(seed))
     finally:
-        alarm.close()
         await batcher.close()
         thread.shutdown()
     if tally.errors:

@@ -7,18 +7,19 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
-from orchestray.loadtest.alarm import TimerFileAlarm, make_alarm
+from orchestray.loadtest.alarm import Alarm
+from orchestray.loadtest.client import Client
 from orchestray.loadtest.loads import ClosedLoop, OpenLoop
 from orchestray.loadtest.plan import Plan, Target
-from orchestray.loadtest.pool import Pool
 from orchestray.loadtest.tally import Outcome
-from orchestray.loadtest.worker import measure
+from orchestray.loadtest.worker import put
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PAYLOADS = Target("127.0.0.1", 1, "/x", bodies=(b'{"a": 1}', b'{"a": 22}')).requests()
+TARGET = Target("127.0.0.1", 1, "/x", bodies=(b'{"a": 1}', b'{"a": 22}'))
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -62,18 +63,12 @@ def outcomes(
             await handler(reader, writer)
 
         server = await asyncio.start_server(counted, "127.0.0.1", 0)
-        pool = Pool(
-            "127.0.0.1",
-            server.sockets[0].getsockname()[1],
-            PAYLOADS,
-            clock=time.monotonic,
-            timeout_s=timeout_s,
-            max_connections=max_connections,
-        )
+        target = replace(TARGET, port=server.sockets[0].getsockname()[1])
+        client = Client(target, timeout_s=timeout_s, max_connections=max_connections)
 
         def send() -> asyncio.Future[Outcome]:
             answer: asyncio.Future[Outcome] = loop.create_future()
-            pool.send(time.monotonic(), answer.set_result)
+            client.send(time.monotonic(), answer.set_result)
             return answer
 
         if at_once:
@@ -81,9 +76,9 @@ def outcomes(
         else:
             for _ in range(num):
                 found[await send()] += 1
-        await pool.close()
+        await client.close()
         server.close()
-        return found, made, pool.num_retried
+        return found, made, client.num_retried
 
     return asyncio.run(main())
 
@@ -178,7 +173,7 @@ def test_nobody_there_is_a_refused_connection() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         plan = Plan(Target("127.0.0.1", port, "/"), ClosedLoop(2), duration_s=1.0, warm_up_s=0.0)
-        tally = asyncio.run(measure(plan)).tally
+        tally = asyncio.run(put(plan)).tally
     assert set(tally.errors) == {"connection refused"}
     assert tally.num_offered == tally.errors.total() >= 2
 
@@ -200,9 +195,9 @@ async def measured_here(handler: Handler, load: ClosedLoop | OpenLoop, **setting
     server = await asyncio.start_server(counted, "127.0.0.1", 0)
     target = Target("127.0.0.1", server.sockets[0].getsockname()[1], "/", bodies=(b"{}",))
     plan = Plan(target, load, duration_s=0.3, warm_up_s=0.0, **settings)
-    share = await measure(plan, begin_s=time.monotonic() + 0.2)
+    measured = await put(plan, begin_s=time.monotonic() + 0.2)
     server.close()
-    assert share.tally.num_offered == share.tally.latency.num == seen
+    assert measured.tally.num_offered == measured.tally.latency.num == seen
     return plan, seen
 
 
@@ -214,7 +209,7 @@ def test_every_request_that_is_counted_reached_the_server_once(load: ClosedLoop 
 
 def test_an_alarm_rings_in_order_and_never_early() -> None:
     async def main() -> list[float]:
-        alarm, rung, over = make_alarm(), list[float](), asyncio.get_running_loop().create_future()
+        alarm, rung, over = Alarm(), list[float](), asyncio.get_running_loop().create_future()
         due_s = [time.monotonic() + offset for offset in (-1.0, 0.0, 0.002, 0.0021, 0.01)]
 
         def ring() -> None:
@@ -233,21 +228,11 @@ def test_an_alarm_rings_in_order_and_never_early() -> None:
     assert all(late_s >= 0 for late_s in asyncio.run(main()))
 
 
-def test_the_alarm_of_linux_is_its_timer_file() -> None:
-    async def main() -> bool:
-        alarm = make_alarm()
-        alarm.close()
-        return isinstance(alarm, TimerFileAlarm)
-
-    import sys
-
-    assert asyncio.run(main()) == (sys.platform == "linux")
-
-
-def test_a_plan_is_the_same_after_a_journey() -> None:
+def test_a_request_is_complete_as_it_is_sent() -> None:
     target = Target("::1", 8443, "/a?b", "PUT", True, False, (("A", "b"),), (b"\x00\xff", b""))
-    for load in (OpenLoop(3.5, 2.0), ClosedLoop(3, 0.1)):
-        plan = Plan(target, load, 3.0, 0.5, 0.1, 2.0, 7, 9)
-        assert Plan.from_json(plan.to_json()) == plan
     assert target.url == "https://[::1]:8443/a?b"
-    assert target.requests()[0].endswith(b"Content-Length: 2\r\n\r\n\x00\xff")
+    head = b"PUT /a?b HTTP/1.1\r\nHost: [::1]:8443\r\nA: b\r\nContent-Type: application/json\r\n"
+    assert target.requests() == [
+        head + b"Content-Length: 2\r\n\r\n\x00\xff",
+        head + b"Content-Length: 0\r\n\r\n",
+    ]
