@@ -1,6 +1,6 @@
 """A client of HTTP/1.1 that costs little per request, so that one core can offer a server more than it can answer.
 
-One request takes a sixth of the CPU that aiohttp's client takes for it: about 10 us against 70.
+A request takes a seventh of the CPU that it takes with aiohttp's client: about 10 us against 70.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ from orchestray.loadtest.tally import Outcome
 
 LOST, NOT_HTTP, TIMED_OUT = "connection lost", "not HTTP", "timed out"
 _SIZED = (b"content-length", b"transfer-encoding")
-_ERRORS = (
-    (ssl.SSLError, "TLS failed"),
-    (ConnectionRefusedError, "connection refused"),
-    (TimeoutError, "connecting timed out"),
-)
+_WHY = {ssl.SSLError: "TLS failed", ConnectionRefusedError: "connection refused", TimeoutError: "connecting timed out"}
 
 
 class Client:
@@ -75,9 +71,9 @@ class Client:
     async def _open(self, connection: _Connection, request: _Request) -> None:
         try:
             await self._loop.create_connection(lambda: connection, *self._address, ssl=self._tls)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a host's name
             self.lost(connection)
-            request.end(next((name for kind, name in _ERRORS if isinstance(error, kind)), "no connection"))
+            request.end(next((name for kind, name in _WHY.items() if isinstance(error, kind)), "no connection"))
 
     def next(self, connection: _Connection | None) -> None:
         """Start the next request that waits, over this connection; None: there is room for a new one."""

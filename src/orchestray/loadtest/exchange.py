@@ -50,14 +50,12 @@ def exchange(target: Target, *, timeout_s: float, path: str | None = None) -> An
         EndpointError: no answer came; the text gives the reason and a remedy.
     """
     made = target if path is None else replace(target, path=path, method="GET", bodies=())
-    headers = {"Content-Type": "application/json"} if made.bodies else {}
-    headers |= dict(made.headers)
     context = made.context()
     connection = http.client.HTTPConnection(made.host, made.port, timeout=timeout_s)
     if context is not None:
         connection = http.client.HTTPSConnection(made.host, made.port, timeout=timeout_s, context=context)
     try:
-        connection.request(made.method, made.path, body=made.bodies[0] if made.bodies else None, headers=headers)
+        connection.request(made.method, made.path, made.bodies[0] if made.bodies else None, dict(made.fields))
         got = connection.getresponse()
         return Answer(got.status, got.read())
     except (OSError, http.client.HTTPException) as error:

@@ -66,7 +66,8 @@ def measure(
                     pipe.send(end_s)
 
         for pipe in pipes:
-            pipe.send(begin_s)
+            with _alive():
+                pipe.send(begin_s)
         with _interrupted_by(interrupt):
             parts = _gather(pipes, begin_s + plan.end_s + plan.timeout_s + _GRACE_S, on_progress)
     tally = Tally(plan.warm_up_s, plan.end_s, plan.deadline_s)
@@ -96,6 +97,7 @@ def _workers(plan: Plan, num: int) -> Iterator[list[Connection]]:
         pipes = []
         for rank in range(num):
             pipe, other_end = Pipe()
+            pipes.append(stack.enter_context(pipe))
             number = other_end.fileno()
             # Not of `multiprocessing`, whose processes would import the user's main module.
             command = [sys.executable, "-m", "orchestray.loadtest.worker", str(number)]
@@ -103,8 +105,8 @@ def _workers(plan: Plan, num: int) -> Iterator[list[Connection]]:
             stack.callback(process.wait)
             stack.callback(process.kill)
             other_end.close()
-            pipe.send((plan, rank, num))
-            pipes.append(stack.enter_context(pipe))
+            with _alive():
+                pipe.send((plan, rank, num))
         yield pipes
 
 
@@ -125,9 +127,15 @@ def _gather(
 
 def _receive(pipe: Any, limit_s: float) -> Any:
     """Return what a process sends next."""
-    try:
+    with _alive():
         if pipe.poll(limit_s):
             return pipe.recv()
+    raise EndpointError("A process of the load generator did not answer any more.")
+
+
+@contextlib.contextmanager
+def _alive() -> Iterator[None]:
+    try:
+        yield
     except (EOFError, OSError) as error:
         raise EndpointError("A process of the load generator ended early; its errors, if any, are above.") from error
-    raise EndpointError("A process of the load generator did not answer any more.")

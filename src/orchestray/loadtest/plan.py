@@ -36,13 +36,17 @@ class Target:
         """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """Header fields of each request, but for its length."""
+        given = {name.lower() for name, _ in self.headers}
+        fields = [] if "host" in given else [("Host", self.authority)]
+        fields += [("Content-Type", "application/json")] if self.bodies and "content-type" not in given else []
+        return [*fields, *self.headers]
+
     def requests(self) -> list[bytes]:
         """Return the complete requests, as sent."""
-        given = {name.lower() for name, _ in self.headers}
-        lines = [f"{self.method} {self.path} HTTP/1.1"]
-        lines += [] if "host" in given else [f"Host: {self.authority}"]
-        lines += [f"{name}: {value}" for name, value in self.headers]
-        lines += ["Content-Type: application/json"] if self.bodies and "content-type" not in given else []
+        lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in self.fields)]
         head = "\r\n".join(lines)
         bodies = self.bodies or ((b"",) if self.method in {"POST", "PUT", "PATCH"} else ())
         if not bodies:

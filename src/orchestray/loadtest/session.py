@@ -1,4 +1,4 @@
-"""A measurement on the terminal: progress on stderr, tables and a chart on stdout."""
+"""A measurement on the terminal: progress on stderr, tables on stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from orchestray.loadtest.picture import svg
 from orchestray.loadtest.plan import Plan
 from orchestray.loadtest.results import EndpointError, Measured, Progress
 from orchestray.loadtest.sweep import sustained, sweep
-from orchestray.platform.terminal.plot import plot
 from orchestray.platform.terminal.tables import show
 
 _DRAWN = ("p50", "p99")
@@ -52,9 +51,6 @@ class Session:
         saturated = self._measured[0] if len(points) < len(self._measured) else None
         best = sustained(points)
         show(_sweep_table(self._measured))
-        p99_ms = [point.tally.latency.quantile_s(0.99) * 1e3 for point in points]
-        if chart := plot([point.offered_per_s for point in points], p99_ms):
-            show("\n".join(["", "p99 in ms against requests/s", *chart]))
         if best is not None:
             within = "" if best.plan.deadline_s is None else f" within {best.plan.deadline_s * 1e3:g} ms"
             show(f"\nIt kept up with {best.plan.load}{within}.")

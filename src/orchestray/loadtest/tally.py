@@ -69,11 +69,6 @@ class Tally:
         self.statuses += other.statuses
         self.errors += other.errors
 
-    @property
-    def duration_s(self) -> float:
-        """Measured seconds."""
-        return self.end_s - self.warm_up_s
-
     @functools.cached_property
     def _all(self) -> _Values:
         """Times at which each request was due, sent and answered, and its status; ordered by when it was due."""

@@ -46,7 +46,7 @@ async def put(
     num_connections = closed.num_clients if closed else plan.max_connections // num_processes
     tally = Tally(plan.warm_up_s, plan.end_s, plan.deadline_s)
     client = Client(plan.target, timeout_s=plan.timeout_s, max_connections=max(1, num_connections))
-    driver = Driver(client, tally, time.monotonic, begin_s)
+    driver = Driver(client.send, tally, time.monotonic, begin_s)
     reports = asyncio.create_task(_report(pipe, driver, tally, begin_s)) if pipe else None
     used_s, began_s = time.process_time(), time.monotonic()
     try:
@@ -83,11 +83,15 @@ def main() -> None:
     """Put the share of one process on the target, by the pipe whose descriptor is the argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     pipe = Connection(int(sys.argv[1]))
-    plan, rank, num_processes = pipe.recv()
-    gc.freeze()  # permanent objects are not collected any more, so that requests are sent in time
-    pipe.send(None)
+    try:
+        plan, rank, num_processes = pipe.recv()
+        gc.freeze()  # permanent objects are not collected any more, so that requests are sent in time
+        pipe.send(None)
+        begin_s = pipe.recv()
+    except EOFError:
+        sys.exit(1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        measured = runner.run(put(plan, rank=rank, num_processes=num_processes, begin_s=pipe.recv(), pipe=pipe))
+        measured = runner.run(put(plan, rank=rank, num_processes=num_processes, begin_s=begin_s, pipe=pipe))
     os.set_blocking(pipe.fileno(), True)  # the loop that read it has set it not to
     pipe.send(measured)
 

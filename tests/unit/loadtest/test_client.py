@@ -231,8 +231,13 @@ def test_an_alarm_rings_in_order_and_never_early() -> None:
 def test_a_request_is_complete_as_it_is_sent() -> None:
     target = Target("::1", 8443, "/a?b", "PUT", True, False, (("A", "b"),), (b"\x00\xff", b""))
     assert target.url == "https://[::1]:8443/a?b"
-    head = b"PUT /a?b HTTP/1.1\r\nHost: [::1]:8443\r\nA: b\r\nContent-Type: application/json\r\n"
+    head = b"PUT /a?b HTTP/1.1\r\nHost: [::1]:8443\r\nContent-Type: application/json\r\nA: b\r\n"
     assert target.requests() == [
         head + b"Content-Length: 2\r\n\r\n\x00\xff",
         head + b"Content-Length: 0\r\n\r\n",
     ]
+
+
+def test_fields_that_are_given_take_the_place_of_those_that_are_always_sent() -> None:
+    given = [("host", "other"), ("content-type", "text/plain"), ("x", "1"), ("x", "2")]
+    assert Target("h", 80, "/", headers=tuple(given), bodies=(b"",)).fields == given
