@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from orchestray.loadtest.alarm import Alarm
 from orchestray.loadtest.client import Client
 from orchestray.loadtest.loads import ClosedLoop, OpenLoop
 from orchestray.loadtest.plan import Plan, Target
@@ -142,10 +141,18 @@ async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+async def continued(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
 def test_what_is_no_answer_is_named() -> None:
     assert outcomes(answering(b"220 smtp.example.org ready\r\n"), 3)[0] == Counter({"not HTTP": 3})
     assert outcomes(silent, 2, timeout_s=0.05, at_once=True)[0] == Counter({"timed out": 2})
     assert outcomes(half, 3)[0] == Counter({"connection lost": 3})
+    assert outcomes(continued, 3)[0] == Counter({"connection lost": 3})
 
 
 def test_a_timed_out_request_leaves_its_place_to_those_that_wait() -> None:
@@ -205,39 +212,3 @@ async def measured_here(handler: Handler, load: ClosedLoop | OpenLoop, **setting
 def test_every_request_that_is_counted_reached_the_server_once(load: ClosedLoop | OpenLoop) -> None:
     _, seen = asyncio.run(measured_here(answering(OK), load))
     assert seen > 0
-
-
-def test_an_alarm_rings_in_order_and_never_early() -> None:
-    async def main() -> list[float]:
-        alarm, rung, over = Alarm(), list[float](), asyncio.get_running_loop().create_future()
-        due_s = [time.monotonic() + offset for offset in (-1.0, 0.0, 0.002, 0.0021, 0.01)]
-
-        def ring() -> None:
-            rung.append(time.monotonic() - due_s[len(rung)])
-            if len(rung) == len(due_s):
-                over.set_result(None)
-            else:
-                alarm.at(due_s[len(rung)], ring)
-
-        alarm.at(time.monotonic() + 3600, over.cancel)  # what is set later takes its place
-        alarm.at(due_s[0], ring)
-        await over
-        alarm.close()
-        return rung
-
-    assert all(late_s >= 0 for late_s in asyncio.run(main()))
-
-
-def test_a_request_is_complete_as_it_is_sent() -> None:
-    target = Target("::1", 8443, "/a?b", "PUT", True, False, (("A", "b"),), (b"\x00\xff", b""))
-    assert target.url == "https://[::1]:8443/a?b"
-    head = b"PUT /a?b HTTP/1.1\r\nHost: [::1]:8443\r\nContent-Type: application/json\r\nA: b\r\n"
-    assert target.requests() == [
-        head + b"Content-Length: 2\r\n\r\n\x00\xff",
-        head + b"Content-Length: 0\r\n\r\n",
-    ]
-
-
-def test_fields_that_are_given_take_the_place_of_those_that_are_always_sent() -> None:
-    given = [("host", "other"), ("content-type", "text/plain"), ("x", "1"), ("x", "2")]
-    assert Target("h", 80, "/", headers=tuple(given), bodies=(b"",)).fields == given

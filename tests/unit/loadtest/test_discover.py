@@ -176,22 +176,6 @@ def test_files_are_sent_as_they_are(tmp_path: Path) -> None:
         find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "c"])
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("127.0.0.1:8000", "must begin with http:// or https://"),
-        ("ftp://host/", "must be an http or https URL"),
-        ("http://", "must be an http or https URL"),
-        ("http://host:port/", "is no URL"),
-        ("http://host:99999/", "is no URL"),
-        ("http://host/a b", "must be an http or https URL"),
-    ],
-)
-def test_what_is_no_url_is_refused(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_url(url)
-
-
 def test_why_there_is_no_answer_is_said_in_sentences() -> None:
     token = "whose token?"  # noqa: S105 - a page of the server above
     pages: Pages = {
