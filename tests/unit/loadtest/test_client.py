@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections import Counter
@@ -159,6 +160,33 @@ def test_a_timed_out_request_leaves_its_place_to_those_that_wait() -> None:
     found, made, _ = outcomes(silent, 6, timeout_s=0.05, max_connections=2, at_once=True)
     assert found == Counter({"timed out": 6})
     assert made <= 6
+
+
+def test_a_request_times_out_by_when_it_was_due_and_is_not_sent_any_more() -> None:
+    """Let a request that was due 20 s ago wait for the only connection."""
+    bodies: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                bodies.append(await read_request(reader))
+                writer.write(OK)
+        writer.close()
+
+    async def main() -> list[Outcome]:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        target = replace(TARGET, port=server.sockets[0].getsockname()[1], bodies=(b"0", b"1", b"2"))
+        client = Client(target, timeout_s=20.0, max_connections=1)
+        answers = [asyncio.get_running_loop().create_future() for _ in range(3)]
+        for answer, ago_s in zip(answers, (0.0, 20.0, 0.0), strict=True):
+            client.send(time.monotonic() - ago_s, answer.set_result)
+        found = await asyncio.gather(*answers)
+        await client.close()
+        server.close()
+        return found
+
+    assert asyncio.run(main()) == [200, "timed out", 200]
+    assert bodies == [b"0", b"2"]
 
 
 def test_a_request_that_meets_the_end_of_an_idle_connection_is_sent_again() -> None:

@@ -12,7 +12,7 @@ from multiprocessing import Pipe
 import psutil
 import pytest
 
-from orchestray.loadtest.loads import ClosedLoop, Load, OpenLoop
+from orchestray.loadtest.loads import ClosedLoop, Load, OpenLoop, Trace
 from orchestray.loadtest.measure import measure
 from orchestray.loadtest.plan import Plan, Target
 from orchestray.loadtest.results import EndpointError, Progress
@@ -25,6 +25,12 @@ NOBODY = Plan(Target("127.0.0.1", 1, "/x"), OpenLoop(10.0), duration_s=600.0, wa
 def workers() -> list[psutil.Process]:
     """Return the processes of the load generator that this process has started."""
     return [child for child in psutil.Process().children() if "orchestray.loadtest.worker" in child.cmdline()]
+
+
+def test_of_more_requests_than_a_pipe_has_room_for_none_is_lost() -> None:
+    at_once = replace(NOBODY, load=Trace((0.0,) * 30_000), duration_s=0.1, timeout_s=0.5, max_connections=2)
+    tally = measure(at_once, num_processes=2).tally
+    assert tally.num_offered == tally.errors.total() == 30_000
 
 
 def test_a_killed_process_of_the_load_generator_ends_the_load() -> None:
@@ -67,10 +73,12 @@ def test_an_interrupted_load_is_what_was_measured_until_then(load: Load) -> None
     assert found.tally.num_offered == found.tally.errors["connection refused"] > 0
 
 
-@pytest.mark.parametrize("warm_up_s", [0.0, 600.0])
-def test_a_load_that_is_interrupted_before_anything_was_measured_or_twice_is_not_measured(warm_up_s: float) -> None:
+@pytest.mark.parametrize(("warm_up_s", "times"), [(0.0, 2), (600.0, 1)])
+def test_a_load_that_is_interrupted_twice_or_before_anything_was_measured_is_not_measured(
+    warm_up_s: float, times: int
+) -> None:
     def interrupt(_: Progress) -> None:
-        for _ in range(2):
+        for _ in range(times):
             signal.raise_signal(signal.SIGINT)
 
     plan = replace(NOBODY, warm_up_s=warm_up_s)
