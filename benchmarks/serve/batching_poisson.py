@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from harness import benchmark
@@ -125,7 +126,6 @@ async def _real(rate_per_s: float, seconds: float, seed: int) -> _Real:
     """Measure one load on a batcher of this loop, in real time."""
     from lab.batching_simulation import Service
     from orchestray.loadtest import OpenLoop
-    from orchestray.loadtest.alarm import make_alarm
     from orchestray.loadtest.drive import Driver
     from orchestray.loadtest.tally import Tally
     from orchestray.serving.batching import Batcher
@@ -145,12 +145,10 @@ async def _real(rate_per_s: float, seconds: float, seed: int) -> _Real:
     batcher: Batcher[int, int] = Batcher(max_batch_size=_MAX_BATCH_SIZE)
     batcher.add_runner(run)
     tally = Tally(_REAL_WARM_UP_S, _REAL_WARM_UP_S + seconds)
-    driver = Driver(_Sender(batcher), tally, time.monotonic, time.monotonic())
-    alarm = make_alarm()
+    driver = Driver(partial(_send, batcher), tally, time.monotonic, time.monotonic())
     try:
-        await driver.open_loop(OpenLoop(rate_per_s).times_s(seed), alarm)
+        await driver.open_loop(OpenLoop(rate_per_s).times_s(seed))
     finally:
-        alarm.close()
         await batcher.close()
         thread.shutdown()
     if tally.errors:
@@ -158,15 +156,10 @@ async def _real(rate_per_s: float, seconds: float, seed: int) -> _Real:
     return _Real(tally.latency.mean_s * 1e3, tally.lag.mean_s * 1e3, statistics.fmean(overruns_s) * 1e3)
 
 
-class _Sender:
-    """Sender of requests to a batcher, without a server between."""
-
-    def __init__(self, batcher: Any) -> None:
-        self._batcher = batcher
-
-    def send(self, due_s: float, answered: Callable[[int | str], None]) -> None:
-        answer = self._batcher.put(0)
-        answer.add_done_callback(lambda done: answered(200 if done.exception() is None else str(done.exception())))
+def _send(batcher: Any, _: float, answered: Callable[[int | str], None]) -> None:
+    """Send a request to a batcher, without a server between."""
+    answer = batcher.put(0)
+    answer.add_done_callback(lambda done: answered(200 if done.exception() is None else str(done.exception())))
 
 
 if __name__ == "__main__":

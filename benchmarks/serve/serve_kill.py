@@ -135,7 +135,7 @@ def _after_kill(measured: Any, killed_s: float) -> _Found:
     for number in range(round((plan.duration_s - _WINDOW_S) / _EACH_S) + 1):
         begin_s = plan.warm_up_s + number * _EACH_S
         end_s = begin_s + _WINDOW_S
-        latency = measured.tally.between(begin_s, end_s).latency
+        latency = measured.tally.between(begin_s, end_s)
         (before_s if end_s <= killed_s else after_s)[begin_s] = latency.quantile_s(0.99) if latency.num else math.inf
     limit_s = _BACK * statistics.median(before_s.values())
     # The first of what a window has is what the next one lacks: where that is good, what was too high came before.

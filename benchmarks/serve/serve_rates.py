@@ -74,12 +74,10 @@ def _tell(report: benchmark.Report, found: dict[str, dict[float, list[Any]]]) ->
 
 
 def _draw(medians: dict[str, list[tuple[float, float]]], picture: Path) -> None:
-    from orchestray.loadtest.axes import Series
     from orchestray.loadtest.picture import svg
 
-    series = [Series(name, tuple(points)) for name, points in medians.items()]
     title = "Mean latency of a model of 20 ms + 0.5 ms a sample"
-    text = svg(series, title=title, x_label="requests/s, Poisson", y_label="mean latency, ms")
+    text = svg(medians, title=title, x_label="requests/s, Poisson", y_label="mean latency, ms")
     picture.write_text(text, encoding="utf-8")
     benchmark.say(f"drawn: {picture.relative_to(benchmark.REPOSITORY)}")
 

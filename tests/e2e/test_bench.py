@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from support.cli import orchestray
+from support.cli import Running, orchestray
 
 DOCUMENT = {
     "paths": {"/predict": {"post": {"requestBody": {"content": {"application/json": {"example": {"inputs": [1]}}}}}}}
@@ -110,6 +111,21 @@ def test_a_recorded_trace_is_asked_as_it_was_recorded_and_bursts_come_at_once(
     assert told["load"] == "60 requests/s in bursts of 6"
     assert told["num_failed"] == 0
     assert told["num_ok"] == told["num_offered"] > 0
+
+
+def test_an_interrupted_load_gives_what_was_measured_until_then(server: tuple[str, Counted], tmp_path: Path) -> None:
+    url, made = server
+    load = ["--clients", "2", "--duration-s", "600", "--warm-up-s", "0", "--processes", "2", "--json"]
+    running = Running(["bench", url, *load], tmp_path, env={"ORCHESTRAY_TOKEN": "mine"})
+    running.until("some answers", lambda: made.num_good > 50)
+    running.signal(signal.SIGINT)
+    status, stdout, stderr = running.finish()
+    assert (status, "Traceback" in stderr) == (130, False)
+    assert stderr.endswith("Interrupted: these are the results until then.\n")
+    told = json.loads(stdout.splitlines()[-1])
+    assert told["num_failed"] == 0
+    assert told["num_ok"] == made.num_good - 1  # one more asks whether it answers well
+    assert told["duration_s"] < 300
 
 
 def test_where_a_result_cannot_be_kept_nothing_is_measured(server: tuple[str, Counted], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,17 +116,17 @@ def bench(
         with storage_errors(f"make the directory {output}"):  # first: results must not be lost for it
             output.mkdir(parents=True, exist_ok=True)
     # Imported here: it is slow to load, and mistakes in the arguments are reported before.
-    from orchestray.loadtest.discover import find_target
-    from orchestray.loadtest.exchange import probe
+    from orchestray.loadtest.discover import find_target, probe
+    from orchestray.loadtest.measure import measure
     from orchestray.loadtest.plan import Plan
     from orchestray.loadtest.session import Session
 
-    found = find_target(
+    target, source = find_target(
         url, body_files=body or [], method=method, headers=headers, verify=not insecure, timeout_s=timeout_s
     )
-    probe(found.target, timeout_s=timeout_s)
+    probe(target, timeout_s=timeout_s)
     plan = Plan(
-        found.target,
+        target,
         load,
         duration_s=duration_s or (5.0 if swept else float(getattr(load, "duration_s", 10.0))),
         warm_up_s=warm_up_s,
@@ -135,8 +136,8 @@ def bench(
         seed=seed,
     )
     if not quiet:
-        print(f"{plan.target.method} {plan.target.url}, {found.source}", file=sys.stderr)
-    session = Session(plan, processes, quiet=quiet)
+        print(f"{plan.target.method} {plan.target.url}, {source}", file=sys.stderr)
+    session = Session(plan, partial(measure, num_processes=processes), quiet=quiet)
     try:
         result = session.sweep(_rates(rates)) if swept else session.single()
     except KeyboardInterrupt:
@@ -155,6 +156,9 @@ def _finish(session: Any, result: dict[str, Any], output: Path | None, *, json_:
             (output / "bench.svg").write_text(session.picture(), encoding="utf-8")
         print(f"Written: {output / 'bench.json'}, {output / 'bench.svg'}", file=sys.stderr)
     session.check_answered()
+    if session.is_interrupted:
+        print("Interrupted: these are the results until then.", file=sys.stderr)
+        raise typer.Exit(130)
 
 
 def _load(

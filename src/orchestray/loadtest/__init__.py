@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from orchestray.loadtest.errors import EndpointError
-from orchestray.loadtest.loads import ClosedLoop, Load, OpenLoop, Trace, read_trace
-from orchestray.loadtest.measure import Measured, measure
+from orchestray.loadtest.loads import ClosedLoop, OpenLoop
+from orchestray.loadtest.measure import measure
 from orchestray.loadtest.plan import Plan, Target
+from orchestray.loadtest.results import EndpointError, Measured
 
-__all__ = [
-    "ClosedLoop",
-    "EndpointError",
-    "Load",
-    "Measured",
-    "OpenLoop",
-    "Plan",
-    "Target",
-    "Trace",
-    "measure",
-    "read_trace",
-]
+__all__ = ["ClosedLoop", "EndpointError", "Measured", "OpenLoop", "Plan", "Target", "measure"]

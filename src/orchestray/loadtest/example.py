@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 _DEEPEST = 16
@@ -70,40 +72,28 @@ def _instance(schema: Any, document: Mapping[str, Any], depth: int) -> Any:
     for key in ("examples", "enum"):
         if schema.get(key):
             return schema[key][0]
+    make = partial(_instance, document=document, depth=depth + 1)
     if schema.get("allOf"):
-        return _all_of([_instance(part, document, depth + 1) for part in schema["allOf"]])
+        parts = [make(part) for part in schema["allOf"]]
+        return dict(ChainMap(*reversed(parts))) if all(isinstance(part, dict) for part in parts) else parts[0]
     for key in ("anyOf", "oneOf"):
         if schema.get(key):
-            return _instance(schema[key][0], document, depth + 1)
-    return _typed(schema, document, depth)
-
-
-def _all_of(parts: Sequence[Any]) -> Any:
-    if all(isinstance(part, dict) for part in parts):
-        return {key: value for part in parts for key, value in part.items()}
-    return parts[0]
-
-
-def _typed(schema: Mapping[str, Any], document: Mapping[str, Any], depth: int) -> Any:
+            return make(schema[key][0])
     kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) else kind
+    return _typed(kind[0] if isinstance(kind, list) else kind, schema, make)
+
+
+def _typed(kind: Any, schema: Mapping[str, Any], make: Callable[[Any], Any]) -> Any:
     if kind == "object" or "properties" in schema:
         properties = schema.get("properties") or {}
-        wanted = schema.get("required") or list(properties)
-        return {name: _instance(properties.get(name, {}), document, depth + 1) for name in wanted}
+        return {name: make(properties.get(name, {})) for name in schema.get("required") or properties}
     if kind == "array":
         if "prefixItems" in schema:
-            return [_instance(item, document, depth + 1) for item in schema["prefixItems"]]
-        item = _instance(schema.get("items", {}), document, depth + 1)
-        return [item] * min(_MOST_ITEMS, max(1, int(schema.get("minItems", 1))))
-    return _scalar(kind, schema)
-
-
-def _scalar(kind: Any, schema: Mapping[str, Any]) -> Any:
+            return [make(item) for item in schema["prefixItems"]]
+        return [make(schema.get("items", {}))] * min(_MOST_ITEMS, max(1, int(schema.get("minItems", 1))))
     if kind in {"integer", "number"}:
-        least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-        least = schema.get("exclusiveMinimum", least - 1) + 1
-        value = min(max(0, least), most)
+        least = schema.get("exclusiveMinimum", schema.get("minimum", 0) - 1) + 1
+        value = min(max(0, least), schema.get("maximum", math.inf))
         return int(value) if kind == "integer" else float(value)
     if kind == "string":
         return "text".ljust(int(schema.get("minLength", 0)), "x")
@@ -115,12 +105,11 @@ def v2_body(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
     A dimension of -1, which allows any size, becomes 1.
     """
-    return {"inputs": [_v2_tensor(tensor) for tensor in metadata["inputs"]]}
-
-
-def _v2_tensor(tensor: Mapping[str, Any]) -> dict[str, Any]:
-    shape: Sequence[int] = [max(1, int(size)) for size in tensor["shape"]]
-    datatype = str(tensor["datatype"])
-    value: Any = {"BYTES": "text", "BOOL": False}.get(datatype, 0.0 if datatype.startswith(("FP", "BF")) else 0)
-    size = min(_MOST_ITEMS, math.prod(shape))
-    return {"name": tensor["name"], "shape": list(shape), "datatype": datatype, "data": [value] * size}
+    tensors = []
+    for tensor in metadata["inputs"]:
+        shape: Sequence[int] = [max(1, int(size)) for size in tensor["shape"]]
+        datatype = str(tensor["datatype"])
+        zero: Any = 0.0 if datatype.startswith(("FP", "BF")) else {"BYTES": "text", "BOOL": False}.get(datatype, 0)
+        data = [zero] * min(_MOST_ITEMS, math.prod(shape))
+        tensors.append({"name": tensor["name"], "shape": shape, "datatype": datatype, "data": data})
+    return {"inputs": tensors}

@@ -82,23 +82,18 @@ def read_trace(path: Path) -> Trace:
         ConfigError: the file is missing, or a line is not a number or is earlier than the one before.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--trace {path}: cannot be read: {error}") from None
     times_s: list[float] = []
-    for number, line in enumerate(lines, start=1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
+    for number, text in enumerate(lines, start=1):
         try:
-            time_s = float(text)
+            times_s += [float(text)] if text else []
         except ValueError:
-            time_s = math.nan
-        if not math.isfinite(time_s) or (times_s and time_s < times_s[-1]):
-            raise ConfigError(
-                f"--trace {path}: line {number}: must be a time in seconds, not before the line above, got {text!r}"
-            )
-        times_s.append(time_s)
+            times_s.append(math.nan)
+        if not all(map(math.isfinite, times_s[-1:])) or times_s[-2:] != sorted(times_s[-2:]):
+            wanted = "must be a time in seconds, not before the line above"
+            raise ConfigError(f"--trace {path}: line {number}: {wanted}, got {text!r}")
     if not times_s:
         raise ConfigError(f"--trace {path}: has no times; a trace is a file with the time of a request a line, in s")
     return Trace(tuple(time_s - times_s[0] for time_s in times_s))

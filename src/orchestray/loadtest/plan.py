@@ -1,15 +1,13 @@
-"""The plan of a measurement, which each process of the load generator receives as JSON."""
+"""The plan of a measurement: a load, and the server and requests that it is for."""
 
 from __future__ import annotations
 
-import base64
 import ssl
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from orchestray.loadtest.loads import ClosedLoop, Load, OpenLoop, Trace
-
-_LOADS: dict[str, type[Load]] = {"open": OpenLoop, "trace": Trace, "closed": ClosedLoop}
+from orchestray.loadtest.loads import Load
+from orchestray.platform.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,17 @@ class Target:
         """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def fields(self) -> list[tuple[str, str]]:
+        """Header fields of each request, but for its length."""
+        given = {name.lower() for name, _ in self.headers}
+        fields = [] if "host" in given else [("Host", self.authority)]
+        fields += [("Content-Type", "application/json")] if self.bodies and "content-type" not in given else []
+        return [*fields, *self.headers]
+
     def requests(self) -> list[bytes]:
         """Return the complete requests, as sent."""
-        given = {name.lower() for name, _ in self.headers}
-        lines = [f"{self.method} {self.path} HTTP/1.1"]
-        if "host" not in given:
-            lines.append(f"Host: {self.authority}")
-        lines += [f"{name}: {value}" for name, value in self.headers]
-        if self.bodies and "content-type" not in given:
-            lines.append("Content-Type: application/json")
+        lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in self.fields)]
         head = "\r\n".join(lines)
         bodies = self.bodies or ((b"",) if self.method in {"POST", "PUT", "PATCH"} else ())
         if not bodies:
@@ -59,9 +59,30 @@ class Target:
             return None
         context = ssl.create_default_context()
         if not self.verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return context
+
+
+def parse_url(url: str) -> Target:
+    """Return the target of a URL, with nothing to send yet.
+
+    Raises:
+        ConfigError: the URL is not an http or https URL.
+    """
+    wanted = "for example http://127.0.0.1:8000 or http://127.0.0.1:8000/predict"
+    if "://" not in url:
+        raise ConfigError(f"URL: must begin with http:// or https://, got {url!r}; {wanted}")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"URL: {url!r} is no URL: {error}; {wanted}") from None
+    is_plain = url.isascii() and not any(character.isspace() for character in url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not is_plain:
+        raise ConfigError(f"URL: must be an http or https URL with a host, got {url!r}; {wanted}")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    tls = parts.scheme == "https"
+    return Target(parts.hostname, port or (443 if tls else 80), path, tls=tls)
 
 
 @dataclass(frozen=True)
@@ -83,25 +104,3 @@ class Plan:
     @property
     def end_s(self) -> float:
         return self.warm_up_s + self.duration_s
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values for `from_json`."""
-        kind = next(name for name, kind in _LOADS.items() if isinstance(self.load, kind))
-        bodies = [base64.b64encode(body).decode() for body in self.target.bodies]
-        return {
-            **{name: getattr(self, name) for name in self.__dataclass_fields__ if name not in {"target", "load"}},
-            "target": {**asdict(self.target), "bodies": bodies},
-            "load": {"kind": kind, **asdict(self.load)},
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Plan:
-        """Return the plan from the output of `to_json`."""
-        target = dict(value["target"])
-        target["bodies"] = tuple(base64.b64decode(body) for body in target["bodies"])
-        target["headers"] = tuple((name, text) for name, text in target["headers"])
-        load = dict(value["load"])
-        kind = _LOADS[load.pop("kind")]
-        if kind is Trace:
-            load["recorded_s"] = tuple(load["recorded_s"])
-        return cls(**{**value, "target": Target(**target), "load": kind(**load)})

@@ -1,9 +1,9 @@
-"""A process of the load generator: `python -m orchestray.loadtest.worker`.
+"""A process of the load generator.
 
-It reads `{"plan", "rank", "num_processes", "tally_file"}` as a line of JSON from stdin, and prints "ready". Then it
-reads the time to begin (on the clock `time.monotonic`, which the processes of a machine share). It prints a line of
-JSON every half second. If it ends with status 0, the file with the descriptor `tally_file` has the results. It ends
-when its stdin closes, so that it never outlives its parent.
+By a pipe it receives the plan, its rank, and the number of processes. It sends None when it is ready, and receives the
+time to begin (on the clock `time.monotonic`, which the processes of a machine share). It sends `Progress` every half
+second, and in the end `Measured`. What it receives meanwhile is an earlier end of the load. It ends when the pipe does,
+so that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -11,39 +11,27 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
-import json
 import os
-import resource
 import signal
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any
+from multiprocessing.connection import Connection
 
-from orchestray.loadtest.alarm import make_alarm
+import uvloop
+
+from orchestray.loadtest.client import Client
 from orchestray.loadtest.drive import Driver
-from orchestray.loadtest.errors import NOT_STARTED, STDIN_ENDED, STDOUT_ENDED
 from orchestray.loadtest.loads import ClosedLoop
 from orchestray.loadtest.plan import Plan
-from orchestray.loadtest.pool import Pool
+from orchestray.loadtest.results import Measured, Progress
 from orchestray.loadtest.tally import Tally
 
-_SAY_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 
 
-@dataclass(frozen=True)
-class Share:
-    """The results of one process."""
-
-    tally: Tally
-    cpu_share: float
-    """Seconds on a core per second of the load."""
-    num_retried: int
-
-
-async def measure(
-    plan: Plan, *, rank: int = 0, num_processes: int = 1, begin_s: float | None = None, tally: Tally | None = None
-) -> Share:
+async def put(
+    plan: Plan, *, rank: int = 0, num_processes: int = 1, begin_s: float | None = None, pipe: Connection | None = None
+) -> Measured:
     """Put one process's share of a load on the target, from this event loop.
 
     Args:
@@ -51,101 +39,61 @@ async def measure(
         rank: number of this process, from 0.
         num_processes: number of processes; each sends every `num_processes`-th request of an open loop.
         begin_s: beginning of the load, on `time.monotonic`; default: now.
-        tally: tally to count in; default: a new one.
+        pipe: pipe for progress, and for an earlier end.
     """
     begin_s = time.monotonic() if begin_s is None else begin_s
-    tally = tally or Tally(plan.warm_up_s, plan.end_s, plan.deadline_s)
-    load, target = plan.load, plan.target
-    closed = load.share(rank, num_processes) if isinstance(load, ClosedLoop) else None
-    pool = Pool(
-        target.host,
-        target.port,
-        target.requests(),
-        clock=time.monotonic,
-        timeout_s=plan.timeout_s,
-        max_connections=max(1, closed.num_clients if closed else plan.max_connections // num_processes),
-        tls=target.context(),
-    )
-    driver = Driver(pool, tally, time.monotonic, begin_s)
-    cpu_s, wall_s = _cpu_s(), time.monotonic()
+    closed = plan.load.share(rank, num_processes) if isinstance(plan.load, ClosedLoop) else None
+    num_connections = closed.num_clients if closed else plan.max_connections // num_processes
+    tally = Tally(plan.warm_up_s, plan.end_s, plan.deadline_s)
+    client = Client(plan.target, timeout_s=plan.timeout_s, max_connections=max(1, num_connections))
+    driver = Driver(client.send, tally, time.monotonic, begin_s)
+    reports = asyncio.create_task(_report(pipe, driver, tally, begin_s)) if pipe else None
+    used_s, began_s = time.process_time(), time.monotonic()
     try:
         if closed is not None:
             await driver.closed_loop(closed.num_clients, closed.think_s)
         else:
-            assert not isinstance(load, ClosedLoop)
-            alarm = make_alarm()
-            try:
-                await driver.open_loop(itertools.islice(load.times_s(plan.seed), rank, None, num_processes), alarm)
-            finally:
-                alarm.close()
+            assert not isinstance(plan.load, ClosedLoop)
+            await driver.open_loop(itertools.islice(plan.load.times_s(plan.seed), rank, None, num_processes))
     finally:
-        await pool.close()
-    cpu_share = (_cpu_s() - cpu_s) / max(1e-9, time.monotonic() - wall_s)
-    return Share(tally, cpu_share, pool.num_retried)
+        if reports is not None:
+            reports.cancel()
+        await client.close()
+    cpu_share = (time.process_time() - used_s) / max(1e-9, time.monotonic() - began_s)
+    return Measured(plan, tally, (cpu_share,), client.num_retried)
 
 
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+async def _report(pipe: Connection, driver: Driver, tally: Tally, begin_s: float) -> None:
+    def receive() -> None:
+        try:
+            driver.end_at(pipe.recv())
+        except EOFError:
+            os._exit(1)
 
-
-def _write(value: dict[str, Any]) -> None:
-    try:
-        sys.stdout.write(json.dumps(value) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os._exit(STDOUT_ENDED)
-
-
-async def _main(plan: Plan, rank: int, num_processes: int, begin_s: float) -> Share:
-    loop = asyncio.get_running_loop()
-    tally = Tally(plan.warm_up_s, plan.end_s, plan.deadline_s)
-    task = asyncio.current_task()
-    assert task is not None
-    loop.add_reader(sys.stdin.fileno(), task.cancel)
-
-    def say() -> None:
-        num_failed = tally.refused.num + tally.errors.total()
-        _write(
-            {
-                "now_s": time.monotonic() - begin_s,
-                "num_offered": tally.num_offered,
-                "num_answered": tally.latency.num,
-                "num_pending": tally.num_offered - tally.latency.num - num_failed,
-                "num_failed": num_failed,
-            }
-        )
-        loop.call_later(_SAY_EVERY_S, say)
-
-    loop.call_later(max(0.0, begin_s - time.monotonic()) + _SAY_EVERY_S, say)
-    return await measure(plan, rank=rank, num_processes=num_processes, begin_s=begin_s, tally=tally)
+    asyncio.get_running_loop().add_reader(pipe.fileno(), receive)
+    await asyncio.sleep(begin_s - time.monotonic())
+    while True:
+        await asyncio.sleep(_REPORT_EVERY_S)
+        num_answered = sum(count for status, count in tally.statuses.items() if 200 <= status < 300)
+        num_failed = tally.statuses.total() + tally.errors.total() - num_answered
+        pipe.send(Progress(time.monotonic() - begin_s, num_answered, num_failed, driver.num_pending))
 
 
 def main() -> None:
-    """Run the share that stdin describes."""
-    # Ctrl-C is for the parent process, which then closes stdin.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    settings = json.loads(sys.stdin.readline())
-    plan = Plan.from_json(settings["plan"])
+    """Put the share of one process on the target, by the pipe whose descriptor is the argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
+    pipe = Connection(int(sys.argv[1]))
     try:
-        import uvloop
-    except ImportError:
-        factory = None
-    else:
-        factory = uvloop.new_event_loop
-    gc.freeze()  # permanent objects are not collected any more, so that requests are sent in time
-    print("ready", flush=True)  # noqa: T201 - its stdout is a protocol
-    begin = sys.stdin.readline()
-    if not begin:
-        sys.exit(NOT_STARTED)
-    try:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            share = runner.run(_main(plan, settings["rank"], settings["num_processes"], float(begin)))
-    except asyncio.CancelledError:
-        os._exit(STDIN_ENDED)
-    measured = {"tally": share.tally.to_json(), "cpu_share": share.cpu_share, "num_retried": share.num_retried}
-    with os.fdopen(settings["tally_file"], "w") as file:
-        file.write(json.dumps(measured))
+        plan, rank, num_processes = pipe.recv()
+        gc.freeze()  # permanent objects are not collected any more, so that requests are sent in time
+        pipe.send(None)
+        begin_s = pipe.recv()
+    except EOFError:
+        sys.exit(1)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        measured = runner.run(put(plan, rank=rank, num_processes=num_processes, begin_s=begin_s, pipe=pipe))
+    os.set_blocking(pipe.fileno(), True)  # the loop that read it has set it not to
+    pipe.send(measured)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
-from orchestray.loadtest.discover import find_target
-from orchestray.loadtest.errors import EndpointError
+from orchestray.loadtest.discover import find_target, probe
 from orchestray.loadtest.example import openapi_body, posts, v2_body
-from orchestray.loadtest.exchange import parse_url, probe
-from orchestray.loadtest.plan import Target
+from orchestray.loadtest.plan import Target, parse_url
+from orchestray.loadtest.results import EndpointError
 from orchestray.platform.errors import ConfigError
 from support.patience import PATIENCE_S
 
@@ -132,11 +131,11 @@ def test_tensors_are_made_as_the_metadata_describes_them() -> None:
 
 def test_an_endpoint_of_unknown_paths_is_asked_for_them() -> None:
     with server({"GET /openapi.json": (200, application().openapi())}) as url:
-        found = find_target(url)
-        assert found.target.path == "/predict"
-        assert json.loads(found.target.bodies[0]) == {"inputs": [1.0, 2.0]}
-        assert find_target(f"{url}/made/mine").target.path == "/made/mine"
-        assert find_target(f"{url}/none", method="get").target.bodies == ()
+        target, source = find_target(url)
+        assert (target.path, source) == ("/predict", "the example in /openapi.json")
+        assert json.loads(target.bodies[0]) == {"inputs": [1.0, 2.0]}
+        assert find_target(f"{url}/made/mine")[0].path == "/made/mine"
+        assert find_target(f"{url}/none", method="get")[0].bodies == ()
         with pytest.raises(EndpointError, match=r"has no JSON body for POST /none\. It has POST /predict"):
             find_target(f"{url}/none")
 
@@ -146,7 +145,7 @@ def test_a_v2_model_is_asked_for_its_metadata() -> None:
     metadata = {"name": "digits", "inputs": [tensor], "outputs": []}
     with server({"GET /v2/models/digits": (200, metadata)}) as url:
         for path in ("/v2/models/digits", "/v2/models/digits/", "/v2/models/digits/infer"):
-            target = find_target(url + path).target
+            target, _ = find_target(url + path)
             assert target.path == "/v2/models/digits/infer"
             assert json.loads(target.bodies[0])["inputs"][0]["data"] == [0.0, 0.0]
         with pytest.raises(EndpointError, match="gives no metadata of a model"):
@@ -167,30 +166,14 @@ def test_several_paths_and_none_that_is_usual_are_listed() -> None:
 def test_files_are_sent_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"\x00\x01")
     (tmp_path / "b").write_bytes(b"{}")
-    found = find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "a", tmp_path / "b"])
-    assert found.target.bodies == (b"\x00\x01", b"{}")
+    target, _ = find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "a", tmp_path / "b"])
+    assert target.bodies == (b"\x00\x01", b"{}")
     with pytest.raises(ConfigError, match="GET is sent without one"):
         find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "a"], method="GET")
     with pytest.raises(ConfigError, match=r"must be one of GET, POST, .* got 'HEAD'"):
         find_target("http://127.0.0.1:9/x", method="HEAD")
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         find_target("http://127.0.0.1:9/x", body_files=[tmp_path / "c"])
-
-
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        ("127.0.0.1:8000", "must begin with http:// or https://"),
-        ("ftp://host/", "must be an http or https URL"),
-        ("http://", "must be an http or https URL"),
-        ("http://host:port/", "is no URL"),
-        ("http://host:99999/", "is no URL"),
-        ("http://host/a b", "must be an http or https URL"),
-    ],
-)
-def test_what_is_no_url_is_refused(url: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        parse_url(url)
 
 
 def test_why_there_is_no_answer_is_said_in_sentences() -> None:

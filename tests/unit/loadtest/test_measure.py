@@ -1,93 +1,88 @@
-"""The load generator says when it was itself the limit, and only then."""
+"""Loads from processes of their own: killed, orphaned and interrupted ones."""
 
 from __future__ import annotations
 
-import json
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from multiprocessing import Pipe
 
 import psutil
 import pytest
 
-from orchestray.loadtest.errors import NOT_STARTED, STDIN_ENDED, STDOUT_ENDED, EndpointError
-from orchestray.loadtest.loads import ClosedLoop, Load, OpenLoop
-from orchestray.loadtest.measure import Measured, Progress, measure
+from orchestray.loadtest.loads import ClosedLoop, Load, OpenLoop, Trace
+from orchestray.loadtest.measure import measure
 from orchestray.loadtest.plan import Plan, Target
-from orchestray.loadtest.tally import Tally
-
-
-def measured(load: Load, lags_ms: list[float], services_ms: list[float], cpu_share: float = 0.1) -> Measured:
-    """Return the measurement of requests with these lags before they were sent, and these times until the answer."""
-    tally = Tally(0.0, 10.0)
-    for index, (lag_ms, service_ms) in enumerate(zip(lags_ms, services_ms, strict=True)):
-        due_s = 9.0 * index / len(lags_ms)
-        tally.offer(due_s, due_s + lag_ms / 1e3)
-        tally.answer(due_s, due_s + (lag_ms + service_ms) / 1e3, 200)
-    return Measured(Plan(Target("127.0.0.1", 80, "/"), load), tally, (cpu_share,))
-
-
-OPEN = OpenLoop(100.0)
-PROMPT = [0.05] * 100
-
-
-@pytest.mark.parametrize(
-    ("lags_ms", "services_ms", "limited"),
-    [
-        (PROMPT, [5.0] * 100, False),
-        ([0.05] * 98 + [3.0] * 2, [5.0] * 98 + [50.0] * 2, False),  # a pause of the machine: the server had it, too
-        ([0.05] * 98 + [3.0] * 2, [5.0] * 100, True),  # 3 of the 8 ms of p99 are its own
-        ([1.0] * 100, [5.0] * 100, True),  # a sixth of the mean
-        ([0.1] * 100, [0.5] * 100, False),  # next to nothing
-    ],
-)
-def test_it_was_the_limit_where_more_than_a_tenth_of_what_is_shown_is_its_own_delay(
-    lags_ms: list[float], services_ms: list[float], limited: bool
-) -> None:
-    assert measured(OPEN, lags_ms, services_ms).limited is limited
-
-
-def test_clients_that_wait_are_never_late_and_limited_where_it_has_no_time_left() -> None:
-    assert not measured(ClosedLoop(8), PROMPT, [1.0] * 100, cpu_share=0.8).limited
-    assert measured(ClosedLoop(8), PROMPT, [1.0] * 100, cpu_share=0.95).limited
-    assert not measured(OPEN, PROMPT, [1.0] * 100, cpu_share=0.95).limited  # it sent all in time
-
-
-def test_where_nothing_was_answered_nothing_is_said_of_it() -> None:
-    assert not Measured(Plan(Target("127.0.0.1", 80, "/"), OPEN), Tally(0.0, 1.0), ()).limited
-
+from orchestray.loadtest.results import EndpointError, Progress
+from support.patience import PATIENCE_S
 
 NOBODY = Plan(Target("127.0.0.1", 1, "/x"), OpenLoop(10.0), duration_s=600.0, warm_up_s=0.0)
 """A load on a port on which nobody listens."""
 
 
-@pytest.mark.parametrize(
-    ("is_told", "closes", "status"),
-    [(False, "stdin", NOT_STARTED), (True, "stdin", STDIN_ENDED), (True, "stdout", STDOUT_ENDED)],
-)
-def test_a_process_of_the_load_generator_says_by_its_status_why_it_ended_early(
-    is_told: bool, closes: str, status: int
-) -> None:
-    command = [sys.executable, "-m", "orchestray.loadtest.worker"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        worker.stdin.write(json.dumps({"plan": NOBODY.to_json(), "rank": 0, "num_processes": 1}) + "\n")
-        worker.stdin.flush()
-        assert worker.stdout.readline() == "ready\n"
-        if is_told:
-            worker.stdin.write(f"{time.monotonic()}\n")
-            worker.stdin.flush()
-            assert "num_offered" in json.loads(worker.stdout.readline())
-        getattr(worker, closes).close()
-        assert worker.wait() == status
+def workers() -> list[psutil.Process]:
+    """Return the processes of the load generator that this process has started."""
+    return [child for child in psutil.Process().children() if "orchestray.loadtest.worker" in child.cmdline()]
 
 
-def test_a_killed_process_of_the_load_generator_ends_the_load_with_its_status() -> None:
+def test_of_more_requests_than_a_pipe_has_room_for_none_is_lost() -> None:
+    at_once = replace(NOBODY, load=Trace((0.0,) * 30_000), duration_s=0.1, timeout_s=0.5, max_connections=2)
+    tally = measure(at_once, num_processes=2).tally
+    assert tally.num_offered == tally.errors.total() == 30_000
+
+
+def test_a_killed_process_of_the_load_generator_ends_the_load() -> None:
     def kill(_: Progress) -> None:
-        for child in psutil.Process().children():
-            if "orchestray.loadtest.worker" in child.cmdline():
-                child.kill()
+        workers()[0].kill()
 
-    with pytest.raises(EndpointError, match="ended early, with status -9: a signal ended it"):
-        measure(NOBODY, num_processes=1, on_progress=kill)
+    with pytest.raises(EndpointError, match="A process of the load generator ended early"):
+        measure(NOBODY, num_processes=2, on_progress=kill)
+    assert workers() == []
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_process_of_the_load_generator_ends_with_its_parent(is_told: bool) -> None:
+    pipe, other_end = Pipe()
+    number = other_end.fileno()
+    with subprocess.Popen([sys.executable, "-m", "orchestray.loadtest.worker", str(number)], pass_fds=(number,)) as one:
+        other_end.close()
+        pipe.send((NOBODY, 0, 1))
+        assert pipe.recv() is None
+        if is_told:
+            pipe.send(time.monotonic())
+            assert isinstance(pipe.recv(), Progress)
+        pipe.close()  # as when the parent is killed
+        assert one.wait(PATIENCE_S) != 0
+
+
+@pytest.mark.parametrize("load", [OpenLoop(20.0), ClosedLoop(3)])
+def test_an_interrupted_load_is_what_was_measured_until_then(load: Load) -> None:
+    seen_s: list[float] = []
+
+    def interrupt(progress: Progress) -> None:
+        if not seen_s:
+            seen_s.append(progress.now_s)
+            signal.raise_signal(signal.SIGINT)
+
+    found = measure(replace(NOBODY, load=load), num_processes=2, on_progress=interrupt)
+    assert found.is_interrupted
+    assert seen_s[0] < found.plan.duration_s < 300.0
+    assert found.tally.end_s == pytest.approx(found.plan.end_s)
+    assert found.tally.num_offered == found.tally.errors["connection refused"] > 0
+
+
+@pytest.mark.parametrize(("warm_up_s", "times"), [(0.0, 2), (600.0, 1)])
+def test_a_load_that_is_interrupted_twice_or_before_anything_was_measured_is_not_measured(
+    warm_up_s: float, times: int
+) -> None:
+    def interrupt(_: Progress) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+
+    plan = replace(NOBODY, warm_up_s=warm_up_s)
+    with pytest.raises(KeyboardInterrupt):
+        measure(plan, num_processes=1, on_progress=interrupt)
+    assert workers() == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

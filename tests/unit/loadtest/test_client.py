@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
-from orchestray.loadtest.alarm import TimerFileAlarm, make_alarm
+from orchestray.loadtest.client import Client
 from orchestray.loadtest.loads import ClosedLoop, OpenLoop
 from orchestray.loadtest.plan import Plan, Target
-from orchestray.loadtest.pool import Pool
 from orchestray.loadtest.tally import Outcome
-from orchestray.loadtest.worker import measure
+from orchestray.loadtest.worker import put
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-PAYLOADS = Target("127.0.0.1", 1, "/x", bodies=(b'{"a": 1}', b'{"a": 22}')).requests()
+TARGET = Target("127.0.0.1", 1, "/x", bodies=(b'{"a": 1}', b'{"a": 22}'))
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
@@ -62,18 +63,12 @@ def outcomes(
             await handler(reader, writer)
 
         server = await asyncio.start_server(counted, "127.0.0.1", 0)
-        pool = Pool(
-            "127.0.0.1",
-            server.sockets[0].getsockname()[1],
-            PAYLOADS,
-            clock=time.monotonic,
-            timeout_s=timeout_s,
-            max_connections=max_connections,
-        )
+        target = replace(TARGET, port=server.sockets[0].getsockname()[1])
+        client = Client(target, timeout_s=timeout_s, max_connections=max_connections)
 
         def send() -> asyncio.Future[Outcome]:
             answer: asyncio.Future[Outcome] = loop.create_future()
-            pool.send(time.monotonic(), answer.set_result)
+            client.send(time.monotonic(), answer.set_result)
             return answer
 
         if at_once:
@@ -81,9 +76,9 @@ def outcomes(
         else:
             for _ in range(num):
                 found[await send()] += 1
-        await pool.close()
+        await client.close()
         server.close()
-        return found, made, pool.num_retried
+        return found, made, client.num_retried
 
     return asyncio.run(main())
 
@@ -147,16 +142,51 @@ async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
+async def continued(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await read_request(reader)
+    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
 def test_what_is_no_answer_is_named() -> None:
     assert outcomes(answering(b"220 smtp.example.org ready\r\n"), 3)[0] == Counter({"not HTTP": 3})
     assert outcomes(silent, 2, timeout_s=0.05, at_once=True)[0] == Counter({"timed out": 2})
     assert outcomes(half, 3)[0] == Counter({"connection lost": 3})
+    assert outcomes(continued, 3)[0] == Counter({"connection lost": 3})
 
 
 def test_a_timed_out_request_leaves_its_place_to_those_that_wait() -> None:
     found, made, _ = outcomes(silent, 6, timeout_s=0.05, max_connections=2, at_once=True)
     assert found == Counter({"timed out": 6})
     assert made <= 6
+
+
+def test_a_request_times_out_by_when_it_was_due_and_is_not_sent_any_more() -> None:
+    """Let a request that was due 20 s ago wait for the only connection."""
+    bodies: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                bodies.append(await read_request(reader))
+                writer.write(OK)
+        writer.close()
+
+    async def main() -> list[Outcome]:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        target = replace(TARGET, port=server.sockets[0].getsockname()[1], bodies=(b"0", b"1", b"2"))
+        client = Client(target, timeout_s=20.0, max_connections=1)
+        answers = [asyncio.get_running_loop().create_future() for _ in range(3)]
+        for answer, ago_s in zip(answers, (0.0, 20.0, 0.0), strict=True):
+            client.send(time.monotonic() - ago_s, answer.set_result)
+        found = await asyncio.gather(*answers)
+        await client.close()
+        server.close()
+        return found
+
+    assert asyncio.run(main()) == [200, "timed out", 200]
+    assert bodies == [b"0", b"2"]
 
 
 def test_a_request_that_meets_the_end_of_an_idle_connection_is_sent_again() -> None:
@@ -178,7 +208,7 @@ def test_nobody_there_is_a_refused_connection() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         plan = Plan(Target("127.0.0.1", port, "/"), ClosedLoop(2), duration_s=1.0, warm_up_s=0.0)
-        tally = asyncio.run(measure(plan)).tally
+        tally = asyncio.run(put(plan)).tally
     assert set(tally.errors) == {"connection refused"}
     assert tally.num_offered == tally.errors.total() >= 2
 
@@ -200,9 +230,9 @@ async def measured_here(handler: Handler, load: ClosedLoop | OpenLoop, **setting
     server = await asyncio.start_server(counted, "127.0.0.1", 0)
     target = Target("127.0.0.1", server.sockets[0].getsockname()[1], "/", bodies=(b"{}",))
     plan = Plan(target, load, duration_s=0.3, warm_up_s=0.0, **settings)
-    share = await measure(plan, begin_s=time.monotonic() + 0.2)
+    measured = await put(plan, begin_s=time.monotonic() + 0.2)
     server.close()
-    assert share.tally.num_offered == share.tally.latency.num == seen
+    assert measured.tally.num_offered == measured.tally.latency.num == seen
     return plan, seen
 
 
@@ -210,44 +240,3 @@ async def measured_here(handler: Handler, load: ClosedLoop | OpenLoop, **setting
 def test_every_request_that_is_counted_reached_the_server_once(load: ClosedLoop | OpenLoop) -> None:
     _, seen = asyncio.run(measured_here(answering(OK), load))
     assert seen > 0
-
-
-def test_an_alarm_rings_in_order_and_never_early() -> None:
-    async def main() -> list[float]:
-        alarm, rung, over = make_alarm(), list[float](), asyncio.get_running_loop().create_future()
-        due_s = [time.monotonic() + offset for offset in (-1.0, 0.0, 0.002, 0.0021, 0.01)]
-
-        def ring() -> None:
-            rung.append(time.monotonic() - due_s[len(rung)])
-            if len(rung) == len(due_s):
-                over.set_result(None)
-            else:
-                alarm.at(due_s[len(rung)], ring)
-
-        alarm.at(time.monotonic() + 3600, over.cancel)  # what is set later takes its place
-        alarm.at(due_s[0], ring)
-        await over
-        alarm.close()
-        return rung
-
-    assert all(late_s >= 0 for late_s in asyncio.run(main()))
-
-
-def test_the_alarm_of_linux_is_its_timer_file() -> None:
-    async def main() -> bool:
-        alarm = make_alarm()
-        alarm.close()
-        return isinstance(alarm, TimerFileAlarm)
-
-    import sys
-
-    assert asyncio.run(main()) == (sys.platform == "linux")
-
-
-def test_a_plan_is_the_same_after_a_journey() -> None:
-    target = Target("::1", 8443, "/a?b", "PUT", True, False, (("A", "b"),), (b"\x00\xff", b""))
-    for load in (OpenLoop(3.5, 2.0), ClosedLoop(3, 0.1)):
-        plan = Plan(target, load, 3.0, 0.5, 0.1, 2.0, 7, 9)
-        assert Plan.from_json(plan.to_json()) == plan
-    assert target.url == "https://[::1]:8443/a?b"
-    assert target.requests()[0].endswith(b"Content-Length: 2\r\n\r\n\x00\xff")
