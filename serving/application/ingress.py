@@ -210,7 +210,7 @@ class _Endpoint:
         endpoint = models.default if model is None else models[model]
         chosen = endpoint.pick(version)
         deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        sample = await chosen.codec.sample_of(inputs)
+        sample = await chosen.codec.sample_of(inputs, deadline_s=deadline_s)
         output = await endpoint.predict(sample, version=chosen, priority=priority, deadline_s=deadline_s)
         return await chosen.codec.answer_of(output)
 

@@ -84,7 +84,10 @@ class AnyLength:
         if self._is_masked:
             padded = _only(self._forward([sample, self._padded(short, length)])[1:])
             found = self._cut(padded, length // 2)
-            self._is_masked = all(np.allclose(found[name], alone[name], _RELATIVE, _ABSOLUTE) for name in alone)
+            self._is_masked = all(
+                found[name].shape == alone[name].shape and np.allclose(found[name], alone[name], _RELATIVE, _ABSOLUTE)
+                for name in alone
+            )
             if not self._is_masked:
                 _log.warning(
                     "%s answers a padded sample otherwise than the sample alone, though it takes the mask %s: only "
@@ -112,6 +115,8 @@ class AnyLength:
 
     def _cut(self, output: Output, length: int) -> Output:
         """Return an output without what belongs to padding."""
+        if not self._is_masked:
+            return output
         return {
             name: array[tuple(slice(length if axis in self._varying[name] else None) for axis in range(array.ndim))]
             for name, array in output.items()

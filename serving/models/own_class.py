@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import orjson
 
 from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource, load_object
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
+from orchestray.serving.models.json_text import json_text, without_torch
 from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
+
+_MOST_BYTES = 8
+"""Largest number that the protocols have a type for."""
 
 
 def load_own_model(
@@ -34,13 +43,15 @@ def load_own_model(
         made = found(**arguments) if isinstance(found, type) else found
     except OrchestrayError as error:
         raise type(error)(f"{run} cannot be served: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise TaskError(f"{run} cannot be served: {type(error).__name__}: {error}") from error
     if arguments and not isinstance(found, type):
         raise TaskError(f"{run} cannot be served: it is a function, and takes no arguments; leave them out")
     predict = getattr(made, "predict", None) if isinstance(found, type) else made
     if not callable(predict):
         raise TaskError(f"{run} cannot be served: it lacks the method predict(batch), which returns an answer for each")
+    if inspect.iscoroutinefunction(predict):
+        raise TaskError(f"{run} cannot be served: predict is async, and a batch has a thread of its own: write `def`")
     return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
 
 
@@ -75,7 +86,7 @@ class OwnModel:
             return
         try:
             (first,) = self._answers([self.signature.parse(example)])
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TaskError(
                 f"{name} cannot be served: it does not answer its example: {type(error).__name__}: {error}"
             ) from error
@@ -95,17 +106,18 @@ class OwnModel:
     def _answers(self, samples: Sequence[Sample]) -> list[Tensors]:
         specs = self.signature.inputs
         if specs[0].dtype == ANY:
-            answered = self._predict([sample[specs[0].name].item() for sample in samples])
+            values = [sample[specs[0].name].item() for sample in samples]
+            answered = self._predict(pickle.loads(pickle.dumps(values)))  # noqa: S301 - a copy, which it may change
         else:
             stacked = {spec.name: np.stack([sample[spec.name] for sample in samples]) for spec in specs}
             answered = self._predict(stacked if len(specs) > 1 else stacked[specs[0].name])
         columns = _by_column(answered)
         found = {"outputs": answered} if columns is None else columns
         rows = {name: _rows(column, len(samples)) for name, column in found.items()}
+        answers = [{name: column[row] for name, column in rows.items()} for row in range(len(samples))]
         if specs[0].dtype != ANY:
-            return [{name: _array(column[row]) for name, column in rows.items()} for row in range(len(samples))]
-        values = ({name: _json(column[row]) for name, column in rows.items()} for row in range(len(samples)))
-        return [{"outputs": boxed(value["outputs"] if columns is None else value)} for value in values]
+            return [{name: _array(value) for name, value in answer.items()} for answer in answers]
+        return [{"outputs": _json(answer["outputs"] if columns is None else answer)} for answer in answers]
 
 
 def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
@@ -139,33 +151,29 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
     Raises:
         ModelError: there are more or fewer than samples.
     """
-    column = _without_torch(column)
+    column = without_torch(column)
     rows: Any = None
     if isinstance(column, np.ndarray):
         rows = column if column.ndim else None
-    elif hasattr(column, "__iter__") and not isinstance(column, str | bytes | Mapping):
-        rows = list(column)
+        if column.dtype.kind == "M":
+            rows = column.astype("datetime64[us]").tolist()  # of nanoseconds it makes integers
+    elif hasattr(column, "__iter__") and not isinstance(column, str | bytes | Mapping | AbstractSet):
+        rows = list(islice(column, num_samples + 1))
     if rows is None or len(rows) != num_samples:
-        got = f"a {type(column).__name__}" if rows is None else f"{len(rows)}"
+        got = f"a {type(column).__name__}" if rows is None else "more" if len(rows) > num_samples else f"{len(rows)}"
         raise ModelError(f"predict must return an answer for each of the {num_samples} samples, and returned {got}")
     found: Sequence[Any] = rows
     return found
 
 
-def _without_torch(value: Any) -> Any:
-    """Return a tensor as an array; anything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
-    tensor = value.detach().cpu()
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy lacks that type
-
-
-def _json(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
+def _json(value: Any) -> np.ndarray[Any, Any]:
+    """Return an answer as JSON values, which refer to nothing of the model's: a process without its code reads them."""
+    return boxed(orjson.loads(json_text(value)))
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """Return an answer as an array; one that is not of numbers is any JSON value."""
-    value = _without_torch(value)
-    array = np.asarray(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
-    return array if array is not None and array.dtype.kind in "fiub" else boxed(_json(value))
+    """Return an answer as an array of its own; one that is not of numbers is any JSON value."""
+    value = without_torch(value)
+    array = np.array(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
+    is_number = array is not None and array.dtype.kind in "fiub" and array.dtype.itemsize <= _MOST_BYTES
+    return array if array is not None and is_number else _json(value)

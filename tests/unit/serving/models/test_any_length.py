@@ -79,6 +79,31 @@ def test_each_sample_is_answered_as_alone_in_few_passes(
             np.testing.assert_allclose(answer[name], alone[name][0], atol=1e-5)
 
 
+class Halved(nn.Module):
+    """A convolution whose output is half as long as its input, or twice as long."""
+
+    def __init__(self, *, up: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.ConvTranspose1d(1, 1, 2, stride=2) if up else nn.Conv1d(1, 1, 3, stride=2, padding=1)
+
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:
+        found: Tensor = self.layer((ids if mask is None else ids * mask).float()[:, None])[:, 0]
+        return found
+
+
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize("up", [True, False])
+def test_outputs_of_another_length_than_the_inputs_are_answered_whole(up: bool, mask: bool) -> None:
+    module = Halved(up=up)
+    model = served(module, mask=mask)
+    samples = samples_of(model)
+    for answer, sample in zip(model.run(samples), samples, strict=True):
+        assert isinstance(answer, dict)
+        with torch.no_grad():
+            np.testing.assert_allclose(answer["outputs"], module(torch.tensor(sample["ids"])[None])[0], atol=1e-5)
+
+
 def test_a_mask_without_effect_is_named_and_none_is_not(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "orchestray.serving"):
         served(Words())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,10 @@ import orjson
 import pytest
 import torch
 
+from orchestray.serving.batching import DeadlineError, QueueFullError
 from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
-from orchestray.serving.models.signature import Signature, TensorSpec
+from orchestray.serving.models.signature import Signature, TensorSpec, boxed
 
 ONE = Signature("one", "1", (TensorSpec("inputs", "float32", (2,)),), (TensorSpec("outputs", "float32", (2,)),), None)
 TWO = Signature(
@@ -37,6 +40,13 @@ def test_what_a_task_decodes_is_a_sample_whatever_its_form() -> None:
     assert sample(TWO, lambda _: {"inputs_1": np.int32(2), "inputs_0": [1]}) == {"inputs_0": [1.0], "inputs_1": 2}
 
 
+def test_the_only_input_may_be_decoded_by_its_name() -> None:
+    assert sample(ONE, lambda _: {"inputs": torch.ones(2)}) == {"inputs": [1.0, 1.0]}
+    assert sample(ONE, lambda _: (torch.ones(2),)) == {"inputs": [1.0, 1.0]}
+    with pytest.raises(InputError, match="wanted 2 values at most, got 3"):
+        sample(TWO, lambda _: (torch.ones(1), 2, 3))
+
+
 def test_a_sample_of_any_length_is_padded_for_a_model_that_takes_one_length() -> None:
     fixed = Signature(
         "fixed", "1", tuple(TensorSpec(name, "int64", (3,)) for name in ("ids", "mask")), ONE.outputs, None
@@ -56,6 +66,8 @@ def test_a_value_error_is_the_clients_and_any_other_the_tasks() -> None:
         sample(ONE, refuse)
     with pytest.raises(ModelError, match="decode raised KeyError"):
         sample(ONE, lambda value: {}[value])
+    with pytest.raises(ModelError, match="decode raised SystemExit"):
+        sample(ONE, lambda _: sys.exit(1))
     with pytest.raises(InputError, match=r"inputs\[3\]: wanted float32 of shape \[2\]"):
         sample(ONE, lambda _: [1.0])
     with pytest.raises(InputError, match=r"inputs\[3\]\.inputs_1"):
@@ -68,6 +80,37 @@ def test_an_answer_is_what_the_task_encodes_as_json() -> None:
         "all": [1.0, 2.0],
     }
     assert answer(sorted, b=[1], a=[2]) == ["a", "b"]
-    for wrong in (lambda _: {1, 2}, lambda outputs: outputs.none):
+    for wrong in (lambda _: object(), lambda outputs: outputs.none):
         with pytest.raises(ModelError, match="encode raised"):
             answer(wrong, outputs=[1, 2])
+
+
+def test_texts_among_the_outputs_are_texts_to_encode() -> None:
+    outputs = {"label": boxed("cat"), "score": np.float32(0.5)}
+    encoded = asyncio.run(Codec(ONE, None, lambda found: [found["label"], found["score"]]).answer_of(outputs))
+    assert orjson.loads(orjson.dumps(encoded)) == ["cat", 0.5]
+
+
+def test_a_task_that_is_slow_is_not_waited_for_beyond_the_deadline_and_holds_up_no_answers() -> None:
+    done = threading.Event()
+    codec = Codec(ONE, lambda _: done.wait() and [1, 2], lambda outputs: outputs, max_queue=100)
+
+    async def ask() -> None:
+        soon_s = asyncio.get_running_loop().time() + 0.05
+        with pytest.raises(DeadlineError):
+            await codec.sample_of("x", deadline_s=soon_s)
+        waiting = [asyncio.create_task(codec.sample_of("x")) for _ in range(99)]
+        await asyncio.sleep(0)
+        await codec.answer_of({"outputs": np.ones(1, np.float32)})
+        waiting.append(asyncio.create_task(codec.sample_of("x")))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="100 requests wait"):
+            await codec.sample_of("x")
+        done.set()
+        assert len(await asyncio.gather(*waiting)) == 100
+        assert (await codec.sample_of("x"))["inputs"].tolist() == [1.0, 2.0]
+
+    try:
+        asyncio.run(ask())
+    finally:
+        done.set()

@@ -53,6 +53,45 @@ def half(batch):
 def echo(batch):
     return batch
 
+def dated(batch):
+    return pd.DataFrame({"day": pd.to_datetime(batch), "n": range(len(batch))})
+
+class Answer:
+    def __init__(self, text): self.text = text
+    def _asdict(self): return {"text": self.text}
+
+def of_its_own(batch):
+    return map(Answer, batch)
+
+def endless(batch):
+    while True:
+        yield 1
+
+def popped(batch):
+    found = [row.pop("x") for row in batch]
+    assert None not in found
+    return found
+
+class Reused:
+    def __init__(self): self.buffer = np.zeros((4, 2))
+    def example_inputs(self): return np.zeros(2)
+    def predict(self, batch):
+        self.buffer[:len(batch)] = batch
+        return self.buffer[:len(batch)]
+
+class Popped:
+    example_request = {"x": 1}
+    def predict(self, batch): return popped(batch)
+
+class Exits:
+    def __init__(self): raise SystemExit(2)
+
+class ExitsLater(Scaled):
+    def predict(self, batch): raise SystemExit(2)
+
+async def later(batch):
+    return batch
+
 class Nothing: ...
 
 class Short(Scaled):
@@ -115,6 +154,9 @@ def test_a_sample_on_which_it_raises_fails_alone(file: Path) -> None:
         ("Length", {}, "there is no class Length .*Lengths"),
         ("Lengths", {"most": 1}, "unexpected keyword argument 'most'"),
         ("echo", {"more": 1}, "it is a function, and takes no arguments"),
+        ("Exits", {}, "SystemExit: 2"),
+        ("ExitsLater", {}, "does not answer its example: SystemExit: 2"),
+        ("later", {}, "predict is async"),
         ("Short", {}, "does not answer its example: .* an answer for each of the 1 samples, and returned 0"),
     ],
 )
@@ -125,7 +167,37 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
         load(file, name, **arguments)
 
 
-@pytest.mark.parametrize("answered", [[1], "ab", 2.0, np.ones(())])
+def test_a_model_may_change_the_batch_that_it_gets(file: Path) -> None:
+    first, failed, last = ask(load(file, "popped"), {"x": 1}, {"x": None}, {"x": 3})
+    assert (first, last) == (1, 3)
+    assert isinstance(failed, ModelError)
+    model = load(file, "Popped")
+    assert model.signature.example == {"x": 1}
+    assert ask(model, model.signature.example) == [1]
+
+
+def test_answers_do_not_change_when_the_model_reuses_its_memory(file: Path) -> None:
+    model = load(file, "Reused")
+    (answer,) = model.run([model.signature.parse([1, 2])])
+    model.run([model.signature.parse([3, 4])])
+    assert isinstance(answer, dict)
+    assert answer["outputs"].tolist() == [1, 2]
+
+
+def test_answers_are_json_values_that_a_process_without_the_models_code_reads(file: Path) -> None:
+    answers = load(file, "of_its_own").run([{"inputs": boxed("a")}])
+    assert [each["outputs"].item() for each in answers if isinstance(each, dict)] == [{"text": "a"}]
+    days = ask(load(file, "dated"), "2024-01-01", None)
+    assert days == [{"day": "2024-01-01T00:00:00", "n": 0}, {"day": None, "n": 1}]
+
+
+def test_more_answers_than_samples_are_refused_without_waiting_for_the_last(file: Path) -> None:
+    (failed,) = ask(load(file, "endless"), 1)
+    assert isinstance(failed, ModelError)
+    assert "returned more" in str(failed.__cause__)
+
+
+@pytest.mark.parametrize("answered", [[1], "ab", 2.0, np.ones(()), {"a", "b"}])
 def test_a_batch_of_which_not_each_sample_is_answered_fails(answered: Any) -> None:
     model = OwnModel(lambda _batch: answered, object(), name="own")
     one, other = model.run([{"inputs": boxed(0)}, {"inputs": boxed(1)}])
