@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import orjson
 
 from orchestray.platform.errors import OrchestrayError, TaskError
-from orchestray.platform.task import TaskSource, load_object
+from orchestray.platform.task import TaskSource, cause_of, load_object
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
 from orchestray.serving.models.json_text import json_text, without_torch
@@ -38,21 +38,24 @@ def load_own_model(
     Raises:
         TaskError: the class does not import, refuses its arguments, lacks `predict`, or does not answer its example.
     """
+    files: Collection[str] = ()
     try:
-        found: Any = load_object(TaskSource.of_class(run, arguments, noun="model"), key="models.run")
+        source = TaskSource.of_class(run, arguments, noun="model")
+        files = source.texts
+        found: Any = load_object(source, key="models.run")
+        if arguments and not isinstance(found, type):
+            raise TaskError("it is a function, and takes no arguments; leave them out")
         made = found(**arguments) if isinstance(found, type) else found
+        predict = getattr(made, "predict", None) if isinstance(found, type) else made
+        if not callable(predict):
+            raise TaskError("it lacks the method predict(batch), which returns an answer for each")
+        if inspect.iscoroutinefunction(predict):
+            raise TaskError("predict is async, and a batch has a thread of its own: write `def`")
+        return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
     except OrchestrayError as error:
         raise type(error)(f"{run} cannot be served: {error}") from error
     except (Exception, SystemExit) as error:
-        raise TaskError(f"{run} cannot be served: {type(error).__name__}: {error}") from error
-    if arguments and not isinstance(found, type):
-        raise TaskError(f"{run} cannot be served: it is a function, and takes no arguments; leave them out")
-    predict = getattr(made, "predict", None) if isinstance(found, type) else made
-    if not callable(predict):
-        raise TaskError(f"{run} cannot be served: it lacks the method predict(batch), which returns an answer for each")
-    if inspect.iscoroutinefunction(predict):
-        raise TaskError(f"{run} cannot be served: predict is async, and a batch has a thread of its own: write `def`")
-    return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
+        raise TaskError(f"{run} cannot be served: {cause_of(error, files)}") from error
 
 
 class OwnModel:
@@ -79,7 +82,7 @@ class OwnModel:
     ) -> None:
         self._predict, self._num_threads = predict, num_threads
         inputs, example = _interface(made)
-        names = tuple(getattr(made, "class_names", None) or ())
+        names = tuple(_json(getattr(made, "class_names", None)).item() or ())
         anything = (TensorSpec("outputs", ANY, ()),)
         self.signature = Signature(name, version, inputs, anything, example, class_names=names)
         if example is None:
@@ -87,9 +90,7 @@ class OwnModel:
         try:
             (first,) = self._answers([self.signature.parse(example)])
         except (Exception, SystemExit) as error:
-            raise TaskError(
-                f"{name} cannot be served: it does not answer its example: {type(error).__name__}: {error}"
-            ) from error
+            raise TaskError(f"it does not answer its example: {cause_of(error)}") from error
         if inputs[0].dtype != ANY:
             outputs = tuple(TensorSpec(key, str(value.dtype), value.shape) for key, value in first.items())
             self.signature = Signature(name, version, inputs, outputs, example, class_names=names)
@@ -124,14 +125,12 @@ def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
     """Return the inputs of a model, and one sample as JSON values, or None."""
     own = getattr(made, "example_inputs", None)
     if own is None:
-        return (TensorSpec("inputs", ANY, ()),), getattr(made, "example_request", None)
+        return (TensorSpec("inputs", ANY, ()),), _json(getattr(made, "example_request", None)).item()
     example = own()
-    arrays = {
-        name: np.asarray(value)
-        for name, value in (example if isinstance(example, Mapping) else {"inputs": example}).items()
-    }
+    named = example if isinstance(example, Mapping) else {"inputs": example}
+    arrays = {str(name): np.asarray(without_torch(value)) for name, value in named.items()}
     specs = tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in arrays.items())
-    if wrong := [str(spec) for spec in specs if spec.numpy_dtype.kind not in "fiub"]:
+    if wrong := [str(spec) for spec in specs if not _is_number(spec.numpy_dtype)] or ["none"][len(specs) :]:
         raise TaskError(f"example_inputs() must return numbers or arrays of them, got {wrong[0]}")
     values = {name: array.tolist() for name, array in arrays.items()}
     return specs, values if len(values) > 1 else next(iter(values.values()))
@@ -175,5 +174,8 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     """Return an answer as an array of its own; one that is not of numbers is any JSON value."""
     value = without_torch(value)
     array = np.array(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
-    is_number = array is not None and array.dtype.kind in "fiub" and array.dtype.itemsize <= _MOST_BYTES
-    return array if array is not None and is_number else _json(value)
+    return array if array is not None and _is_number(array.dtype) else _json(value)
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "fiub" and dtype.itemsize <= _MOST_BYTES

@@ -92,6 +92,25 @@ class ExitsLater(Scaled):
 async def later(batch):
     return batch
 
+class Untrained:
+    def example_inputs(self): return self.example
+    def predict(self, batch): return batch
+
+class Texts(Untrained):
+    example = "abc"
+
+class Empty(Untrained):
+    example = {}
+
+class Unsendable(Untrained):
+    example_inputs = None
+    example_request = {"a": object()}
+
+class Arrays:
+    class_names = np.array(["a", "b"])
+    def example_inputs(self): return {"x": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}
+    def predict(self, batch): return batch
+
 class Nothing: ...
 
 class Short(Scaled):
@@ -139,6 +158,11 @@ def test_a_class_with_an_example_gets_checked_arrays_and_has_types_of_its_own(fi
     assert [spec.dtype for spec in several.signature.outputs] == ["float64", ANY]
 
 
+def test_examples_may_be_tensors_and_class_names_an_array(file: Path) -> None:
+    signature = load(file, "Arrays").signature
+    assert (signature.example, signature.class_names) == ([1.0, 1.0], ("a", "b"))
+
+
 def test_a_sample_on_which_it_raises_fails_alone(file: Path) -> None:
     first, failed, last = ask(load(file, "Lengths"), "a", None, "abc")
     assert (first, last) == (1, 3)
@@ -154,6 +178,10 @@ def test_a_sample_on_which_it_raises_fails_alone(file: Path) -> None:
         ("Length", {}, "there is no class Length .*Lengths"),
         ("Lengths", {"most": 1}, "unexpected keyword argument 'most'"),
         ("echo", {"more": 1}, "it is a function, and takes no arguments"),
+        ("Untrained", {}, r"AttributeError: .* no attribute 'example' \(.*own.py, line"),
+        ("Texts", {}, "must return numbers or arrays of them, got one <U3"),
+        ("Empty", {}, "must return numbers or arrays of them, got none"),
+        ("Unsendable", {}, "TypeError: Type is not JSON serializable: object$"),
         ("Exits", {}, "SystemExit: 2"),
         ("ExitsLater", {}, "does not answer its example: SystemExit: 2"),
         ("later", {}, "predict is async"),
