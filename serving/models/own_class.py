@@ -42,20 +42,29 @@ def load_own_model(
     try:
         source = TaskSource.of_class(run, arguments, noun="model")
         files = source.texts
-        found: Any = load_object(source, key="models.run")
-        if arguments and not isinstance(found, type):
-            raise TaskError("it is a function, and takes no arguments; leave them out")
-        made = found(**arguments) if isinstance(found, type) else found
-        predict = getattr(made, "predict", None) if isinstance(found, type) else made
-        if not callable(predict):
-            raise TaskError("it lacks the method predict(batch), which returns an answer for each")
-        if inspect.iscoroutinefunction(predict):
-            raise TaskError("predict is async, and a batch has a thread of its own: write `def`")
+        predict, made = _made(source)
         return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
     except OrchestrayError as error:
         raise type(error)(f"{run} cannot be served: {error}") from error
     except (Exception, SystemExit) as error:
         raise TaskError(f"{run} cannot be served: {cause_of(error, files)}") from error
+
+
+def _made(source: TaskSource) -> tuple[Callable[[Any], Any], Any]:
+    """Return what answers a batch, and the object whose method it is, or itself."""
+    found: Any = load_object(source, key="models.run")
+    if not isinstance(found, type):
+        if source.arguments:
+            raise TaskError("it is a function, and takes no arguments; leave them out")
+        predict = made = found
+    else:
+        made = found(**source.arguments)
+        predict = getattr(made, "predict", None)
+    if not callable(predict):
+        raise TaskError("it lacks the method predict(batch), which returns an answer for each")
+    if inspect.iscoroutinefunction(predict):
+        raise TaskError("predict is async, and a batch has a thread of its own: write `def`")
+    return predict, made
 
 
 class OwnModel:
