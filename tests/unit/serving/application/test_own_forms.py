@@ -73,6 +73,7 @@ def test_a_function_answers_texts_and_rows_by_every_protocol(tmp_path: Path) -> 
         split = {"dataframe_split": {"columns": ["text"], "data": [["a b"], ["c"]]}}
         answered = {"predictions": [{"words": ["a", "b"]}, {"words": ["c"]}]}
         assert post(port, "/invocations", split) == (200, answered)
+        assert post(port, "/invocations", b'id,text\r\n1,a b\r\n,"c"\r\n', "text/csv") == (200, answered)
         texts = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1]}
         status, told = post(port, "/v2/models/own/infer", {"inputs": [{**texts, "data": ["a b", "c"]}]})
         assert status == 200
