@@ -124,7 +124,8 @@ class Ingress:
             timeout_s: seconds after which the answer is useless; None: no limit.
 
         Returns:
-            An array, or a mapping of arrays by name if the model has several outputs.
+            An array, or a mapping of arrays by name if the model has several outputs; JSON values where a task encodes
+            them, or a class returns others than numbers.
 
         Raises:
             InputError: the sample is invalid.

@@ -10,12 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import orjson
 
 from orchestray.platform.task import OF_AN_ENDPOINT
 from orchestray.serving.batching import DeadlineError, QueueFullError
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
-from orchestray.serving.models.json_text import json_text, without_torch
+from orchestray.serving.models.json_values import json_values, without_torch
 from orchestray.serving.models.signature import Output, Sample, Signature
 
 _log = logging.getLogger("orchestray.serving")
@@ -48,7 +47,7 @@ class Codec:
         self._signature, self._decode, self._encode = signature, decode, encode
         self._padding = padding or {}
         self._max_queue = max_queue
-        self._num_waiting, self._took_s = 0, 0.0
+        self._num_waiting, self._took_s = 0, 1.0
         self._decoding, self._encoding = (ThreadPoolExecutor(thread_name_prefix=name) for name in OF_AN_ENDPOINT)
 
     @property
@@ -83,14 +82,15 @@ class Codec:
             raise DeadlineError(self._took_s) from None
 
     async def answer_of(self, output: Output) -> Any:
-        """Return the answer to one sample, as JSON values.
+        """Return the answer to one sample: JSON values, or arrays, of several outputs by name.
 
         Raises:
             ModelError: the task fails, or returns something else.
         """
+        values = {name: array.item() if array.dtype == object else array for name, array in output.items()}
         if self._encode is None:
-            return next(iter(output.values())) if len(output) == 1 else output
-        return await self._in_turn(self._encoding, self._encoded, self._encode, output)
+            return next(iter(values.values())) if len(values) == 1 else values
+        return await self._in_turn(self._encoding, self._encoded, self._encode, values)
 
     async def _in_turn(self, threads: ThreadPoolExecutor, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a call returns; threads of its own for each method keep answers from waiting for requests."""
@@ -107,17 +107,16 @@ class Codec:
             raise RequestError(f"{field}: {error}") from error
         except BaseException as error:
             raise _failure(self._signature.name, "decode", error) from error
-        if isinstance(inputs, tuple):
+        if not isinstance(inputs, Mapping):
             names = [spec.name for spec in self._signature.inputs]
-            if len(inputs) > len(names):
-                raise InputError(field, f"{len(names)} values at most", f"{len(inputs)}")
-            inputs = dict(zip(names, inputs, strict=False))
+            several = inputs if isinstance(inputs, tuple) else (inputs,)
+            if len(several) > len(names):
+                raise InputError(field, f"{len(names)} values at most", f"{len(several)}")
+            inputs = dict(zip(names, several, strict=False))
         return self._signature.parse(self._of_the_length(inputs), field=field)
 
-    def _of_the_length(self, inputs: Any) -> Any:
+    def _of_the_length(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return inputs by name with the lengths that the model takes, where it takes one."""
-        if not isinstance(inputs, Mapping):
-            return inputs
         padded = dict(inputs)
         for spec in self._signature.inputs:
             if spec.name in self._padding and spec.name in padded and (length := spec.shape[0]) is not None:
@@ -126,15 +125,14 @@ class Codec:
                 padded[spec.name] = np.concatenate([array, rest])
         return padded
 
-    def _encoded(self, encode: Callable[[Any], Any], output: Output) -> Any:
+    def _encoded(self, encode: Callable[[Any], Any], values: dict[str, Any]) -> Any:
         import torch
 
         try:
             values = {
-                name: array.item() if array.dtype == object else torch.tensor(array) for name, array in output.items()
+                name: torch.tensor(each) if isinstance(each, np.ndarray) else each for name, each in values.items()
             }
-            answer = encode(next(iter(values.values())) if len(values) == 1 else values)
-            return orjson.Fragment(json_text(answer))
+            return json_values(encode(next(iter(values.values())) if len(values) == 1 else values))
         except BaseException as error:
             raise _failure(self._signature.name, "encode", error) from error
 

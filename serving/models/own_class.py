@@ -11,13 +11,12 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import orjson
 
 from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource, cause_of, load_object
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
-from orchestray.serving.models.json_text import json_text, without_torch
+from orchestray.serving.models.json_values import json_values, without_torch
 from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
 
 _MOST_BYTES = 8
@@ -91,7 +90,7 @@ class OwnModel:
     ) -> None:
         self._predict, self._num_threads = predict, num_threads
         inputs, example = _interface(made)
-        names = tuple(_json(getattr(made, "class_names", None)).item() or ())
+        names = tuple(json_values(getattr(made, "class_names", None)) or ())
         anything = (TensorSpec("outputs", ANY, ()),)
         self.signature = Signature(name, version, inputs, anything, example, class_names=names)
         if example is None:
@@ -127,14 +126,14 @@ class OwnModel:
         answers = [{name: column[row] for name, column in rows.items()} for row in range(len(samples))]
         if specs[0].dtype != ANY:
             return [{name: _array(value) for name, value in answer.items()} for answer in answers]
-        return [{"outputs": _json(answer["outputs"] if columns is None else answer)} for answer in answers]
+        return [{"outputs": boxed(json_values(answer["outputs"] if columns is None else answer))} for answer in answers]
 
 
 def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
     """Return the inputs of a model, and one sample as JSON values, or None."""
     own = getattr(made, "example_inputs", None)
     if own is None:
-        return (TensorSpec("inputs", ANY, ()),), _json(getattr(made, "example_request", None)).item()
+        return (TensorSpec("inputs", ANY, ()),), json_values(getattr(made, "example_request", None))
     example = own()
     named = example if isinstance(example, Mapping) else {"inputs": example}
     arrays = {str(name): np.asarray(without_torch(value)) for name, value in named.items()}
@@ -174,16 +173,11 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
     return found
 
 
-def _json(value: Any) -> np.ndarray[Any, Any]:
-    """Return an answer as JSON values, which refer to nothing of the model's: a process without its code reads them."""
-    return boxed(orjson.loads(json_text(value)))
-
-
 def _array(value: Any) -> np.ndarray[Any, Any]:
     """Return an answer as an array of its own; one that is not of numbers is any JSON value."""
     value = without_torch(value)
     array = np.array(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
-    return array if array is not None and _is_number(array.dtype) else _json(value)
+    return array if array is not None and _is_number(array.dtype) else boxed(json_values(value))
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models.errors import InputError
 from orchestray.serving.models.padding import Padding
 from orchestray.serving.models.served import ServedModel
-from orchestray.serving.models.signature import Signature
 
 LENGTHS = [3, 12, 5, 1, 30, 12, 9, 16]
 
@@ -117,7 +117,7 @@ def test_the_signature_says_which_dimensions_have_any_length_and_travels() -> No
     shapes = {spec.name: spec.shape for spec in (*signature.inputs, *signature.outputs)}
     assert shapes == {"ids": (None,), "mask": (None,), "mean": (4,), "each": (None,)}
     assert str(signature.inputs[0]) == "int64 of shape [any]"
-    assert Signature.from_dict(signature.to_dict()) == signature
+    assert pickle.loads(pickle.dumps(signature)) == signature  # noqa: S301
 
 
 @pytest.mark.parametrize(

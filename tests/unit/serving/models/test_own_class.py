@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from orchestray.platform.errors import TaskError
+from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.content import content_of
 from orchestray.serving.models.errors import InputError, ModelError
+from orchestray.serving.models.json_values import json_values
 from orchestray.serving.models.own_class import OwnModel, load_own_model
 from orchestray.serving.models.signature import ANY, boxed
 
@@ -134,8 +137,8 @@ def load(file: Path, name: str, **arguments: Any) -> OwnModel:
 
 def ask(model: OwnModel, *values: Any) -> list[Any]:
     """Return the answers as JSON values, and errors as they are."""
-    answers = model.run([model.signature.parse(value) for value in values])
-    return [each if isinstance(each, Exception) else model.signature.to_json(each) for each in answers]
+    answers, answer_of = model.run([model.signature.parse(value) for value in values]), Codec(model.signature).answer_of
+    return [each if isinstance(each, Exception) else json_values(asyncio.run(answer_of(each))) for each in answers]
 
 
 def test_a_class_without_an_example_gets_the_values_that_were_sent_in_a_list(file: Path) -> None:

@@ -146,7 +146,7 @@ def test_several_outputs_have_names() -> None:
     ]
     (answer,) = model.run([model.parse([1, 2, 3])])
     assert isinstance(answer, dict)
-    assert model.signature.to_json(answer) == {"sum": 6.0, "double": [2.0, 4.0, 6.0]}
+    assert {name: array.tolist() for name, array in answer.items()} == {"sum": 6.0, "double": [2.0, 4.0, 6.0]}
 
 
 def test_a_model_whose_outputs_do_not_count_the_samples_is_refused_before_it_serves() -> None:
@@ -253,8 +253,7 @@ def test_a_text_for_each_sample_is_answered() -> None:
     }
     served.warm_up(4)
     answers = served.run([served.parse([1.0, 2.0]), served.parse([-1.0, 0.0])])
-    told = [served.signature.to_json(answer) for answer in answers if isinstance(answer, dict)]
-    assert [each["label"] for each in told] == ["cat", "dog"]
+    assert [each["label"].item() for each in answers if isinstance(each, dict)] == ["cat", "dog"]
     named.more = ("one more",)
     (wrong,) = served.run([served.parse([1.0, 2.0])])
     assert isinstance(wrong, ModelError)

@@ -1,4 +1,4 @@
-"""JSON texts of what models and tasks of the user's own return. Does not import torch."""
+"""What models and tasks of the user's own return, as JSON values. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _MISSING = ("NaT", "<NA>")
 """Texts of pandas' missing values."""
 
 
-def json_text(value: Any) -> bytes:
-    """Return a value as a JSON text; numbers that are not finite, and missing values, become null.
+def json_values(value: Any) -> Any:
+    """Return a value as JSON values of its own; numbers that are not finite, and missing values, become None.
+
+    Any process can read them, and nothing that the caller does later changes them.
 
     Args:
         value: JSON values, also of numpy, torch and pandas, named tuples, sets, sequences and times, nested; keys may
@@ -25,9 +27,10 @@ def json_text(value: Any) -> bytes:
         TypeError: something in it has no such form.
     """
     try:
-        return orjson.dumps(value, _plain, _OPTIONS)
+        text = orjson.dumps(value, _plain, _OPTIONS)
     except TypeError:  # keys are not passed to the hook
-        return orjson.dumps(_with_plain_keys(value), _plain, _OPTIONS)
+        text = orjson.dumps(_with_plain_keys(value), _plain, _OPTIONS)
+    return orjson.loads(text)
 
 
 def without_torch(value: Any) -> Any:

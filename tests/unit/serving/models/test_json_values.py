@@ -8,12 +8,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 import pandas as pd
 import pytest
 import torch
 
-from orchestray.serving.models.json_text import json_text
+from orchestray.serving.models.json_values import json_values
 
 
 class Box(NamedTuple):
@@ -38,10 +37,10 @@ class Box(NamedTuple):
     ],
 )
 def test_values_of_libraries_become_plain_ones(value: Any, wanted: Any) -> None:
-    assert orjson.loads(json_text(value)) == wanted
+    assert json_values(value) == wanted
 
 
 @pytest.mark.parametrize("value", [b"ab", 1j, 2**70, object(), {(1, 2): 3}, pd.DataFrame({"a": [1]}), "\ud800"])
 def test_what_has_no_form_is_refused_and_not_guessed(value: Any) -> None:
     with pytest.raises(TypeError):
-        json_text([value])
+        json_values([value])
