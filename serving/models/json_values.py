@@ -1,4 +1,4 @@
-"""What models and tasks of the user's own return, as JSON values. Does not import torch."""
+"""Conversion of answers of the user's own code to JSON values. Does not import torch."""
 
 from __future__ import annotations
 
