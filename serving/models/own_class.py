@@ -148,8 +148,10 @@ def _by_column(answered: Any) -> Mapping[str, Any] | None:
     """Return a model's answer as arrays by name, if it is a mapping of them or a data frame; else None."""
     if hasattr(answered, "columns") and hasattr(answered, "to_dict"):  # of pandas: iterated over, it gives names
         return {str(name): answered[name].to_numpy() for name in answered.columns}
-    is_mapping = isinstance(answered, Mapping) and all(hasattr(value, "__len__") for value in answered.values())
-    return {str(name): value for name, value in answered.items()} if is_mapping else None
+    if not isinstance(answered, Mapping) or not answered:
+        return None
+    named = {str(name): value for name, value in answered.items()}
+    return named if all(hasattr(value, "__len__") for value in named.values()) else None
 
 
 def _rows(column: Any, num_samples: int) -> Sequence[Any]:

@@ -48,8 +48,8 @@ def served(model: nn.Module, *, mask: bool = True, **more: Any) -> ServedModel:
 def samples_of(model: ServedModel) -> list[Any]:
     rng = np.random.default_rng(0)
     given = [rng.integers(50, size=length).tolist() for length in LENGTHS]
-    several = len(model.inputs) > 1
-    return [model.parse({"ids": ids} if several else ids) for ids in given]
+    several = len(model.signature.inputs) > 1
+    return [model.signature.parse({"ids": ids} if several else ids) for ids in given]
 
 
 @pytest.mark.parametrize(
@@ -132,13 +132,13 @@ def test_the_signature_says_which_dimensions_have_any_length_and_travels() -> No
 )
 def test_lengths_that_do_not_go_are_refused(sample: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        served(Words()).parse(sample)
+        served(Words()).signature.parse(sample)
 
 
 def test_a_mask_is_that_of_the_whole_sample_unless_it_is_given() -> None:
     model = served(Words())
-    assert model.parse({"ids": [1, 2, 3]})["mask"].tolist() == [1, 1, 1]
-    assert model.parse({"ids": [1, 2, 3], "mask": [1, 0, 1]})["mask"].tolist() == [1, 0, 1]
+    assert model.signature.parse({"ids": [1, 2, 3]})["mask"].tolist() == [1, 1, 1]
+    assert model.signature.parse({"ids": [1, 2, 3], "mask": [1, 0, 1]})["mask"].tolist() == [1, 0, 1]
 
 
 def test_padding_that_does_not_fit_the_model_is_refused() -> None:

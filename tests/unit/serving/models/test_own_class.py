@@ -228,7 +228,7 @@ def test_more_answers_than_samples_are_refused_without_waiting_for_the_last(file
     assert "returned more" in str(failed.__cause__)
 
 
-@pytest.mark.parametrize("answered", [[1], "ab", 2.0, np.ones(()), {"a", "b"}])
+@pytest.mark.parametrize("answered", [[1], "ab", 2.0, np.ones(()), {"a", "b"}, {}])
 def test_a_batch_of_which_not_each_sample_is_answered_fails(answered: Any) -> None:
     model = OwnModel(lambda _batch: answered, object(), name="own")
     one, other = model.run([{"inputs": boxed(0)}, {"inputs": boxed(1)}])
