@@ -46,7 +46,8 @@ class AnyLength:
         lengths = [self._length(sample) for sample in samples]
         groups: dict[int, list[int]] = {}
         for place, length in enumerate(lengths):
-            groups.setdefault(bucket(length) if self._is_masked else length, []).append(place)
+            size = bucket(length, self._padding.most) if self._is_masked else length
+            groups.setdefault(size, []).append(place)
         answers: dict[int, Output | Exception] = {}
         for size, places in groups.items():
             longest = size if self._in_buckets else max(lengths[place] for place in places)

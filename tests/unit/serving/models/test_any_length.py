@@ -56,7 +56,7 @@ def samples_of(model: ServedModel) -> list[Any]:
     ("heeds", "mask", "pads", "passes"),
     [
         (True, True, False, [(4, 16), (3, 5), (1, 30)]),
-        (True, True, True, [(4, 16), (4, 8), (1, 32)]),
+        (True, True, True, [(4, 16), (4, 8), (1, 30)]),
         (True, False, False, [(1, 3), (2, 12), (1, 5), (1, 1), (1, 30), (1, 9), (1, 16)]),
         (False, True, False, [(1, 3), (2, 12), (1, 5), (1, 1), (1, 30), (1, 9), (1, 16)]),
     ],
