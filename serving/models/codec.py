@@ -107,13 +107,16 @@ class Codec:
             raise RequestError(f"{field}: {error}") from error
         except BaseException as error:
             raise _failure(self._signature.name, "decode", error) from error
+        names = [spec.name for spec in self._signature.inputs]
         if not isinstance(inputs, Mapping):
-            names = [spec.name for spec in self._signature.inputs]
             several = inputs if isinstance(inputs, tuple) else (inputs,)
             if len(several) > len(names):
                 raise InputError(field, f"{len(names)} values at most", f"{len(several)}")
             inputs = dict(zip(names, several, strict=False))
-        return self._signature.parse(self._of_the_length(inputs), field=field)
+        given: Any = self._of_the_length(inputs)
+        if len(names) == 1 and [*given] == names:
+            given = given[names[0]]
+        return self._signature.parse(given, field=field)
 
     def _of_the_length(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return inputs by name with the lengths that the model takes, where it takes one."""

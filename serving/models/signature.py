@@ -63,7 +63,7 @@ class TensorSpec:
 class Signature:
     """A model from the point of view of its callers.
 
-    A model with one input takes its value, alone or by its name; with several, a mapping by name.
+    A model with one input takes its value alone; with several, a mapping by name.
     """
 
     name: str
@@ -103,8 +103,7 @@ class Signature:
     def _parsed(self, sample: Any, field: str) -> Sample:
         if len(self.inputs) == 1:
             spec = self.inputs[0]
-            is_named = isinstance(sample, Mapping) and sample.keys() == {spec.name} and spec.dtype != ANY
-            return {spec.name: _array(sample[spec.name] if is_named else sample, spec, field)}
+            return {spec.name: _array(sample, spec, field)}
         if not isinstance(sample, Mapping):
             raise InputError(field, f"an object with {self._input_names}", kind_of(sample))
         for name in sample:
