@@ -55,6 +55,7 @@ BENCHMARKS = (
     "serve_peers",
     "serve_rates",
     "serve_noop",
+    "serve_ready",
     "serve_replicas",
     "serve_kill",
     "serve_scaling",

@@ -11,7 +11,7 @@ from serve import serving_sides as sides
 
 _CONNECTIONS = (32, 1)
 _SECONDS, _SECONDS_QUICK = 8.0, 1.0
-_RAY, _OTHERS, _P50_MS, _P50_SEPARATE_MS = 1 / 6, 1 / 1.5, 1.0, 2.0
+_RAY, _OTHERS, _HAPROXY, _P50_MS, _P50_SEPARATE_MS = 1 / 6, 1 / 1.5, 1 / 1.2, 1.0, 2.0
 _OURS, _SEPARATE = "orchestray", "orchestray, a separate replica"
 _ONE_REPLICA = {"min": 1, "max": 1}
 
@@ -28,6 +28,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         _OURS: sides.ours(options, 0.0, 0.0),
         _SEPARATE: sides.ours(options, 0.0, 0.0, replicas=_ONE_REPLICA),
         "Ray Serve": sides.ray(options, "plain", 0.0, 0.0),
+        "Ray Serve, HAProxy": sides.ray(options, "plain", 0.0, 0.0, environment={"RAY_SERVE_ENABLE_HA_PROXY": "1"}),
         "BentoML": sides.bentoml(options, python, 0.0, 0.0, batched=False),
         "LitServe": sides.litserve(options, python, 0.0, 0.0, max_batch_size=1),
     }
@@ -47,7 +48,12 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         sides.note_limits(report, {f"{name}, {num} connections": runs for num, runs in of.items()})
     report.table(["server", "32 connections: requests/s", "1 connection: p50, ms"], rows)
     time_s = {name: [1 / one.answered_per_s for one in of[32]] for name, of in found.items()}
-    for peer, limit in (("Ray Serve", _RAY), ("BentoML", _OTHERS), ("LitServe", _OTHERS)):
+    for peer, limit in (
+        ("Ray Serve", _RAY),
+        ("Ray Serve, HAProxy", _HAPROXY),
+        ("BentoML", _OTHERS),
+        ("LitServe", _OTHERS),
+    ):
         name = f"32 connections: time a request / {peer}"
         report.goal(name, report.compare(name, time_s[_OURS], time_s[peer]), limit)
     for name, limit_ms in ((_OURS, _P50_MS), (_SEPARATE, _P50_SEPARATE_MS)):

@@ -1,4 +1,4 @@
-"""Latency and requests/s of one model in BentoML, LitServe and `orchestray serve`: open loops, and 8 clients."""
+"""Latency and requests/s of one model in BentoML, LitServe and `orchestray serve`: open loops, and 8 and 32 clients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from harness import benchmark
 from serve import serving_sides as sides
 
 _RATES_PER_S = (30.0, 90.0, 267.0)
-_CLIENTS = 8
-_CLOSED = ("8 clients",)
+_CLIENTS = (8, 32)
+_CLOSED = tuple(f"{count} clients" for count in _CLIENTS)
 _TIMEOUTS_S = (0.0, 0.002, 0.005, 0.010, 0.020)
 _TIMEOUTS_QUICK_S = (0.0, 0.005)
 _SECONDS, _SECONDS_QUICK = 10.0, 1.5
@@ -39,7 +39,8 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     starts: dict[str, sides.Side] = {_OURS: sides.ours(options), _BENTOML: sides.bentoml(options, python)}
     for name, timeout_s in litserve.items():
         starts[name] = sides.litserve(options, python, batch_timeout_s=timeout_s)
-    loads = {_CLOSED[0]: ClosedLoop(_CLIENTS), **{f"{rate:g}/s": OpenLoop(rate) for rate in _RATES_PER_S}}
+    loads: dict[str, Any] = {name: ClosedLoop(count) for name, count in zip(_CLOSED, _CLIENTS, strict=True)}
+    loads |= {f"{rate:g}/s": OpenLoop(rate) for rate in _RATES_PER_S}
     # LitServe's timeouts are distinguished by the clients alone; the open loops are those of BentoML.
     found: Found = {name: {load: [] for load in (_CLOSED if name in litserve else loads)} for name in starts}
     idle: dict[str, list[float]] = {name: [] for name in starts}
@@ -82,19 +83,15 @@ def _hold(report: benchmark.Report, found: Found, idle: dict[str, list[float]], 
         mean, peer = ([sides.mean_ms(one) for one in found[name][load]] for name in (_OURS, _BENTOML))
         ratio = report.compare(f"{load}: mean / BentoML", mean, peer)
         report.goal(f"{load}: mean / BentoML", ratio, _MEAN)
-    per_s = [[one.answered_per_s for one in found[name][_CLOSED[0]]] for name in (_OURS, _BENTOML)]
-    ratio = report.compare(
-        "8 clients: time a request / BentoML", [1 / one for one in per_s[0]], [1 / one for one in per_s[1]]
-    )
-    report.goal("8 clients: time a request / BentoML", ratio, _THROUGHPUT)
-    medians = {name: [one.tally.latency.quantile_s(0.5) for one in found[name][_CLOSED[0]]] for name in litserve}
-    best = min(litserve, key=lambda name: statistics.median(medians[name]))
-    p50 = [one.tally.latency.quantile_s(0.5) for one in ours[_CLOSED[0]]]
-    report.goal(
-        f"8 clients: p50 / best of LitServe ({best})",
-        report.compare(f"8 clients: p50 / {best}", p50, medians[best]),
-        _P50,
-    )
+    for load in _CLOSED:
+        per_s = [[one.answered_per_s for one in found[name][load]] for name in (_OURS, _BENTOML)]
+        name = f"{load}: time a request / BentoML"
+        report.goal(name, report.compare(name, *([1 / one for one in each] for each in per_s)), _THROUGHPUT)
+        medians = {name: [one.tally.latency.quantile_s(0.5) for one in found[name][load]] for name in litserve}
+        best = min(litserve, key=lambda name, medians=medians: statistics.median(medians[name]))  # type: ignore[misc]
+        p50 = [one.tally.latency.quantile_s(0.5) for one in ours[load]]
+        ratio = report.compare(f"{load}: p50 / {best}", p50, medians[best])
+        report.goal(f"{load}: p50 / best of LitServe ({best})", ratio, _P50)
     report.goal("CPU while idle", statistics.median(idle[_OURS]), _IDLE, "cores")
 
 

@@ -84,7 +84,9 @@ def cpu_s(processes: Sequence[Any]) -> float:
 Side = Callable[[], "contextlib.AbstractContextManager[Endpoint]"]
 
 
-def ours(options: benchmark.Options, a_s: float = A_S, c_s: float = C_S, **settings: Any) -> Side:
+def ours(
+    options: benchmark.Options, a_s: float = A_S, c_s: float = C_S, *, flags: Sequence[str] = (), **settings: Any
+) -> Side:
     """Run `orchestray serve` of a run with the model; `settings` are keys of its config, `__` for a dot."""
     run = _write_run(options.workspace, a_s, c_s)
     keys = {"batching.max_batch_size": MAX_BATCH_SIZE, **{key.replace("__", "."): v for key, v in settings.items()}}
@@ -97,6 +99,7 @@ def ours(options: benchmark.Options, a_s: float = A_S, c_s: float = C_S, **setti
         port = free_port()
         runs_dir = options.workspace / f"endpoint-{port}-{made}"
         command = [commands.script("orchestray"), "serve", str(run), f"http.port={port}", "--runs-dir", str(runs_dir)]
+        command += flags
         command += [f"{key}={json.dumps(value)}" for key, value in keys.items()]
         with _started("orchestray", command, port, "/predict", {"inputs": EXAMPLE}) as endpoint:
             yield endpoint
@@ -128,7 +131,15 @@ def _write_run(workspace: Path, a_s: float, c_s: float) -> Path:
     return path
 
 
-def ray(options: benchmark.Options, kind: str, a_s: float = A_S, c_s: float = C_S, **settings: Any) -> Side:
+def ray(
+    options: benchmark.Options,
+    kind: str,
+    a_s: float = A_S,
+    c_s: float = C_S,
+    *,
+    environment: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Side:
     """Run Ray Serve, as `harness/peers/serve_ray.py` has it."""
 
     @contextlib.contextmanager
@@ -137,7 +148,7 @@ def ray(options: benchmark.Options, kind: str, a_s: float = A_S, c_s: float = C_
         spec = {"kind": kind, "a_s": a_s, "c_s": c_s, "port": port, "max_batch_size": MAX_BATCH_SIZE, **settings}
         told = commands.write_json(options.workspace / f"ray-{port}.json", spec)
         command = commands.python(commands.peer("serve_ray"), str(told))
-        with _started(f"Ray Serve, {kind}", command, port, "/", {"inputs": EXAMPLE}) as endpoint:
+        with _started(f"Ray Serve, {kind}", command, port, "/", {"inputs": EXAMPLE}, environment) as endpoint:
             yield endpoint
 
     return start

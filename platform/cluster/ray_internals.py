@@ -30,6 +30,10 @@ NAMES: Mapping[str, str] = {
     "ray.tune.execution.tune_controller:PlacementGroupResourceManager": "a group removed while Ray places it is lost",
     "ray.air.execution._internal.actor_manager:RayActorManager": "it ends the experiment when Ray "
     "kills a process for the memory of its node, as that error is not a RayActorError",
+    "ray.experimental.internal_kv:_internal_kv_put": "a store that outlives the processes that write to it",
+    "ray.experimental.internal_kv:_internal_kv_get": "see above",
+    "ray.experimental.internal_kv:_internal_kv_list": "see above",
+    "ray.experimental.internal_kv:_internal_kv_del": "see above",
     "ray.serve.context:_get_global_client": "whether Serve runs, whether its proxies serve, and who has a route",
 }
 """Reason for each name, as "module:attribute"."""

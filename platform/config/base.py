@@ -24,6 +24,22 @@ BelowOne = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0, lt=1)]
 ZeroToOne = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0, le=1)]
 
 
+WORDS_OF_PATTERNS: dict[str, str] = {}
+"""Maps the pattern of a text to what it wants, in words."""
+
+
+def text_like(pattern: str, words: str, *, max_length: int | None = None) -> Any:
+    """Return the field of a text.
+
+    Args:
+        pattern: regular expression that the text has to match.
+        words: the pattern in words, for the error of another text.
+        max_length: most characters; None: any number.
+    """
+    WORDS_OF_PATTERNS[pattern] = words
+    return Field(strict=True, pattern=pattern, max_length=max_length)
+
+
 class Section(BaseModel):
     """A part of a config: frozen, and an unknown key is an error."""
 

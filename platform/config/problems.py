@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from orchestray.platform.config.base import Section
+from orchestray.platform.config.base import WORDS_OF_PATTERNS, Section
 from orchestray.platform.config.error_location import Place, locate, tag_of
 
 
@@ -147,7 +147,7 @@ _BOUNDS = {"greater_than_equal": (">=", "ge"), "greater_than": (">", "gt"), "les
 
 
 def _wanted(place: Place, details: ErrorDetails) -> str:
-    kind, path, context = details["type"], place.path, details.get("ctx", {})
+    kind, context = details["type"], details.get("ctx", {})
     if place.choice is not None and kind == "model_type":
         return f"a mapping with {', '.join(place.members[0].model_fields)}"
     if kind in _KINDS:
@@ -157,8 +157,8 @@ def _wanted(place: Place, details: ErrorDetails) -> str:
         return f"{sign} {context[key]:g}"
     if kind == "literal_error":
         return _choice(context)
-    if kind == "string_pattern_mismatch" and path == "name":
-        return "letters, digits, '.', '_' and '-', starting with a letter or a digit"
+    if kind == "string_pattern_mismatch":
+        return WORDS_OF_PATTERNS[context["pattern"]]
     if kind == "string_too_short":
         return "text that is not empty"
     if kind == "string_too_long":

@@ -6,6 +6,8 @@ import hashlib
 import json
 from typing import Any, TypeAlias
 
+from orchestray.platform.cluster import key_values
+
 Wanted: TypeAlias = dict[str, Any]
 """`config`, `settings`, `deployments` and `reserves_cpus` of an endpoint, as `application` makes them: JSON values."""
 
@@ -26,15 +28,10 @@ class ChangeMemory:
 
     def latest(self) -> Wanted:
         """Return the config of the last change; without one, that of the deployment."""
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        written: bytes | None = _internal_kv_get(self._key)
-        kept = {} if written is None else json.loads(written)
+        kept = key_values.get(self._key) or {}
         changed: Wanted = kept["wanted"] if kept.get("since") == self._digest else self._deployed
         return changed
 
     def write(self, wanted: Wanted) -> None:
         """Keep a change."""
-        from ray.experimental.internal_kv import _internal_kv_put
-
-        _internal_kv_put(self._key, json.dumps({"since": self._digest, "wanted": wanted}), overwrite=True)
+        key_values.put(self._key, {"since": self._digest, "wanted": wanted})

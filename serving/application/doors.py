@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Container
 from dataclasses import asdict, dataclass
+
+from orchestray.platform.cluster import key_values
 
 _WRITE_EVERY_S = 1.0
 
@@ -50,23 +51,16 @@ async def announce(door: Door) -> None:
 
 def write(door: Door) -> None:
     """Write a door to the store."""
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(door.place + door.replica, json.dumps(asdict(door)), overwrite=True)
+    key_values.put(door.place + door.replica, asdict(door))
 
 
 def remove(door: Door) -> None:
     """Remove a door from the store, if that can be reached."""
-    from ray.experimental.internal_kv import _internal_kv_del
-
     with contextlib.suppress(Exception):  # the cluster may be gone already
-        _internal_kv_del(door.place + door.replica)
+        key_values.delete(door.place + door.replica)
 
 
 def new_doors(place: str, known: Container[str]) -> list[Door]:
     """Return the doors of a deployment, without those of replicas that are known."""
-    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
-
-    names = [name.decode() for name in _internal_kv_list(place)]
-    written: list[bytes | None] = [_internal_kv_get(name) for name in names if name.removeprefix(place) not in known]
-    return [Door(**json.loads(each)) for each in written if each is not None]
+    written = [key_values.get(key) for key in key_values.keys(place) if key.removeprefix(place) not in known]
+    return [Door(**each) for each in written if each is not None]

@@ -12,6 +12,7 @@ from orchestray.serving.application.change_memory import ChangeMemory, Wanted
 from orchestray.serving.application.deployed import ApplicationStarters
 from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.application.loop_thread import LoopThread
+from orchestray.serving.application.serve_metrics import ServeMetrics, counted_by_serve
 from orchestray.serving.application.served import Served
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.http.settings import settings_from
@@ -143,7 +144,8 @@ class Ingress:
             if scope["type"] == "lifespan":
                 await _live(receive, send)
             else:
-                await self._thread.bridge(self._endpoint.served.live, scope, receive, send)
+                with counted_by_serve():
+                    await self._thread.bridge(self._endpoint.served.live, scope, receive, send)
 
         return answer
 
@@ -165,6 +167,9 @@ class _Endpoint:
     def __init__(self, served: Served, starters: ApplicationStarters) -> None:
         self.served = served
         self._starters = starters
+        metrics = ServeMetrics()
+        served.live.monitor.on_each = metrics.note
+        self._writing = asyncio.create_task(metrics.keep_writing())
 
     @classmethod
     async def start(cls, wanted: Wanted) -> _Endpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from orchestray.serving.config.schema import Scaling, ServeConfig
 
 _CLIENT = "ray.serve.context:_get_global_client"
 _POLL_S = 0.1
+_ASK_S = 5.0
+"""Seconds that Serve has to take on the end of applications."""
 _OWN_ERROR = re.compile(r"^orchestray\.platform\.errors\.(?P<kind>\w+): ", re.MULTILINE)
 """The begin of the last part of a traceback; errors that were its cause come before."""
 
@@ -61,6 +64,25 @@ def leave(name: str) -> None:
             delete(other)
         if found == left:
             serve.shutdown()
+
+
+def leave_at_once(name: str) -> None:
+    """Have Ray Serve end an application and those of its versions; return when it is about to."""
+    from ray import serve
+
+    asked: set[str] = set()
+    until_s = time.monotonic() + _ASK_S
+    with contextlib.suppress(Exception):  # the cluster may be gone already
+        while time.monotonic() < until_s:
+            applications = serve.status().applications
+            own = {other for other in applications if other == name or other.startswith(version_prefix(name))}
+            left = {other for other in own if applications[other].status != "DELETING"}
+            if not left:
+                return
+            for other in left - asked:
+                threading.Thread(target=delete, args=(other,), daemon=True).start()  # it waits for the end
+            asked |= left
+            time.sleep(_POLL_S)
 
 
 def version_prefix(name: str) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from orchestray.platform.config.base import AboveZero, AtLeastZero, Count, Flag, Positive, Section, Text
+from orchestray.platform.config.base import AboveZero, AtLeastZero, Count, Flag, Positive, Section, Text, text_like
 from orchestray.serving.batching.policies import POLICIES
 from orchestray.trainers.config.schema import RunName
 
@@ -16,7 +16,13 @@ else:
     PolicyName = Literal[tuple(POLICIES)]
 
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
-RootPath = Annotated[str, Field(strict=True, pattern=r"^(/[A-Za-z0-9._~-]{1,64}){1,16}$")]
+RootPath = Annotated[
+    str,
+    text_like(
+        r"^(/[A-Za-z0-9._~-]{1,64}){1,16}$",
+        "a path such as /models/digits: parts of letters, digits, '.', '_', '~' and '-', and no / at its end",
+    ),
+]
 Percentage = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=100)]
 
 

@@ -58,7 +58,7 @@ class RequestMiddleware:
                 await self._pass(app, scope, receive, answer, call)
         finally:
             seconds = time.perf_counter() - call.started_s
-            self._monitor.answered(call.model, call.version, call.status, seconds)
+            self._monitor.answered(call.model, call.version, call.status, seconds, method=scope["method"])
             if self._access_log is not None:
                 self._access_log.write(scope, call, seconds)
 

@@ -29,6 +29,8 @@ class Monitor:
         """Labels of every metric in `text`, which distinguish this front from others behind the same address."""
         self.on_answer: Callable[[str, str, int, float], None] | None = None
         """Called with the arguments of `answered` for requests that reached a model, while new versions are watched."""
+        self.on_each: Callable[[str, int, float], None] | None = None
+        """Called with the method, the status and the seconds of every request."""
         self._watched: Registry | None = None
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
         self._shed_counters: dict[tuple[str, str, str], Counter] = {}
@@ -61,8 +63,10 @@ class Monitor:
         """Return the listener for the batcher of a version, so that its batches are counted here."""
         return _Listener(self, model, version)
 
-    def answered(self, model: str, version: str, status: int, seconds: float) -> None:
+    def answered(self, model: str, version: str, status: int, seconds: float, *, method: str = "POST") -> None:
         """Count an answered request; the names are empty if it reached no model."""
+        if self.on_each is not None:
+            self.on_each(method, status, seconds)
         key = (model, version, status)
         if key not in self._counters:  # a lookup by labels takes longer than counting
             request_s = self._request_s.labels(model, version) if model else None

@@ -96,6 +96,8 @@ class OnRay:
 
     def end_at_once(self) -> None:
         """End without waiting: a cluster of this process ends with it, and on another Serve goes on to end it."""
+        if self._is_running and not self._is_owned:
+            serve_apps.leave_at_once(self._config.name)
 
 
 def _is_ready(url: str) -> bool:

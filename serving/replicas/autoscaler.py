@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
+from orchestray.platform.cluster import key_values
 from orchestray.serving.batching import Batcher
 from orchestray.serving.replicas.scaling import IDLE_BEFORE_ZERO_S, Load, ScalingGoal, wanted_replicas
 
@@ -42,12 +42,10 @@ class ScalingPolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Return the number of replicas that there should be, and an empty state."""
-        from ray.experimental.internal_kv import _internal_kv_get
-
-        written: bytes | None = _internal_kv_get(self._key)
+        written = key_values.get(self._key)
         if written is None:
             return max(context.target_num_replicas, self._goal.least), {}
-        load = Load(**json.loads(written))
+        load = Load(**written)
         return wanted_replicas(load, context.target_num_replicas, self._goal), {}
 
 
@@ -89,41 +87,38 @@ class LoadMeter:
 
 async def ask_for_replica(key: str) -> None:
     """Write a load that needs a replica, until `report_load` writes that of a batcher."""
-    from ray.experimental.internal_kv import _internal_kv_put
-
     load = Load(rate_per_s=0.0, num_queued=1, a_s=0.0, c_s=0.0, max_batch_size=1, idle_s=0.0, has_runner=False)
-    await asyncio.to_thread(_internal_kv_put, key, json.dumps(asdict(load)), overwrite=True)
+    await asyncio.to_thread(key_values.put, key, asdict(load))
 
 
 async def report_load(batcher: Batcher[Any, Any], key: str) -> None:
     """Write the load to the key that the policy reads, until cancelled."""
-    from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
-    async def write(text: str) -> None:
-        await asyncio.to_thread(_internal_kv_put, key, text, overwrite=True)
+    async def write(load: dict[str, Any]) -> None:
+        await asyncio.to_thread(key_values.put, key, load)
 
     try:
         await keep_reporting(batcher, write)
     finally:
         with contextlib.suppress(Exception):  # the cluster may be gone already
-            await asyncio.to_thread(_internal_kv_del, key)
+            await asyncio.to_thread(key_values.delete, key)
 
 
-async def keep_reporting(batcher: Batcher[Any, Any], write: Callable[[str], Awaitable[None]]) -> None:
+async def keep_reporting(batcher: Batcher[Any, Any], write: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
     """Write the load periodically, until cancelled; after a failed write try again with the next.
 
     Without a load the policy would leave the number of replicas unchanged, even if it is 0.
 
     Args:
         batcher: batcher whose load is measured.
-        write: writes the load, as JSON text.
+        write: writes the fields of a `Load`.
     """
     loop = asyncio.get_running_loop()
     meter = LoadMeter(batcher, loop.time())
     is_failing = False
     while True:
         try:
-            await write(json.dumps(asdict(meter.measure(loop.time()))))
+            await write(asdict(meter.measure(loop.time())))
             is_failing = False
         except Exception as error:  # noqa: BLE001 - of any kind: Ray's errors have no common base class
             if not is_failing:

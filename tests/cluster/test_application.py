@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +26,8 @@ from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.lifecycle.on_ray import OnRay
 from orchestray.serving.models.load import load_served_model
 from orchestray.trainers.saved.run import load_run
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until
+from support.serve_clients import INPUTS, Clients, ask, num_replicas
 from support.served import written_run
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 NAME = f"app-{os.getpid()}"
-INPUTS = [0.5] * 64
 SLOW = """
 import time
 import torch
@@ -102,19 +99,6 @@ def outputs_of(run: Path) -> Any:
     return answer["outputs"]
 
 
-def ask(url: str, inputs: Any = INPUTS, headers: Mapping[str, str] = {}) -> Any:
-    body = json.dumps({"inputs": inputs}).encode()
-    request = urllib.request.Request(f"{url}/predict", body, {"content-type": "application/json", **headers})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310
-        return json.load(answer)["outputs"]
-
-
-def num_replicas(url: str) -> int:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
-        lines = answer.read().decode().splitlines()
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("orchestray_replicas{"))
-
-
 def pids(of: str) -> set[int]:
     """Return the processes of a deployment: `ingress`, or the begin of a version's name."""
     found = set()
@@ -141,47 +125,6 @@ async def kill_the_controller() -> None:
 
     os.kill(before := pid(), signal.SIGKILL)
     await until("another controller", lambda: pid() != before and has_recovered())
-
-
-async def until(what: str, condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not await asyncio.to_thread(condition):
-        assert time.monotonic() < deadline_s, f"{what}: never"
-        await asyncio.sleep(0.05)
-
-
-class Clients:
-    """Clients that ask again and again, each when it was answered, until they are ended.
-
-    A client tries again where nobody listens.
-    """
-
-    def __init__(self, url: str, count: int, inputs: Any = INPUTS) -> None:
-        self.answers: list[Any] = []
-        self.failures: list[str] = []
-        self._url, self._inputs = url, inputs
-        self._done = threading.Event()
-        self._threads = [threading.Thread(target=self._work) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def _work(self) -> None:
-        while not self._done.wait(0.02):
-            try:
-                self.answers.append(ask(self._url, self._inputs))
-            except urllib.error.HTTPError as error:
-                self.failures.append(f"{error.code}: {error.read().decode()}")
-            except OSError:
-                continue
-
-    async def until_more(self, count: int) -> None:
-        wanted = len(self.answers) + count
-        await until("answers", lambda: len(self.answers) >= wanted)
-
-    def end(self) -> None:
-        self._done.set()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
 
 
 def test_an_application_of_serve_run_answers_alike_at_its_port_by_the_proxy_and_by_its_handle(
@@ -359,6 +302,24 @@ def test_a_function_of_ones_own_has_replicas_and_a_task_decodes_for_them(cluster
             module = load_run(run).load_model()
             wanted = module(torch.full((2,), 3.0)).tolist()
             assert ask(url, "3", {"x-model": "task"}) == pytest.approx(wanted, abs=1e-6)
+
+    asyncio.run(scenario())
+
+
+def test_an_endpoint_left_at_once_leaves_no_application_though_its_command_does_not_wait(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    from ray import serve
+
+    (tmp_path / "own.py").write_text("def words(batch):\n    return [text.split() for text in batch]\n")
+    models = [{"name": "own", "run": f"{tmp_path / 'own.py'}:words"}]
+
+    async def scenario() -> None:
+        async with running({"name": NAME, "models": models, "replicas": 2}):
+            await asyncio.to_thread(serve_apps.leave_at_once, NAME)
+            states = {name: app.status for name, app in serve.status().applications.items() if name.startswith(NAME)}
+            assert {*states.values()} <= {"DELETING"}
+            await until("nothing is left", lambda: not pids(""))
 
     asyncio.run(scenario())
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from orchestray.serving.application.doors import Door, announce, doors_of, new_d
 from orchestray.serving.batching import Batcher
 from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.replicas.batch_thread import BatchThread
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until
 
 SIGNATURE = Signature("doubling", "1", (), (), [0.0])
 BATCH: Sample = {"x": np.ones(1, np.float32)}
@@ -65,23 +64,16 @@ async def following(place: str) -> AsyncIterator[tuple[DeployedReplicas, Batcher
         await batcher.close(drain=False)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not await asyncio.to_thread(condition):
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.01)
-
-
 def test_a_door_is_written_again_where_it_was_removed_and_goes_with_its_replica(cluster: Cluster) -> None:
     place, other = doors_of("app", "a"), doors_of("app", "ab")
 
     async def scenario() -> None:
         door = door_at(place, 1)
         async with announced(door), announced(replace(door, place=other)):
-            await until(lambda: new_doors(place, ()) == [door])
+            await until("the door", lambda: new_doors(place, ()) == [door])
             assert new_doors(place, {"one"}) == []
             remove(door)
-            await until(lambda: new_doors(place, ()) == [door])
+            await until("the door", lambda: new_doors(place, ()) == [door])
         assert new_doors(place, ()) == []
 
     asyncio.run(scenario())
@@ -102,8 +94,8 @@ def test_a_replica_answers_while_others_are_silent_and_one_that_ends_is_forgotte
                 assert await replicas.signature == SIGNATURE
                 assert (await batcher.submit(BATCH))["y"] == [2.0]
                 await server.close()
-                await until(lambda: batcher.stats.num_runners == 0)
-                await until(lambda: [door.replica for door in new_doors(place, ())] == ["one"])
+                await until("the end of the runner", lambda: batcher.stats.num_runners == 0)
+                await until("one door", lambda: [door.replica for door in new_doors(place, ())] == ["one"])
 
     asyncio.run(scenario())
 

@@ -88,11 +88,15 @@ def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_reque
     each = "batching.max_batch_size=4"  # both get a part
     apart = ("replicas=2", f"resources.cpus_per_worker={NUM_CPUS}", "--address", machines.gcs_address)
     endpoint = Endpoint(run, each, *apart, cwd=tmp_path, local=False, env=machines.token)
+    before = counted_by_serve(machines)
     try:
         until_replicas(endpoint, 2)
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(endpoint.predict, inputs.tolist()))
             until("both have a part", lambda: share_of_the_least(endpoint, pool, inputs.tolist()) > 0.25)
+            answered = metric(endpoint, "orchestray_requests_total")
+            num_posts = sum(count for labels, count in answered.items() if 'model=""' not in labels)
+            until("Ray Serve has counted them as well", lambda: counted_by_serve(machines) - before == num_posts)
             under_way = [pool.submit(endpoint.predict, each) for each in inputs.tolist()]
             under_way[20].result(PATIENCE_S)
             machines.kill_last_node()
@@ -103,6 +107,14 @@ def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_reque
     finally:
         ended, stderr = endpoint.end(signal.SIGTERM)
     assert (ended, "Traceback" in stderr) == (0, False)
+
+
+def counted_by_serve(machines: Machines) -> int:
+    """Return the number of answered POSTs that Ray Serve's own metrics show."""
+    lines = [line for line in machines.metrics().splitlines() if line.startswith("ray_serve_num_http_requests_total{")]
+    return sum(
+        int(float(line.rpartition(" ")[2])) for line in lines if 'method="POST"' in line and 'status_code="200"' in line
+    )
 
 
 def share_of_the_least(endpoint: Endpoint, pool: ThreadPoolExecutor, inputs: list[Any]) -> float:

@@ -24,16 +24,16 @@ LAYERS = """
     trainers  trainers.ps  trainers.ps.variants  trainers.parallel.pipeline.schedules
     trainers.aggregation  trainers.compression  trainers.layout  trainers.optim  trainers.trackers
     trainers.core
-    trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
+    trainers.analysis  trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
-    trainers.parallel  trainers.sync.local  trainers.survey
+    trainers.parallel  trainers.sync.local  trainers.survey  trainers.survey.networks  trainers.survey.operators
     trainers.sync.compressed
     trainers.sync
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
     trainers.distill
-    trainers.loop  trainers.validate
+    trainers.loop  trainers.planning  trainers.validate
     trainers.ps.coordinator
     trainers.ps.server
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker

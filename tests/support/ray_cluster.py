@@ -66,6 +66,8 @@ _PATIENCE = {
     "RAY_agent_register_timeout_ms": "300000",
 }
 """Ray itself would give up on a node after 30 s."""
+_REPORTS = {"RAY_metrics_report_interval_ms": "500"}
+"""Ray itself passes on what processes have counted every 10 s."""
 _NOTICES_LOSSES = {"RAY_health_check_initial_delay_ms": "500", "RAY_health_check_period_ms": "500"}
 """Ray itself asks a node every 3 s whether it is there, and takes it for lost after five refusals. Who is gone refuses
 at once; who is merely slow has 10 s to answer, as in Ray itself."""
@@ -87,6 +89,7 @@ class RayCluster:
         # Short: sockets live in it, and their paths may have 107 characters.
         self._directory = Path(tempfile.mkdtemp(prefix="ray-"))
         self._nodes: list[subprocess.Popen[bytes]] = []
+        self._metrics_ports: list[int] = []
         self._num_started = 0
         gcs_port, dashboard_port = free_ports(2)
         self.gcs_address = f"127.0.0.1:{gcs_port}"
@@ -115,6 +118,14 @@ class RayCluster:
     def num_nodes(self) -> int:
         """Number of nodes that were started and not killed."""
         return len(self._nodes)
+
+    def metrics(self) -> str:
+        """Return Ray's metrics of all nodes, in Prometheus' text format."""
+        found = []
+        for port in self._metrics_ports:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                found.append(answer.read().decode())
+        return "\n".join(found)
 
     @property
     def head(self) -> str:
@@ -162,6 +173,7 @@ class RayCluster:
 
     def _start_node(self, *options: str) -> None:
         client_port, agent_port, agent_grpc_port, runtime_env_port, metrics_port = free_ports(5)
+        self._metrics_ports.append(metrics_port)
         log_path = self._directory / f"node-{self._num_started}.txt"
         self._num_started += 1
         command = [
@@ -263,7 +275,7 @@ def _node_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
     chosen.setdefault("RAY_AUTH_MODE", "token" if find_token(environment) else "disabled")
     chosen.setdefault("RAY_worker_niceness", "0")  # Ray's own is 15: beside other tests its workers would hardly run
-    return {**_PATIENCE, **_NOTICES_LOSSES, **chosen}
+    return {**_PATIENCE, **_REPORTS, **_NOTICES_LOSSES, **chosen}
 
 
 def _end_with_parent() -> None:

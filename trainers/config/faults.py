@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
-from orchestray.platform.config.base import AboveZero, Positive, Section, Text, ZeroToOne
+from orchestray.platform.config.base import AboveZero, Positive, Section, Text, ZeroToOne, text_like
 from orchestray.platform.config.problems import nearest, shown
 
 KINDS = ("kill", "slow", "delay", "drop", "byzantine")
@@ -27,7 +27,7 @@ def _target(value: object) -> object:
     return value
 
 
-Target = Annotated[str, Field(strict=True, pattern=_TARGET.pattern), BeforeValidator(_target)]
+Target = Annotated[str, text_like(_TARGET.pattern, '"<role>/<rank>"'), BeforeValidator(_target)]
 
 
 class Fault(Section):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ValidationInfo, field_validator
 
 from orchestray.platform.config.base import (
     AboveZero,
@@ -18,6 +18,7 @@ from orchestray.platform.config.base import (
     Positive,
     Section,
     Text,
+    text_like,
 )
 from orchestray.platform.config.metric_names import Mode, mode_of_metric
 from orchestray.trainers.aggregation.params import Mean
@@ -211,7 +212,14 @@ class Resources(Section):
         return max(1, int(self.cpus_per_worker))
 
 
-RunName = Annotated[str, Field(strict=True, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+RunName = Annotated[
+    str,
+    text_like(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        "letters, digits, '.', '_' and '-', starting with a letter or a digit",
+        max_length=120,
+    ),
+]
 
 
 class TrainConfig(Section):

@@ -48,7 +48,7 @@ class Refusals:
             num_bytes: size of the answer's body.
             model, version: version that would have answered; empty: unknown.
         """
-        self._monitor.answered(model, version, status, seconds)
+        self._monitor.answered(model, version, status, seconds, method=method)
         if self._access_log is not None and self._access_log.is_on:
             self._access_log.line(
                 request_id,

@@ -21,6 +21,7 @@ COMMANDS = {
     "search": "Search hyper-parameters or architectures.",
     "bench": "Measure the latency of an endpoint under load.",
     "serve": "Serve a trained model over HTTP.",
+    "analyse": "Count what a step of a model costs: work, depth, bytes.",
     "validate": "Check configs without starting anything.",
     "runs": "The runs there are, and what came of them.",
     "submit": "Run a command as a job on a Ray cluster.",

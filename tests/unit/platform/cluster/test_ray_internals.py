@@ -11,7 +11,7 @@ from orchestray.platform.cluster.ray_internals import NAMES, find
 from support.layers import FILES, ROOT
 
 _PRIVATE = re.compile(
-    r"ray\._private|ray\._raylet|_get_global_client|ray\.\w+\._(?:internal|private)|ray\.tune\.execution"
+    r"ray\._private|ray\.experimental\.internal|ray\._raylet|_get_global_client|ray\.\w+\._(?:internal|private)|ray\.tune\.execution"
 )
 
 

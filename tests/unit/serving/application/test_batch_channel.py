@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from orchestray.serving.batching import RunnerLostError
 from orchestray.serving.models.errors import InputError, ModelError
 from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.replicas.batch_thread import BatchThread
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until
 
 
 class Doubling:
@@ -101,15 +100,8 @@ async def started(model: Doubling) -> AsyncIterator[tuple[BatchServer, Counting,
         await server.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.001)
-
-
 async def begun(model: Doubling, count: int) -> None:
-    await until(lambda: len(model.begun) >= count)
+    await until("batches that began", lambda: len(model.begun) >= count)
 
 
 def test_batches_sent_at_once_run_in_their_order_and_each_gets_its_own_answers() -> None:
@@ -156,7 +148,7 @@ def test_a_batch_that_is_cancelled_before_it_begins_is_never_run() -> None:
             second.cancel()
             await asyncio.gather(second, return_exceptions=True)
             third = asyncio.create_task(connection.run(batch(3)))
-            await until(lambda: thread.num_asked == 3)  # it has then read that the second is cancelled
+            await until("batches", lambda: thread.num_asked == 3)  # it has then read that the second is cancelled
             model.may_go_on.release()
             await first
             await begun(model, 2)
@@ -174,12 +166,12 @@ def test_batches_of_an_ingress_that_is_gone_are_not_begun() -> None:
         async with started(model) as (_, thread, door), opened(door) as (connection, _):
             async with opened(door) as (gone, reading):
                 waiting = [asyncio.create_task(gone.run(batch(number))) for number in (1, 2)]
-                await until(lambda: thread.num_asked == 2 and model.begun == [1])
+                await until("batches", lambda: thread.num_asked == 2 and model.begun == [1])
                 reading.cancel()
                 for task in waiting:
                     with pytest.raises(RunnerLostError):
                         await task
-            await until(lambda: thread.num_cancelled == 2)
+            await until("batches", lambda: thread.num_cancelled == 2)
             model.may_go_on.release()
             model.may_go_on.release()
             await connection.run(batch(3))
@@ -196,7 +188,7 @@ def test_a_replica_that_ends_answers_what_has_come_and_then_loses_its_runner(
     async def scenario() -> None:
         async with started(model) as (server, thread, door), opened(door) as (connection, reading):
             waiting = [asyncio.create_task(connection.run(batch(number))) for number in range(2)]
-            await until(lambda: thread.num_asked == 2)
+            await until("batches", lambda: thread.num_asked == 2)
             ending = asyncio.create_task(server.close())
             for _ in range(2):
                 model.may_go_on.release()

@@ -98,6 +98,17 @@ def test_traffic_that_is_not_said_is_an_equal_part_of_what_is_left(run: Path) ->
     [
         ("http.prot=1", "http.prot: is no known key; did you mean 'port'?"),
         ("http.port=99999", "http.port: must be <= 65535, got 99999"),
+        (
+            "http.root_path=models/",
+            (
+                "http.root_path: must be a path such as /models/digits: parts of letters, digits, '.', '_', '~' and "
+                "'-', and no / at its end, got 'models/'"
+            ),
+        ),
+        (
+            "models.0.name=a/b",
+            "models.0.name: must be letters, digits, '.', '_' and '-', starting with a letter or a digit, got 'a/b'",
+        ),
         ("replicas=0", "replicas: must be >= 1 or a mapping with min, max, target_latency_ms, got 0"),
         ("replicas={min: 3, max: 2}", "replicas.min: must be <= replicas.max (2), got 3"),
         ("batching.policy=fixed", "batching.timeout_ms: the policy fixed needs it; adaptive finds its own"),

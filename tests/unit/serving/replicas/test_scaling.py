@@ -6,12 +6,14 @@ import asyncio
 import math
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.batching_theory import greedy_chain
+from orchestray.platform.cluster import key_values
 from orchestray.platform.sim import event_loop
 from orchestray.serving.batching import Batcher, DeadlineError
 from orchestray.serving.replicas.autoscaler import REPORT_EVERY_S, LoadMeter, keep_reporting, report_load
@@ -128,16 +130,16 @@ def test_a_request_that_is_refused_for_the_time_a_start_takes_is_demand_for_one(
 
 
 def test_a_load_that_could_not_be_told_is_told_again() -> None:
-    async def main() -> list[str]:
+    async def main() -> list[dict[str, Any]]:
         batcher: Batcher[int, int] = Batcher()
-        told: list[str] = []
+        told: list[dict[str, Any]] = []
         outcomes = iter([None, OSError("no store"), RuntimeError("still none"), None])
 
-        async def write(text: str) -> None:
+        async def write(load: dict[str, Any]) -> None:
             error = next(outcomes, None)
             if error is not None:
                 raise error
-            told.append(text)
+            told.append(load)
 
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(keep_reporting(batcher, write), 4.5 * REPORT_EVERY_S)
@@ -150,15 +152,15 @@ def test_a_head_that_does_not_answer_keeps_no_request_waiting(monkeypatch: pytes
     asked_in: dict[str, threading.Thread] = {}
     told = threading.Event()
 
-    def put(key: str, text: str, *, overwrite: bool) -> None:
+    def put(key: str, value: object) -> None:
         asked_in["put"] = threading.current_thread()
         told.set()
 
     def delete(key: str) -> None:
         asked_in["del"] = threading.current_thread()
 
-    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_put", put)
-    monkeypatch.setattr("ray.experimental.internal_kv._internal_kv_del", delete)
+    monkeypatch.setattr(key_values, "put", put)
+    monkeypatch.setattr(key_values, "delete", delete)
 
     async def main() -> None:
         reporting = asyncio.create_task(report_load(Batcher(), "key"))

@@ -1,0 +1,182 @@
+"""A recorded computation has the work of closed forms and the depth of its longest chain, and nothing is left out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import networkx as nx
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from orchestray.trainers.analysis.cost import levels
+from orchestray.trainers.analysis.graph import OperatorGraph
+from orchestray.trainers.analysis.trace import traced
+from orchestray.trainers.survey.operators import closed_forms
+from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    return module.to("meta")
+
+
+def training(module: nn.Module, *shape: int) -> OperatorGraph:
+    """Return the graph of a forward and a backward pass on `meta`."""
+    x = torch.zeros(shape, device="meta", requires_grad=True)
+    return traced(lambda: module(x).sum().backward())
+
+
+def products_of(graph: OperatorGraph) -> int:
+    return sum(each.cost.multiplications for each in graph.operations if each.name in PRODUCTS)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
+    "linear": lambda: (nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3)), (4, 7)),
+    "convolutions": lambda: (
+        nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, padding=1, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(8, 4, 3), nn.AvgPool2d(2), nn.ConvTranspose2d(4, 2, 3, stride=2)),
+        ),
+        (2, 3, 17, 19),
+    ),
+    "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 5, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_products_of_matrices_and_convolutions_are_those_that_torch_counts_forward_and_backward(name: str) -> None:
+    module, shape = MODELS[name]()
+    graph = training(on_meta(module), *shape)
+    x = torch.zeros(shape, device="meta", requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        module(x).sum().backward()
+    assert products_of(graph) == counter.get_total_flops() // 2
+    assert graph.uncounted == {}
+
+
+def test_each_gradient_of_a_convolution_in_groups_has_the_products_of_its_forward_pass() -> None:
+    graph = training(
+        on_meta(nn.Conv2d(8, 4, 3, groups=2)), 2, 8, 4, 5
+    )  # torch's own counter has twice those of weights
+    forward, backward = (each.cost.multiplications for each in graph.operations if each.name.startswith("convolution"))
+    assert (forward, backward) == (2 * 4 * 2 * 3 * 4 * 9, 2 * forward)
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrences_are_counted_where_torch_s_own_counter_sees_none_on_a_cpu(make: type[nn.RNNBase]) -> None:
+    module = on_meta(make(8, 16, 2))
+    graph = traced(lambda: module(torch.zeros(5, 3, 8, device="meta")))
+    gates = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}[make]
+    assert products_of(graph) == 5 * 3 * gates * 16 * ((8 + 16) + (16 + 16))
+    assert graph.uncounted == {}
+
+
+@pytest.mark.parametrize(("samples", "inputs", "outputs"), [(1, 1, 1), (4, 7, 5), (16, 100, 3)])
+def test_a_fully_connected_layer_has_the_work_and_the_depths_of_table_4(
+    samples: int, inputs: int, outputs: int
+) -> None:
+    graph = training(on_meta(nn.Linear(inputs, outputs, bias=False)), samples, inputs)
+    table = closed_forms.fully_connected(samples, inputs, outputs)
+    forward, *gradients = (each for each in graph.operations if each.name == "mm")
+    assert (forward.cost.multiplications, forward.cost.depth) == (table["y"].work, table["y"].depth + 1)
+    found = sorted((each.cost.multiplications, each.cost.depth) for each in gradients)
+    assert found == sorted((table[name].work, table[name].depth + 1) for name in ("dw", "dx"))
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 2)])
+def test_a_convolution_has_the_work_and_the_depths_of_tables_4_and_6(kernel: tuple[int, int]) -> None:
+    shape = ConvolutionShape(2, 6, 4, 9, 8, kernel)
+    graph = training(on_meta(nn.Conv2d(6, 4, kernel, bias=False)), 2, 6, 9, 8)
+    table = closed_forms.convolution(shape)
+    forward, backward = (each for each in graph.operations if each.name.startswith("convolution"))
+    assert closed_forms.direct(shape) == table["y"]
+    assert (forward.cost.multiplications, forward.cost.depth) == (table["y"].work, table["y"].depth + 1)
+    assert backward.cost.multiplications == table["dw"].work + table["dx"].work
+    assert backward.cost.depth == 1 + max(table["dw"].depth, table["dx"].depth)
+
+
+@pytest.mark.parametrize("side", range(2, 8))
+def test_pooling_has_the_work_and_the_depths_of_table_4(side: int) -> None:
+    graph = training(nn.MaxPool2d(side), 2, 3, 2 * side, 2 * side)
+    table = closed_forms.pooling(2 * 3 * 2 * 2, (side, side))
+    forward, backward = (each for each in graph.operations if each.name.startswith("max_pool"))
+    assert (forward.cost.work, forward.cost.depth) == table["y"]
+    assert (backward.cost.work, backward.cost.depth) == table["dx"]
+
+
+@pytest.mark.parametrize("dimension", range(4))
+def test_activations_cost_an_operation_a_value_and_batch_normalisation_grows_by_a_level_when_samples_double(
+    dimension: int,
+) -> None:
+    sizes = [2, 4, 8, 8]
+    twice = [size * (1 + (place == dimension)) for place, size in enumerate(sizes)]
+    small, large = (training(nn.Sigmoid(), *shape).operations[0].cost for shape in (sizes, twice))
+    assert (small.work, large.work, small.depth, large.depth) == (512, 1024, 1, 1)
+    assert closed_forms.activation(512) == (small.work, small.depth)
+    of_norm = [
+        traced(lambda shape=shape: on_meta(nn.BatchNorm2d(shape[1]))(torch.zeros(shape, device="meta")))
+        for shape in (sizes, twice)
+    ]
+    assert of_norm[1].depth - of_norm[0].depth == (dimension != 1)
+    assert 1.9 <= of_norm[1].work / of_norm[0].work <= 2.1
+
+
+def test_a_sum_in_a_chain_and_in_a_tree_have_the_same_work_and_different_depths() -> None:
+    values = [torch.ones((), device="meta") for _ in range(16)]
+
+    def chain() -> Tensor:
+        total = values[0]
+        for value in values[1:]:
+            total = total + value
+        return total
+
+    def tree(parts: list[Tensor]) -> Tensor:
+        while len(parts) > 1:
+            parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    linear, balanced = traced(chain), traced(lambda: tree(values))
+    assert (linear.work, linear.depth) == (15, 15)
+    assert (balanced.work, balanced.depth) == (15, levels(16)) == (15, 4)
+    assert traced(lambda: torch.ones(16, device="meta").sum()).depth == 4
+
+
+def test_the_depth_is_that_of_the_longest_path_which_the_critical_path_names() -> None:
+    module, shape = MODELS["convolutions"]()
+    graph = training(on_meta(module), *shape)
+    network = nx.DiGraph()
+    for number, each in enumerate(graph.operations):
+        network.add_edge(("begin", number), ("end", number), weight=each.cost.depth)
+        network.add_edges_from((("end", need), ("begin", number), {"weight": 0}) for need in each.needs)
+    assert graph.depth == nx.dag_longest_path_length(network)
+    path = graph.critical_path()
+    assert sum(graph.operations[number].cost.depth for number in path) == graph.depth
+    assert all(before in graph.operations[after].needs for before, after in itertools.pairwise(path))
+
+
+def test_a_value_written_in_place_is_needed_by_what_reads_it_through_any_view() -> None:
+    def compute() -> Tensor:
+        x = torch.ones(8, device="meta")
+        x[:4].exp_()
+        return x.reshape(2, 4).t() + 1
+
+    graph = traced(compute)
+    names = [each.name for each in graph.operations]
+    assert names[-2:] == ["exp_", "add"]
+    assert len(names) - 2 in graph.operations[-1].needs
+
+
+def test_layers_and_the_backward_pass_are_told_apart() -> None:
+    graph = training(on_meta(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))), 2, 3)
+    found = {(each.layer, each.is_backward) for each in graph.operations if each.name in PRODUCTS}
+    assert found == {(f"Sequential.{number}", is_backward) for number in (0, 1) for is_backward in (False, True)}
+
+
+def test_an_operation_without_a_formula_is_named_and_never_a_silent_zero() -> None:
+    graph = traced(lambda: torch.linalg.qr(torch.zeros(4, 4, device="meta")))
+    assert graph.uncounted == {"linalg_qr": 1}
+    assert traced(lambda: torch.linalg.qr(torch.eye(4))).uncounted == {"linalg_qr": 1}

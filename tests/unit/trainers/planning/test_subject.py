@@ -1,0 +1,73 @@
+"""The subject of an analysis is what a config, a task or a class says; what cannot be analysed is a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestray.platform.errors import ConfigError, TaskError
+from orchestray.trainers.planning.subject import subject_of
+
+ROOT = Path(__file__).parents[4]
+MODULES = """
+from torch import nn
+
+class Own(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+def pair():
+    return nn.Bilinear(4, 3, 2)
+
+class Task:
+    def build_model(self): return Own()
+    def example_inputs(self):
+        import torch
+        return torch.ones(4)
+    def dataset(self, split): raise FileNotFoundError("elsewhere")
+    def to_batch(self, columns): raise AssertionError
+    def loss(self, outputs, batch): return outputs.mean()
+    def metrics(self, outputs, batch): return {}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(MODULES)
+    return str(tmp_path / "own.py")
+
+
+def test_a_config_s_model_comes_with_its_batch_and_its_loss() -> None:
+    subject = subject_of(str(ROOT / "configs/train/digits.yaml"), ["train.batch_size=7"])
+    assert (subject.batch_size, subject.inputs.shape, subject.notes) == (7, (7, 64), ())
+    loss = subject.forward()
+    assert (loss.device.type, loss.shape) == ("meta", ())
+    assert all(each.is_meta for each in subject.model.parameters())
+
+
+def test_a_module_a_function_and_a_task_whose_data_is_elsewhere(file: str) -> None:
+    subject = subject_of(f"{file}:Own", shapes=["5,4"])
+    assert (subject.name, subject.batch_size) == ("Own", 5)
+    pair = subject_of(f"{file}:pair", shapes=["6,4", "6,3:float32"])
+    assert pair.forward().shape == ()
+    task = subject_of(f"{file}:Task")
+    assert task.inputs.shape == (1, 4)
+    assert task.notes == ("no loss: the task's data cannot be read here (DataError); the outputs are added up",)
+
+
+@pytest.mark.parametrize("shape", ["", "a", "3,0", "4,4:floaty", "4,-1", "2,2:int"])
+def test_a_shape_that_is_none_is_refused_unless_torch_knows_it(file: str, shape: str) -> None:
+    if shape == "2,2:int":
+        assert subject_of(f"{file}:Own", shapes=[shape]).inputs[0].dtype == torch.int32
+        return
+    with pytest.raises(ConfigError, match="--inputs: must be sizes"):
+        subject_of(f"{file}:Own", shapes=[shape])
+
+
+def test_a_module_without_shapes_and_a_class_that_is_not_there_are_sentences(file: str) -> None:
+    with pytest.raises(ConfigError, match="give the shapes of its inputs"):
+        subject_of(f"{file}:Own")
+    with pytest.raises(TaskError, match="there is no class Missing"):
+        subject_of(f"{file}:Missing", shapes=["1"])

@@ -1,0 +1,56 @@
+"""Networks of Table 5 with several ways through: their weights and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from orchestray.trainers.analysis.trace import traced
+from orchestray.trainers.survey.networks.connected import (
+    densenet_for_cifar,
+    googlenet,
+    resnet,
+    resnet_for_cifar,
+)
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, int]] = {
+    "GoogLeNet": (googlenet, 224, 6_998_552),
+    "ResNet-18": (lambda: resnet(18), 224, 11_689_512),
+    "ResNet-50": (lambda: resnet(50), 224, 25_557_032),
+    "ResNet-152": (lambda: resnet(152), 224, 60_192_808),
+    "ResNet-110 for CIFAR": (lambda: resnet_for_cifar(110), 32, 1_727_962),
+    "DenseNet-BC-100, 12": (lambda: densenet_for_cifar(100, 12), 32, 769_162),
+    "DenseNet-BC-250, 24": (lambda: densenet_for_cifar(250, 24), 32, 15_324_406),
+    "DenseNet-BC-190, 40": (lambda: densenet_for_cifar(190, 40), 32, 25_624_430),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_each_has_its_number_of_weights(name: str) -> None:
+    make, side, wanted = NETWORKS[name]
+    with torch.device("meta"):
+        network = make().eval()
+        out = network(torch.zeros(1, 3, side, side))
+    assert sum(each.numel() for each in network.parameters()) == wanted
+    assert out.shape == (1, 10 if side == 32 else 1000)
+
+
+def test_googlenet_has_the_operations_of_the_survey_within_a_fiftieth() -> None:
+    with torch.device("meta"):
+        network = googlenet().eval()
+        graph = traced(lambda: network(torch.zeros(1, 3, 224, 224)))
+    products = sum(each.cost.multiplications for each in graph.operations if each.name in {"convolution", "addmm"})
+    assert abs(products / 1566e6 - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: resnet(18, 5), lambda: resnet_for_cifar(20), lambda: densenet_for_cifar(16, 4)]
+)
+def test_they_compute(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    out = make()(torch.randn(2, 3, 32, 32))
+    out.sum().backward()
+    assert torch.isfinite(out).all()

@@ -1,0 +1,28 @@
+"""Fully connected layers in fixed point answer nearly what they do in full precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from orchestray.trainers.survey.operators.fixed_point import FixedPointLinear, in_fixed_point, to_fixed_point
+
+
+def test_values_are_off_by_half_a_step_of_their_row() -> None:
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    values, scales = to_fixed_point(x)
+    assert values.dtype == torch.int8
+    assert ((values * scales - x).abs() <= scales / 2 + 1e-7).all()
+    assert (to_fixed_point(torch.zeros(2, 3))[0] == 0).all()
+
+
+def test_a_network_in_fixed_point_keeps_its_class_for_nearly_all_samples() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    x = torch.randn(2000, 64)
+    with torch.no_grad():
+        exact = network(x)
+        found = in_fixed_point(network)(x)
+    assert sum(isinstance(layer, FixedPointLinear) for layer in network) == 3
+    assert (found.argmax(1) == exact.argmax(1)).double().mean() >= 0.95
+    assert (found - exact).abs().max() < 0.1

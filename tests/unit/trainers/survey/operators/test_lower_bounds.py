@@ -1,0 +1,53 @@
+"""No tiling of a convolution moves fewer words than the bound."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
+from orchestray.trainers.survey.operators.lower_bounds import (
+    Tile,
+    least_pooling_words,
+    least_words,
+    moved_words,
+    words_of_tile,
+)
+
+SHAPES = [
+    ConvolutionShape(2, 8, 16, 18, 18, (3, 3)),
+    ConvolutionShape(1, 32, 32, 9, 9, (1, 1)),
+    ConvolutionShape(1, 4, 8, 20, 20, (5, 5)),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_tile_that_fits_moves_at_least_the_bound_and_the_best_is_within_a_small_factor(
+    shape: ConvolutionShape,
+) -> None:
+    ratios = []
+    sides = (1, 2, 4, 8, 16, 32)
+    for memory in (256, 1024, 4096):
+        tiles = [
+            Tile(*sizes)
+            for sizes in itertools.product(sides, repeat=4)
+            if sizes[0] <= shape.out_channels and sizes[1] <= shape.in_channels and sizes[2] <= shape.out_height
+        ]
+        fitting = [tile for tile in tiles if words_of_tile(shape, tile) <= memory]
+        bound = least_words(shape, memory)
+        moved = [moved_words(shape, tile) for tile in fitting]
+        assert min(moved) >= bound > 0
+        ratios.append(min(moved) / bound)
+    assert max(ratios) < 6
+
+
+def test_a_memory_for_everything_moves_each_value_once_and_a_smaller_one_more() -> None:
+    shape = SHAPES[0]
+    once = 2 * 8 * 18 * 18 + 16 * 8 * 9 + 2 * 16 * 16 * 16
+    assert least_words(shape, 10**9) == once
+    assert least_words(shape, 4) > least_words(shape, 16) > once
+
+
+def test_pooling_moves_its_inputs_and_outputs_once() -> None:
+    assert least_pooling_words(ConvolutionShape(2, 3, 3, 8, 8, (2, 2))) == 2 * 3 * (64 + 49)

@@ -1,0 +1,120 @@
+"""The recording of a computation as a graph of operations, on whatever device: on `meta` nothing is computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.module_tracker import ModuleTracker
+
+from orchestray.trainers.analysis.cost import NOTHING, Cost
+from orchestray.trainers.analysis.formulas import FORMULAS, MAKERS, MOVES, RANDOM, pointwise
+from orchestray.trainers.analysis.graph import Operation, OperatorGraph
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode in which torch's operations are recorded, those of a backward pass as well."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._operations: list[Operation] = []
+        self._uncounted: Counter[str] = Counter()
+        self._writers: dict[int, int] = {}
+        """Maps a storage to the operation that has written to it last."""
+        self._kept: list[Any] = []
+        """All storages: the address of one that is gone would be another's."""
+        self._tracker = ModuleTracker()
+
+    def __enter__(self) -> Self:
+        self._tracker.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._tracker.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @property
+    def layer(self) -> str:
+        """Name of the innermost module whose forward or backward pass is under way, after the model's class."""
+        return max(self._tracker.parents - {"Global"}, key=len, default="")
+
+    @property
+    def graph(self) -> OperatorGraph:
+        """Graph of the operations so far."""
+        return OperatorGraph(tuple(self._operations), dict(self._uncounted))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        out = func(*args, **(kwargs or {}))
+        read, written = _tensors((args, kwargs)), _tensors(out)
+        if not written or func.is_view or torch.Tag.inplace_view in func.tags or _is_alias(func, read, written):
+            return out
+        cost = self._cost(func, args, kwargs or {}, out)
+        sources = [] if func.overloadpacket in MAKERS else read
+        needs = {self._writers[key] for each in sources if (key := _storage(each)) in self._writers}
+        by_storage = {(_storage(each), each.numel()): each for each in (*sources, *written)}
+        self._operations.append(
+            Operation(
+                _name(func),
+                cost,
+                tuple(sorted(needs)),
+                sum(each.numel() * each.element_size() for each in by_storage.values()),
+                self.layer,
+                self._tracker.is_bw,
+            )
+        )
+        for each in written:
+            self._kept.append(each.untyped_storage())
+            self._writers[_storage(each)] = len(self._operations) - 1
+        return out
+
+    def _cost(self, func: Any, args: Any, kwargs: Any, out: Any) -> Cost:
+        packet = func.overloadpacket
+        if (formula := FORMULAS.get(packet)) is not None:
+            return formula(*args, **kwargs, out=out)
+        if packet in RANDOM:
+            return Cost(others=out.numel(), depth=1)
+        if torch.Tag.pointwise in func.tags and isinstance(out, Tensor):
+            return pointwise(_name(func), out)
+        if packet not in MOVES and packet not in MAKERS:
+            self._uncounted[_name(func)] += 1
+        return NOTHING
+
+
+def _is_alias(func: Any, read: list[Tensor], written: list[Tensor]) -> bool:
+    """Return True if an operation returns what it got, and writes nothing."""
+    known = {_storage(each) for each in read}
+    return not func._schema.is_mutable and all(_storage(each) in known for each in written)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _name(func: Any) -> str:
+    return str(func.overloadpacket).rpartition(".")[2]
+
+
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Record the operations within; `graph` of what this yields has them."""
+    with Recorder() as recorder:
+        yield recorder
+
+
+def traced(compute: Callable[[], Any]) -> OperatorGraph:
+    """Return the graph of what a function computes."""
+    with recording() as recorder:
+        compute()
+    return recorder.graph

@@ -1,0 +1,133 @@
+"""The subject of an analysis: a model with inputs and a loss, from a config or a class, on the `meta` device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.data.nested import map_tensors, tensors_in
+from orchestray.platform.data.source import first_row
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.task import Task, TaskSource, build_task, load_object
+from orchestray.trainers import tasks
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.core.inputs import call
+from orchestray.trainers.core.plain_model import build_plain
+from orchestray.trainers.saved.interface import example_of
+
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to analyse.
+
+    Args:
+        name: name of the model or the run.
+        model: the model, on `meta`, in training mode.
+        inputs: a batch of inputs, on `meta`.
+        batch_size: samples of the batch.
+        loss: returns the loss of the outputs; None: the outputs are added up.
+        notes: what a reader has to know, as clauses.
+    """
+
+    name: str
+    model: nn.Module
+    inputs: Any
+    batch_size: int
+    loss: Callable[[Any], Tensor] | None = None
+    notes: tuple[str, ...] = ()
+
+    def forward(self) -> Tensor:
+        """Return the loss of the batch."""
+        outputs = call(self.model, self.inputs)
+        if self.loss is not None:
+            return self.loss(outputs)
+        summed = [each.sum() for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
+        return torch.stack([each.abs() if each.is_complex() else each for each in summed]).sum()
+
+
+def subject_of(source: str, overrides: Sequence[str] = (), shapes: Sequence[str] = ()) -> Subject:
+    """Return what a user names.
+
+    Args:
+        source: a train config (YAML), or `file.py:Class` or `module:Class` of a task, or of a module or a function that
+            returns one.
+        overrides: `key.path=value`, for a config.
+        shapes: shapes of the inputs of a module, such as "1,3,224,224" or "8,128:int64".
+
+    Raises:
+        ConfigError: the config, or a shape, is wrong, or the class needs shapes.
+        TaskError: the class cannot be imported or built.
+    """
+    if source.endswith((".yaml", ".yml")) or Path(source).is_file():
+        config = load_train_config(source, list(overrides))
+        task = tasks.build(TaskSource.from_config(config.task))
+        return _of_task(config.name or Path(source).stem, task, config.train.batch_size, config.train.seed)
+    made: Any = load_object(TaskSource.of_class(source, {}, noun="model"), key="analyse")
+    name = source.rpartition(":")[2]
+    if isinstance(made, type) and not issubclass(made, nn.Module) and hasattr(made, "build_model"):
+        return _of_task(name, build_task(TaskSource.of_class(source, {})), 1, 0)
+    if not shapes:
+        raise ConfigError(
+            f"{source}: give the shapes of its inputs, with the samples first: --inputs 8,3,224,224 "
+            "(for whole numbers --inputs 8,128:int64; once for each input)"
+        )
+    try:
+        with _META:
+            model = made()
+    except Exception:  # noqa: BLE001 - a model may need values, to compute its sizes
+        model = made()
+    inputs = tuple(_input(shape) for shape in shapes)
+    return Subject(name, model.to(_META).train(), inputs, len(inputs[0]), None, ("no loss: the outputs are added up",))
+
+
+def _of_task(name: str, task: Task, batch_size: int, seed: int) -> Subject:
+    model = build_plain(task, seed).to(_META).train()
+    try:
+        batch = _repeated(task.to_batch(first_row(task)), batch_size)
+    except Exception as error:  # noqa: BLE001 - of any kind: the task's own code, or data that is elsewhere
+        note = f"no loss: the task's data cannot be read here ({type(error).__name__}); the outputs are added up"
+        inputs = map_tensors(lambda one: one.to(_META).expand(batch_size, *one.shape), example_of(task))
+        return Subject(name, model, inputs, batch_size, None, (note,))
+    subject = Subject(name, model, batch["inputs"], batch_size, lambda outputs: task.loss(outputs, batch))
+    try:
+        subject.forward()
+    except OrchestrayError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a loss may look at values
+        note = f"the loss is left out, as it needs values ({type(error).__name__}); the outputs are added up"
+        return Subject(name, model, batch["inputs"], batch_size, None, (note,))
+    return subject
+
+
+def _repeated(batch: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Return a batch of one sample as one of many, on `meta`."""
+    whole: dict[str, Any] = map_tensors(
+        lambda one: one.to(_META).expand(batch_size, *one.shape[1:]) if one.dim() else one.to(_META), dict(batch)
+    )
+    return whole
+
+
+def _input(shape: str) -> Tensor:
+    """Return an input on `meta`.
+
+    Raises:
+        ConfigError: it is not a shape, or torch has no such type.
+    """
+    sizes, _, kind = shape.partition(":")
+    dtype = getattr(torch, kind or "float32", None)
+    try:
+        wanted = [int(size) for size in sizes.split(",")]
+    except ValueError:
+        wanted = [0]
+    if not isinstance(dtype, torch.dtype) or min(wanted) < 1:
+        raise ConfigError(
+            f"--inputs: must be sizes, with a type of torch after a colon, as 8,3,224,224 or 8,128:int64, got {shape!r}"
+        )
+    return torch.empty(wanted, dtype=dtype, device=_META)

@@ -1,0 +1,72 @@
+"""The least traffic of a convolution, or pooling, between a fast memory and the rest (Demmel & Dinh 2018)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
+
+
+def least_words(shape: ConvolutionShape, fast_words: int) -> float:
+    """Return a number of words that every order of a convolution's products moves at least.
+
+    Inputs, weights and outputs are each moved once. And while M words move, at most 2 M values of each array are in
+    reach. A value of the inputs is part of at most K_y K_x patches, so that those are 2 M K_y K_x rows; by Loomis and
+    Whitney at most sqrt(2 M * 2 M * 2 M K_y K_x) products are done meanwhile. That is the bound of the paper,
+    products / sqrt(M K_y K_x), with a constant.
+
+    Args:
+        shape: sizes of the convolution.
+        fast_words: words M of the fast memory.
+    """
+    products = shape.num_outputs * shape.num_weights // shape.out_channels
+    a_segment = math.sqrt((2.0 * fast_words) ** 3 * shape.kernel[0] * shape.kernel[1])
+    return max(float(_num_values(shape)), fast_words * math.floor(products / a_segment))
+
+
+def least_pooling_words(shape: ConvolutionShape) -> int:
+    """Return the words that pooling moves at least: its inputs that are below an output, and its outputs, once."""
+    return shape.samples * shape.in_channels * (shape.height * shape.width + shape.out_height * shape.out_width)
+
+
+def _num_values(shape: ConvolutionShape) -> int:
+    inputs = shape.samples * shape.in_channels * shape.height * shape.width
+    return inputs + shape.num_weights + shape.num_outputs
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The outputs whose products are done while their sums stay in the fast memory, and the channels read at a time."""
+
+    out_channels: int
+    in_channels: int
+    height: int
+    width: int
+
+
+def words_of_tile(shape: ConvolutionShape, tile: Tile) -> int:
+    """Return the words of the fast memory that a tile needs."""
+    inputs = tile.in_channels * (tile.height + shape.kernel[0] - 1) * (tile.width + shape.kernel[1] - 1)
+    weights = tile.out_channels * tile.in_channels * shape.kernel[0] * shape.kernel[1]
+    return inputs + weights + tile.out_channels * tile.height * tile.width
+
+
+def moved_words(shape: ConvolutionShape, tile: Tile) -> int:
+    """Count the words that a tiled convolution moves: tiles of outputs stay, inputs and weights are read for each."""
+    moved = 0
+    for height in _parts(shape.out_height, tile.height):
+        for width in _parts(shape.out_width, tile.width):
+            for out_channels in _parts(shape.out_channels, tile.out_channels):
+                moved += out_channels * height * width
+                for in_channels in _parts(shape.in_channels, tile.in_channels):
+                    moved += in_channels * (height + shape.kernel[0] - 1) * (width + shape.kernel[1] - 1)
+                    moved += out_channels * in_channels * shape.kernel[0] * shape.kernel[1]
+    return shape.samples * moved
+
+
+def _parts(size: int, part: int) -> Iterator[int]:
+    """Yield the sizes of the parts of a dimension; the last may be smaller."""
+    for first in range(0, size, part):
+        yield min(part, size - first)
