@@ -14,7 +14,7 @@ import numpy as np
 from orchestray.platform.task import OF_AN_ENDPOINT
 from orchestray.serving.batching import DeadlineError, QueueFullError
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
-from orchestray.serving.models.json_values import json_values, without_torch
+from orchestray.serving.models.json_values import as_numpy, json_values
 from orchestray.serving.models.signature import Output, Sample, Signature
 
 _log = logging.getLogger("orchestray.serving")
@@ -146,7 +146,7 @@ def _plain(inputs: Any) -> Any:
         return {str(name): _plain(value) for name, value in inputs.items()}
     if isinstance(inputs, tuple):
         return tuple(map(_plain, inputs))
-    return np.asarray(inputs) if isinstance(inputs, np.generic) else without_torch(inputs)
+    return np.asarray(inputs) if isinstance(inputs, np.generic) else as_numpy(inputs)
 
 
 def _failure(name: str, method: str, error: BaseException) -> ModelError:

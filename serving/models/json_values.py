@@ -33,16 +33,17 @@ def json_values(value: Any) -> Any:
     return orjson.loads(text)
 
 
-def without_torch(value: Any) -> Any:
-    """Return a tensor as an array; anything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
-    tensor = value.detach().cpu()
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy lacks that type
+def as_numpy(value: Any) -> Any:
+    """Return a tensor of any library as an array; anything else, and a table, as it is."""
+    if hasattr(value, "detach"):  # of torch
+        tensor = value.detach().cpu()
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy lacks that type
+    is_array = hasattr(value, "__array__") and not isinstance(value, np.ndarray | np.generic)
+    return np.asarray(value) if is_array and not hasattr(value, "columns") else value
 
 
 def _plain(value: Any) -> Any:
-    value = without_torch(value)
+    value = as_numpy(value)
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "_asdict"):  # a named tuple

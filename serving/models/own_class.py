@@ -16,7 +16,7 @@ from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource, cause_of, load_object
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
-from orchestray.serving.models.json_values import json_values, without_torch
+from orchestray.serving.models.json_values import as_numpy, json_values
 from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
 
 _MOST_BYTES = 8
@@ -136,7 +136,7 @@ def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
         return (TensorSpec("inputs", ANY, ()),), json_values(getattr(made, "example_request", None))
     example = own()
     named = example if isinstance(example, Mapping) else {"inputs": example}
-    arrays = {str(name): np.asarray(without_torch(value)) for name, value in named.items()}
+    arrays = {str(name): np.asarray(as_numpy(value)) for name, value in named.items()}
     specs = tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in arrays.items())
     if wrong := [str(spec) for spec in specs if not _is_number(spec.numpy_dtype)] or ["none"][len(specs) :]:
         raise TaskError(f"example_inputs() must return numbers or arrays of them, got {wrong[0]}")
@@ -160,7 +160,7 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
     Raises:
         ModelError: there are more or fewer than samples.
     """
-    column = without_torch(column)
+    column = as_numpy(column)
     rows: Any = None
     if isinstance(column, np.ndarray):
         rows = column if column.ndim else None
@@ -177,7 +177,7 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
     """Return an answer as an array of its own; one that is not of numbers is any JSON value."""
-    value = without_torch(value)
+    value = as_numpy(value)
     array = np.array(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
     return array if array is not None and _is_number(array.dtype) else boxed(json_values(value))
 

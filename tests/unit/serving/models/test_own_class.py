@@ -66,6 +66,17 @@ class Answer:
 def of_its_own(batch):
     return map(Answer, batch)
 
+class Foreign:
+    # a tensor of a library that numpy can read
+    def __init__(self, values): self.values = np.asarray(values, np.float32)
+    def __array__(self, dtype=None, copy=None): return self.values
+    def __len__(self): return len(self.values)
+    def __getitem__(self, row): return Foreign(self.values[row])
+
+class Tensors:
+    def example_inputs(self): return np.zeros(2)
+    def predict(self, batch): return {"whole": Foreign(batch), "rows": [Foreign(row) for row in batch]}
+
 def endless(batch):
     while True:
         yield 1
@@ -159,6 +170,12 @@ def test_a_class_with_an_example_gets_checked_arrays_and_has_types_of_its_own(fi
     several = load(file, "Added")
     assert ask(several, {"left": [1, 2], "right": 3}) == [{"sum": 6.0, "texts": "x"}]
     assert [spec.dtype for spec in several.signature.outputs] == ["float64", ANY]
+
+
+def test_tensors_of_any_library_that_numpy_reads_are_arrays(file: Path) -> None:
+    model = load(file, "Tensors")
+    assert [str(spec) for spec in model.signature.outputs] == ["float32 of shape [2]"] * 2
+    assert ask(model, [1, 2]) == [{"whole": [1.0, 2.0], "rows": [1.0, 2.0]}]
 
 
 def test_examples_may_be_tensors_and_class_names_an_array(file: Path) -> None:
