@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,11 @@ from orchestray.serving.batching import DeadlineError, QueueFullError
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
 from orchestray.serving.models.json_values import as_numpy, json_values
 from orchestray.serving.models.signature import Output, Sample, Signature
+from orchestray.serving.runtime.work_thread import WorkThread
 
 _log = logging.getLogger("orchestray.serving")
+_NUM_THREADS = (os.cpu_count() or 1) + 4
+"""Calls of a method at a time: it may wait for something else than the CPU."""
 
 
 class Codec:
@@ -48,7 +52,9 @@ class Codec:
         self._padding = padding or {}
         self._max_queue = max_queue
         self._num_waiting, self._took_s = 0, 1.0
-        self._decoding, self._encoding = (ThreadPoolExecutor(thread_name_prefix=name) for name in OF_AN_ENDPOINT)
+        self._decoding, self._encoding = (WorkThread(name, num_threads=_NUM_THREADS) for name in OF_AN_ENDPOINT)
+        for threads in (self._decoding, self._encoding):  # whose calls refer to this object as long as they last
+            weakref.finalize(self, threads.shutdown)
 
     @property
     def decodes(self) -> bool:
@@ -92,7 +98,7 @@ class Codec:
             return next(iter(values.values())) if len(values) == 1 else values
         return await self._in_turn(self._encoding, self._encoded, self._encode, values)
 
-    async def _in_turn(self, threads: ThreadPoolExecutor, call: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_turn(self, threads: WorkThread, call: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a call returns; threads of its own for each method keep answers from waiting for requests."""
         self._num_waiting, began_s = self._num_waiting + 1, time.monotonic()
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
+import subprocess
 import sys
 import threading
 from typing import Any
@@ -16,6 +18,7 @@ from orchestray.serving.batching import DeadlineError, QueueFullError
 from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
 from orchestray.serving.models.signature import Signature, TensorSpec, boxed
+from support.patience import PATIENCE_S
 
 ONE = Signature("one", "1", (TensorSpec("inputs", "float32", (2,)),), (TensorSpec("outputs", "float32", (2,)),), None)
 TWO = Signature(
@@ -119,3 +122,36 @@ def test_a_task_that_is_slow_is_not_waited_for_beyond_the_deadline_and_holds_up_
         asyncio.run(ask())
     finally:
         done.set()
+
+
+_HANGS = """
+import asyncio, threading
+from orchestray.serving.models.codec import Codec
+
+async def main():
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    def decode(_):
+        loop.call_soon_threadsafe(begun.set)
+        threading.Event().wait()
+    task = asyncio.create_task(Codec(None, decode).sample_of("x"))
+    await begun.wait()
+    task.cancel()
+
+asyncio.run(main())
+"""
+
+
+def test_a_task_that_hangs_does_not_keep_its_process() -> None:
+    subprocess.run([sys.executable, "-c", _HANGS], check=True, timeout=PATIENCE_S)
+
+
+def test_threads_of_a_task_end_with_its_version() -> None:
+    codec = Codec(ONE, lambda _: [1, 2])
+    before = set(threading.enumerate())
+    asyncio.run(codec.sample_of("x"))
+    (thread,) = set(threading.enumerate()) - before
+    del codec
+    gc.collect()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
