@@ -120,7 +120,9 @@ def analyse(subject: Subject) -> Analysis:
     recorder, saved, shapes = Recorder(), _Saved(subject.model), _Shapes(subject.model)
     try:
         with recorder, saved.watched(recorder), shapes.watched():
-            subject.forward().backward()  # type: ignore[no-untyped-call]
+            loss = subject.forward()
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise TaskError(
             f"{subject.name} cannot be traced without values: {type(error).__name__}: {str(error).splitlines()[0]}"
@@ -139,7 +141,7 @@ def analyse(subject: Subject) -> Analysis:
         layers=layers,
         critical_path=_critical_path(graph),
         uncounted=graph.uncounted,
-        notes=subject.notes,
+        notes=(*subject.notes, *(() if loss.requires_grad else ("no backward pass: nothing needs a gradient",))),
     )
 
 

@@ -1,4 +1,4 @@
-"""The subject of an analysis: a model with inputs and a loss, from a config or a class, on the `meta` device."""
+"""The subject of an analysis: a model with inputs and a loss, from a config or a class, on `meta` or another device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestray.trainers.core.inputs import call
 from orchestray.trainers.core.plain_model import build_plain
 from orchestray.trainers.saved.interface import example_of
 
-_META = torch.device("meta")
+META = torch.device("meta")
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Subject:
 
     Args:
         name: name of the model or the run.
-        model: the model, on `meta`, in training mode.
-        inputs: a batch of inputs, on `meta`.
+        model: the model, in training mode.
+        inputs: a batch of inputs, on the model's device.
         batch_size: samples of the batch.
         loss: returns the loss of the outputs; None: the outputs are added up.
         notes: what a reader has to know, as clauses.
@@ -52,7 +52,9 @@ class Subject:
         return torch.stack([each.abs() if each.is_complex() else each for each in summed]).sum()
 
 
-def subject_of(source: str, overrides: Sequence[str] = (), shapes: Sequence[str] = ()) -> Subject:
+def subject_of(
+    source: str, overrides: Sequence[str] = (), shapes: Sequence[str] = (), *, device: torch.device = META
+) -> Subject:
     """Return what a user names.
 
     Args:
@@ -60,6 +62,7 @@ def subject_of(source: str, overrides: Sequence[str] = (), shapes: Sequence[str]
             returns one.
         overrides: `key.path=value`, for a config.
         shapes: shapes of the inputs of a module, such as "1,3,224,224" or "8,128:int64".
+        device: device of the model and its inputs.
 
     Raises:
         ConfigError: the config, or a shape, is wrong, or the class needs shapes.
@@ -68,32 +71,32 @@ def subject_of(source: str, overrides: Sequence[str] = (), shapes: Sequence[str]
     if source.endswith((".yaml", ".yml")) or Path(source).is_file():
         config = load_train_config(source, list(overrides))
         task = tasks.build(TaskSource.from_config(config.task))
-        return _of_task(config.name or Path(source).stem, task, config.train.batch_size, config.train.seed)
+        return _of_task(config.name or Path(source).stem, task, config.train.batch_size, config.train.seed, device)
     made: Any = load_object(TaskSource.of_class(source, {}, noun="model"), key="analyse")
     name = source.rpartition(":")[2]
     if isinstance(made, type) and not issubclass(made, nn.Module) and hasattr(made, "build_model"):
-        return _of_task(name, build_task(TaskSource.of_class(source, {})), 1, 0)
+        return _of_task(name, build_task(TaskSource.of_class(source, {})), 1, 0, device)
     if not shapes:
         raise ConfigError(
             f"{source}: give the shapes of its inputs, with the samples first: --inputs 8,3,224,224 "
             "(for whole numbers --inputs 8,128:int64; once for each input)"
         )
     try:
-        with _META:
+        with device:
             model = made()
     except Exception:  # noqa: BLE001 - a model may need values, to compute its sizes
         model = made()
-    inputs = tuple(_input(shape) for shape in shapes)
-    return Subject(name, model.to(_META).train(), inputs, len(inputs[0]), None, ("no loss: the outputs are added up",))
+    inputs = tuple(_input(shape, device) for shape in shapes)
+    return Subject(name, model.to(device).train(), inputs, len(inputs[0]), None, ("no loss: the outputs are added up",))
 
 
-def _of_task(name: str, task: Task, batch_size: int, seed: int) -> Subject:
-    model = build_plain(task, seed).to(_META).train()
+def _of_task(name: str, task: Task, batch_size: int, seed: int, device: torch.device) -> Subject:
+    model = (build_plain(task, seed) if device == META else task.build_model()).to(device).train()
     try:
-        batch = _repeated(task.to_batch(first_row(task)), batch_size)
+        batch = _repeated(task.to_batch(first_row(task)), batch_size, device)
     except Exception as error:  # noqa: BLE001 - of any kind: the task's own code, or data that is elsewhere
         note = f"no loss: the task's data cannot be read here ({type(error).__name__}); the outputs are added up"
-        inputs = map_tensors(lambda one: one.to(_META).expand(batch_size, *one.shape), example_of(task))
+        inputs = map_tensors(lambda one: one.to(device).expand(batch_size, *one.shape), example_of(task))
         return Subject(name, model, inputs, batch_size, None, (note,))
     subject = Subject(name, model, batch["inputs"], batch_size, lambda outputs: task.loss(outputs, batch))
     try:
@@ -106,16 +109,16 @@ def _of_task(name: str, task: Task, batch_size: int, seed: int) -> Subject:
     return subject
 
 
-def _repeated(batch: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Return a batch of one sample as one of many, on `meta`."""
+def _repeated(batch: Mapping[str, Any], batch_size: int, device: torch.device) -> dict[str, Any]:
+    """Return a batch of one sample as one of many."""
     whole: dict[str, Any] = map_tensors(
-        lambda one: one.to(_META).expand(batch_size, *one.shape[1:]) if one.dim() else one.to(_META), dict(batch)
+        lambda one: one.to(device).expand(batch_size, *one.shape[1:]) if one.dim() else one.to(device), dict(batch)
     )
     return whole
 
 
-def _input(shape: str) -> Tensor:
-    """Return an input on `meta`.
+def _input(shape: str, device: torch.device) -> Tensor:
+    """Return an input of zeros.
 
     Raises:
         ConfigError: it is not a shape, or torch has no such type.
@@ -130,4 +133,4 @@ def _input(shape: str) -> Tensor:
         raise ConfigError(
             f"--inputs: must be sizes, with a type of torch after a colon, as 8,3,224,224 or 8,128:int64, got {shape!r}"
         )
-    return torch.empty(wanted, dtype=dtype, device=_META)
+    return torch.zeros(wanted, dtype=dtype, device=device)

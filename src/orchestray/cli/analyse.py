@@ -11,9 +11,12 @@ from orchestray.cli.options import Json
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
 
     from orchestray.trainers.planning.analyse import Analysis, PassCost
+    from orchestray.trainers.planning.measured import Measured
 
 app = typer.Typer()
 
@@ -41,51 +44,94 @@ def analyse(
             help="Shape of a module's input, as 8,3,224,224 or 8,128:int64; repeatable.",
         ),
     ] = None,
+    is_measured: Annotated[
+        bool, typer.Option("--measure", help="Run the layers as well, and each algorithm for each convolution.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the work, depth and bytes of each layer of a model, forward and backward; nothing is computed."""
-    from orchestray.trainers.planning.analyse import analyse as analysis_of  # torch: late
+    """Count the work, depth and bytes of each layer of a model, forward and backward, before anything runs."""
+    import torch  # late
+
+    from orchestray.trainers.planning.analyse import analyse as analysis_of
+    from orchestray.trainers.planning.measured import measure
     from orchestray.trainers.planning.subject import subject_of
 
     analysis = analysis_of(subject_of(source, overrides or (), inputs or ()))
+    measured = None
+    if is_measured:
+        measured = measure(subject_of(source, overrides or (), inputs or (), device=torch.device("cpu")), analysis)
     if as_json:
-        print(json.dumps(analysis.to_json()))
+        print(json.dumps({**analysis.to_json(), "measured": measured and measured.to_json()}))
         return
     show(_table(analysis))
     for line in _lines(analysis):
         print(line)
+    if measured is not None:
+        print()
+        show(_table_of_times(analysis, measured))
+        print()
+        print(_sentence_of_ceilings(analysis, measured))
+
+
+def _table_of_times(analysis: Analysis, measured: Measured) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("layer", overflow="fold")
+    for name in ("forward, ms", "of the limit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("fastest convolution", overflow="fold")
+    for layer in analysis.layers:
+        if layer.name in measured.forward_s:
+            share = measured.limit_share(layer.name, layer.forward)
+            times = (f"{measured.forward_s[layer.name] * 1e3:.3g}", f"{share:.0%}")
+            table.add_row(layer.name, *times, _fastest(measured.convolutions.get(layer.name, {})))
+    return table
+
+
+def _fastest(times_s: Mapping[str, float]) -> str:
+    if not times_s:
+        return ""
+    fastest, next_one = sorted(times_s, key=times_s.__getitem__)[:2]
+    return f"{fastest} ({next_one} takes {times_s[next_one] / times_s[fastest]:.2g} times as long)"
+
+
+def _sentence_of_ceilings(analysis: Analysis, measured: Measured) -> str:
+    limit_s = measured.ceilings.limit_s(analysis.forward) + measured.ceilings.limit_s(analysis.backward)
+    rates = (
+        f"{measured.ceilings.operations_per_s / 1e9:.3g} G operations and {measured.ceilings.bytes_per_s / 1e9:.3g} GB"
+    )
+    return (
+        f"A step takes {measured.step_s * 1e3:.3g} ms; the limit of this machine is {limit_s * 1e3:.3g} ms: it does "
+        f"at most {rates} a second."
+    )
 
 
 def _table(analysis: Analysis) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("layer", "kind"):
-        table.add_column(name, overflow="fold")
-    for name in ("parameters", "work", "depth", "work/depth", "bytes", "op/byte", "saved", "output"):
+    table.add_column("layer", overflow="fold", min_width=10)
+    for name in ("params", "work", "depth", "W/D", "op/byte", "saved", "output"):
         table.add_column(name, justify="right", no_wrap=True)
     for layer in analysis.layers:
         table.add_row(
-            layer.name or "-",
-            layer.kind,
+            f"{layer.name or '-'} {layer.kind}",
             _number(layer.parameters),
             *_cells(layer.forward, layer.backward),
             _bytes(layer.saved_bytes),
             _bytes(layer.output_bytes),
         )
     both = _cells(analysis.forward, analysis.backward)
-    table.add_row("all", "", _number(analysis.parameters), *both, _bytes(analysis.saved_bytes), "", style="bold")
+    table.add_row("all", _number(analysis.parameters), *both, _bytes(analysis.saved_bytes), "", style="bold")
     return table
 
 
 def _cells(forward: PassCost, backward: PassCost) -> tuple[str, ...]:
-    """Return work, depth, parallelism, bytes and intensity of a forward and a backward pass."""
+    """Return work, depth, parallelism and intensity of a forward and a backward pass."""
     work, depth = forward.work + backward.work, forward.depth + backward.depth
-    num_bytes = forward.num_bytes + backward.num_bytes
-    return (
-        *(_number(work), f"{depth:,}", _number(round(work / max(1, depth)))),
-        *(_bytes(num_bytes), f"{work / max(1, num_bytes):.3g}"),
-    )
+    intensity = work / max(1, forward.num_bytes + backward.num_bytes)
+    return _number(work), f"{depth:,}", _number(round(work / max(1, depth))), f"{intensity:.3g}"
 
 
 def _lines(analysis: Analysis) -> list[str]:
@@ -113,7 +159,7 @@ _NUM_NAMED = 8
 def _path(analysis: Analysis) -> str:
     deepest = sorted(analysis.critical_path, key=lambda one: -one[1])[:_NUM_NAMED]
     rest = len(analysis.critical_path) - len(deepest)
-    parts = [f"{layer} {depth:,}" for layer, depth in analysis.critical_path if (layer, depth) in deepest]
+    parts = [f"{layer} ({depth:,})" for layer, depth in analysis.critical_path if (layer, depth) in deepest]
     return ", ".join(parts[:_NUM_NAMED]) + (f", and {rest} more" if rest > 0 else "")
 
 

@@ -1,0 +1,155 @@
+"""The times of a model's layers on this machine, and the roofline's limits (Williams et al. 2009)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.trainers.planning.analyse import Analysis, PassCost
+from orchestray.trainers.planning.subject import Subject
+from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, time_s
+
+_TIMES = 5
+_CEILING_S = 0.7
+_SIDE, _COPIED = 1024, (2**15, 2**24)
+"""Sides of matrices, and sizes of copies: the smaller one stays in a cache, as the tensors of small layers do."""
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The fastest that this machine computes and moves."""
+
+    operations_per_s: float
+    """Operations of a product of large matrices, a multiplication and an addition as two."""
+    bytes_per_s: float
+    """Bytes read and written by a copy."""
+
+    def limit_s(self, cost: PassCost) -> float:
+        """Return the seconds below which no machine with these ceilings is."""
+        return max(cost.work / self.operations_per_s, cost.num_bytes / self.bytes_per_s)
+
+
+def measure_ceilings() -> Ceilings:
+    """Measure the ceilings with torch's threads, in about two seconds."""
+    a, b = torch.rand(_SIDE, _SIDE), torch.rand(_SIDE, _SIDE)
+    copies = [(torch.zeros(size), torch.empty(size)) for size in _COPIED]
+    rates = [2 * source.nbytes / _fastest_s(partial(target.copy_, source)) for source, target in copies]
+    return Ceilings(2 * _SIDE**3 / _fastest_s(partial(torch.matmul, a, b)), max(rates))
+
+
+def _fastest_s(call: Any) -> float:
+    call()
+    taken_s, until_s = [], perf_counter() + _CEILING_S
+    while perf_counter() < until_s:
+        began_s = perf_counter()
+        call()
+        taken_s.append(perf_counter() - began_s)
+    return min(taken_s)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The times of a step of a model."""
+
+    ceilings: Ceilings
+    step_s: float
+    """Median seconds of a forward and a backward pass."""
+    forward_s: Mapping[str, float]
+    """Median seconds of the forward pass of each layer that has none within it."""
+    convolutions: Mapping[str, Mapping[str, float]]
+    """Seconds of each algorithm for the layers that are convolutions with stride 1; infinite where it does not fit."""
+
+    def limit_share(self, layer: str, cost: PassCost) -> float:
+        """Return the part of the ceilings that a layer's forward pass reaches."""
+        return self.ceilings.limit_s(cost) / self.forward_s[layer]
+
+    def to_json(self) -> dict[str, Any]:
+        times = {
+            layer: {name: None if seconds == float("inf") else seconds for name, seconds in found.items()}
+            for layer, found in self.convolutions.items()
+        }
+        return {
+            "ceilings": asdict(self.ceilings),
+            "step_s": self.step_s,
+            "forward_s": dict(self.forward_s),
+            "convolutions": times,
+        }
+
+
+def measure(subject: Subject, analysis: Analysis) -> Measured:
+    """Measure a model: run some steps, and each algorithm for each convolution.
+
+    Args:
+        subject: the model with values, on the CPU.
+        analysis: its analysis.
+    """
+    layers = {layer.name for layer in analysis.layers if layer.name}
+    watch = _Watch({name: module for name, module in subject.model.named_modules() if name in layers})
+    steps_s = []
+    with watch.watched():
+        for number in range(_TIMES + 1):
+            watch.is_on = number > 0
+            began_s = perf_counter()
+            loss = subject.forward()
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            steps_s.append(perf_counter() - began_s)
+            subject.model.zero_grad()
+    found = {name: _times_of(module, watch.inputs[name]) for name, module in watch.convolutions()}
+    forward_s = {name: median(times) for name, times in watch.times_s.items()}
+    return Measured(measure_ceilings(), median(steps_s[1:]), forward_s, found)
+
+
+class _Watch:
+    """Hooks that take the time of each layer's forward pass, and keep the inputs of convolutions."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self._layers = {name: module for name, module in layers.items() if not any(module.children())}
+        self.times_s: dict[str, list[float]] = {}
+        self.inputs: dict[str, Tensor] = {}
+        self.is_on = False
+        self._began_s: dict[str, float] = {}
+
+    def convolutions(self) -> Iterator[tuple[str, nn.Conv2d]]:
+        """Yield the convolutions that every algorithm is written for."""
+        for name, module in self._layers.items():
+            plain = isinstance(module, nn.Conv2d) and module.stride == module.dilation == (1, 1) and module.groups == 1
+            if plain and isinstance(module, nn.Conv2d) and not isinstance(module.padding, str) and name in self.inputs:
+                yield name, module
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        hooks = []
+        for name, module in self._layers.items():
+
+            def begin(_: nn.Module, inputs: Any, name: str = name) -> None:
+                if inputs and isinstance(inputs[0], Tensor):
+                    self.inputs[name] = inputs[0].detach()
+                self._began_s[name] = perf_counter()
+
+            def end(_: nn.Module, _inputs: Any, _outputs: Any, name: str = name) -> None:
+                if self.is_on:
+                    self.times_s.setdefault(name, []).append(perf_counter() - self._began_s[name])
+
+            hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _times_of(module: nn.Conv2d, x: Tensor) -> dict[str, float]:
+    rows, columns = (int(size) for size in module.padding)
+    x = functional.pad(x, (columns, columns, rows, rows))
+    with torch.no_grad():
+        return {name: time_s(algorithm, x, module.weight) for name, algorithm in ALGORITHMS.items()}
