@@ -218,7 +218,7 @@ def build_task(source: TaskSource, builtin: Callable[[str], type] | None = None)
     except OrchestrayError:
         raise
     except Exception as error:
-        raise TaskError(f"{_name(task_class)}({_shown(source.arguments)}) failed: {_cause(error)}") from error
+        raise TaskError(f"{_name(task_class)}({_shown(source.arguments)}) failed: {cause_of(error)}") from error
     validate(task)
     return task
 
@@ -319,9 +319,9 @@ def _import_module(name: str, key: str) -> ModuleType:
                 f"there is no module {name} for {key}: install it where the workers run, put its folder on "
                 'PYTHONPATH, or name the file: "path/to/file.py:Class"'
             ) from error
-        raise TaskError(f"module {name} does not import: {_cause(error)}") from error
+        raise TaskError(f"module {name} does not import: {cause_of(error)}") from error
     except (Exception, SystemExit) as error:
-        raise TaskError(f"module {name} does not import: {_cause(error)}") from error
+        raise TaskError(f"module {name} does not import: {cause_of(error)}") from error
 
 
 def _import_file(path: str, source: TaskSource) -> ModuleType:
@@ -331,8 +331,8 @@ def _import_file(path: str, source: TaskSource) -> ModuleType:
     except (Exception, SystemExit) as error:
         if isinstance(error, OrchestrayError):
             raise
-        cause = _cause(error, {path, *source.modules})
-        raise TaskError(f"the task file {path} does not import: {cause}") from error
+        cause = cause_of(error, {path, *source.modules})
+        raise TaskError(f"the file {path} does not import: {cause}") from error
 
 
 def _check_arguments(task_class: type, arguments: Mapping[str, Any]) -> None:
@@ -370,14 +370,19 @@ def _takes(method: Callable[..., Any], arguments: tuple[str, ...]) -> bool:
     return True
 
 
-def _cause(error: BaseException, files: Collection[str] = ()) -> str:
-    """Return an exception as a clause: type, text, and the file and line where the user's own code raised it."""
+def cause_of(error: BaseException, files: Collection[str] = ()) -> str:
+    """Return an exception as a clause: type, text, and the file and line where the user's own code raised it.
+
+    Args:
+        error: exception.
+        files: the user's files; empty: any but this one.
+    """
     said = without_own_names(str(error))
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-    own = [f for f in frames if f.filename in files] or [f for f in frames if f.filename != __file__] or frames
+    own = [f for f in frames if (f.filename in files if files else f.filename != __file__)]
     return f"{text} ({own[-1].filename}, line {own[-1].lineno})" if own else text
 
 

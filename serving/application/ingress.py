@@ -125,7 +125,8 @@ class Ingress:
             timeout_s: seconds after which the answer is useless; None: no limit.
 
         Returns:
-            An array, or a mapping of arrays by name if the model has several outputs.
+            An array, or a mapping of arrays by name if the model has several outputs; JSON values where a task encodes
+            them, or a class returns others than numbers.
 
         Raises:
             InputError: the sample is invalid.
@@ -215,7 +216,7 @@ class _Endpoint:
         endpoint = models.default if model is None else models[model]
         chosen = endpoint.pick(version)
         deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
-        sample = await chosen.codec.sample_of(inputs)
+        sample = await chosen.codec.sample_of(inputs, deadline_s=deadline_s)
         output = await endpoint.predict(sample, version=chosen, priority=priority, deadline_s=deadline_s)
         return await chosen.codec.answer_of(output)
 

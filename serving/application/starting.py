@@ -166,8 +166,13 @@ async def start_divided(
     return ModelVersion(replicas[0].signature, batcher, close)
 
 
-async def add_codec(version: ModelVersion, model: ModelSection) -> None:
+async def add_codec(version: ModelVersion, model: ModelSection, max_queue: int) -> None:
     """Give a version the forms of its task's own, if it has any, for requests and answers.
+
+    Args:
+        version: started version that gets no requests yet.
+        model: the model's section of the config.
+        max_queue: largest number of requests that may wait for the task's methods.
 
     Raises:
         OrchestrayError: the run is gone or damaged, or its task cannot be built here.
@@ -176,7 +181,7 @@ async def add_codec(version: ModelVersion, model: ModelSection) -> None:
     if forms:
         task = await asyncio.to_thread(load_run(_directory(model)).load_task)
         decode, encode = (getattr(task, name) if name in forms else None for name in OF_AN_ENDPOINT)
-        version.codec = Codec(version.signature, decode, encode, getattr(task, "padding", None))
+        version.codec = Codec(version.signature, decode, encode, getattr(task, "padding", None), max_queue)
 
 
 async def add_generator(

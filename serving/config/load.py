@@ -81,6 +81,8 @@ def _origin(source: ServeSource) -> Origin:
         return Origin(source, str(Path.cwd()), {"name": name, "models": [{"name": name, "run": run}]})
     if isinstance(source, str | os.PathLike) and Path(source).suffix == ".py":
         raise ConfigError(f"{os.fspath(source)}: name a class or a function of it, as in {os.fspath(source)}:Model")
+    if isinstance(source, str) and ":" in source and not Path(source).exists():
+        raise ConfigError(f"{source}: a class is served by its file, as in path/to/file.py:Model")
     if not isinstance(source, str | os.PathLike) or not Path(source).is_dir():
         if isinstance(source, str | os.PathLike) and not Path(source).exists() and not Path(source).suffix:
             raise ConfigError(f"{os.fspath(source)}: there is no such run; `orchestray runs list` shows the runs")

@@ -46,13 +46,16 @@ def rows_of_json(value: Mapping[str, Any], signature: Signature) -> list[Row]:
 def rows_of_csv(body: bytes, signature: Signature) -> list[Row]:
     """Return the values of each line; the first line has the names of the columns, unless it has numbers alone.
 
+    Where the model takes any values, they may be texts.
+
     Raises:
         HttpProblem: 422.
     """
     try:
         first, *lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig"))) if line] or [[]]
         has_names = not all(map(_is_number, first))
-        rows = [[_number(value) for value in line] for line in (lines if has_names else [first, *lines])]
+        read = _value if takes_any(signature) else _number
+        rows = [[read(value) for value in line] for line in (lines if has_names else [first, *lines])]
     except (UnicodeDecodeError, ValueError, csv.Error) as error:
         raise HttpProblem(422, f"The body is not CSV of numbers, with or without a header: {error}.") from None
     if has_names:
@@ -145,11 +148,15 @@ def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _is_number(text: str) -> bool:
+    return not isinstance(_value(text), str | None)
+
+
+def _value(text: str) -> float | str | None:
+    """Parse a number; what is none is a text, or None where nothing stands."""
     try:
-        _number(text)
+        return _number(text)
     except ValueError:
-        return False
-    return True
+        return text or None
 
 
 def _number(text: str) -> float:

@@ -122,7 +122,7 @@ def _metadata(signature: Signature, versions: Sequence[str]) -> dict[str, Any]:
             {
                 "name": s.name,
                 "datatype": datatype_of(s.dtype),
-                "shape": [-1, *(-1 if size is None else size for size in s.shape)],
+                "shape": [-1, *(-1 if size is None else size for size in s.shape), *([1] if s.dtype == ANY else [])],
             }
             for s in specs
         ]
@@ -245,12 +245,20 @@ def _classes(scores: Array, count: int, names: Sequence[Any]) -> list[list[str]]
     ]
 
 
+def _stacked(name: str, outputs: Sequence[Output]) -> Array:
+    """Return one output of all samples; arrays of different forms, which a user's class may return, boxed."""
+    arrays = [output.get(name, boxed(None)) for output in outputs]
+    if len({(array.dtype == object, array.shape) for array in arrays}) > 1:
+        arrays = [array if array.dtype == object else boxed(array.tolist()) for array in arrays]
+    return np.stack(arrays)
+
+
 def _answer(
     call: Call, request_id: Any, outputs: Sequence[Output], wanted: dict[str, _Wanted], class_names: Sequence[Any]
 ) -> Response:
     tensors, blobs = [], []
     for name, form in wanted.items():
-        array = np.stack([output[name] for output in outputs])
+        array = _stacked(name, outputs)
         if array.dtype == object:
             texts = [[value if isinstance(value, str) else to_json(value).decode().rstrip()] for value in array.flat]
             tensor, blob = write_texts(name, texts, binary=form.binary)

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.frames import rows_of_csv, rows_of_json
-from orchestray.serving.http.predictor import Predictor
+from orchestray.serving.http.predictor import Predictor, all_of
 from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.http.request_context import Call, call_of
 from orchestray.serving.http.responses import json_answer, to_json
@@ -26,15 +26,16 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose_by_request(request, call)
         if version.codec.decodes and not _is_json(kind := _kind(call)):
-            sample = await version.codec.sample_of(bytes(body), field=f"the body ({kind})")
+            value, field = bytes(body), f"the body ({kind})"
         else:
-            value = parse_object(body, settings.max_json_depth, _WANTED)
-            for name in value:
+            whole = parse_object(body, settings.max_json_depth, _WANTED)
+            for name in whole:
                 if name != "inputs":
                     raise wrong_input(name[:100], f"the one field inputs: {_WANTED}", "a field that is not known")
-            if "inputs" not in value:
+            if "inputs" not in whole:
                 raise wrong_input("inputs", _sample_in_words(version.signature), "nothing")
-            sample = await version.codec.sample_of(value["inputs"])
+            value, field = whole["inputs"], "inputs"
+        sample = await version.codec.sample_of(value, field=field, deadline_s=call.deadline_s)
         output, answered = await predictor.answer(request, call, endpoint, version, sample)
         return json_answer(to_json({"outputs": await answered.codec.answer_of(output)}))
 
@@ -52,9 +53,10 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
             value = parse_object(body, settings.max_json_depth, '{"inputs": <list of samples>}')
             rows = rows_of_json(value, version.signature)
         predictor.check_number(len(rows))
-        samples = [await version.codec.sample_of(row, field=place) for place, row in rows]
+        sample_of, deadline_s = version.codec.sample_of, call.deadline_s
+        samples = await all_of(sample_of(row, field=place, deadline_s=deadline_s) for place, row in rows)
         outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
-        return json_answer(to_json({"predictions": [await answered.codec.answer_of(each) for each in outputs]}))
+        return json_answer(to_json({"predictions": await all_of(map(answered.codec.answer_of, outputs))}))
 
     return [
         Route("/predict", predict, methods=["POST"]),

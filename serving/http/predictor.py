@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.routing.endpoint import Endpoint, ModelVersion
 from orchestray.serving.routing.registry import Registry
 
+T = TypeVar("T")
 MODEL_HEADER = "X-Model"
 VERSION_HEADER = "X-Model-Version"
 MOST_SAMPLES = 1024
@@ -107,15 +108,9 @@ class Predictor:
                 output, version = await self._ask(call, endpoint, version, samples[0], priority, deadline_s)
                 return [output], version
             while True:
-                tasks = [
-                    asyncio.ensure_future(self._ask(call, endpoint, version, sample, priority, deadline_s))
-                    for sample in samples
-                ]
-                try:
-                    answers = await asyncio.gather(*tasks)
-                finally:
-                    for task in tasks:
-                        task.cancel()
+                answers = await all_of(
+                    self._ask(call, endpoint, version, sample, priority, deadline_s) for sample in samples
+                )
                 newer = [by for _, by in answers if by is not version]
                 if all(by is answers[0][1] for _, by in answers):
                     return [output for output, _ in answers], answers[0][1]
@@ -151,6 +146,16 @@ class Predictor:
                 raise
             call.reaches(successor)
             return await now.predict(sample, version=successor, priority=priority, deadline_s=deadline_s), successor
+
+
+async def all_of(awaited: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what each returns; if one fails, the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in awaited]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def named_by(request: Request, call: Call) -> tuple[str | None, str | None]:

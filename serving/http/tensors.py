@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -115,18 +115,26 @@ def _read_texts(tensor: dict[str, Any], field: str, blob: memoryview) -> tuple[s
         place = f"{field}.parameters.binary_data_size"
         if type(num_bytes) is not int or not 0 <= num_bytes <= len(blob):
             raise wrong_input(place, f"at most the {len(blob)} bytes that follow", repr(num_bytes)[:60])
-        rest = bytes(blob[:num_bytes])
-        while rest:
-            length = int.from_bytes(rest[:_LENGTH_BYTES], "little")
-            text, rest = rest[_LENGTH_BYTES : _LENGTH_BYTES + length], rest[_LENGTH_BYTES + length :]
-            if len(text) != length or len(texts) > math.prod(shape):
-                raise wrong_input(place, "texts, each behind its length in four bytes", "other bytes")
-            texts.append(text.decode("utf-8", "replace"))
+        try:
+            texts = [str(text, "utf-8") for text in _elements(blob[:num_bytes])]
+        except (EOFError, UnicodeDecodeError):
+            raise wrong_input(place, "texts in UTF-8, each behind its length in four bytes", "other bytes") from None
     if len(texts) != math.prod(shape):
         raise wrong_input(f"{field}.shape", f"the shape of {len(texts)} texts", str(list(shape)))
     array = np.empty(len(texts), object)
     array[:] = texts
     return tensor["name"], array.reshape(shape), num_bytes or 0
+
+
+def _elements(blob: memoryview) -> Iterator[memoryview]:
+    """Return the values of a tensor of the type BYTES; raises EOFError where the last is cut off."""
+    begin = 0
+    while begin < len(blob):
+        begin, length = begin + _LENGTH_BYTES, int.from_bytes(blob[begin : begin + _LENGTH_BYTES], "little")
+        if begin + length > len(blob):
+            raise EOFError
+        yield blob[begin : begin + length]
+        begin += length
 
 
 def write_texts(name: str, rows: Sequence[Sequence[str]], *, binary: bool) -> tuple[dict[str, Any], bytes]:

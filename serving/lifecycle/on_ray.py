@@ -113,4 +113,4 @@ def _is_ready(url: str) -> bool:
 
 async def _apart(call: Callable[[], Found]) -> Found:
     """Return the result of a call on a thread of its own, which does not keep the process from ending."""
-    return await asyncio.get_running_loop().run_in_executor(WorkThread("serve", lambda: None), call)
+    return await asyncio.get_running_loop().run_in_executor(WorkThread("serve"), call)

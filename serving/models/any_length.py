@@ -46,7 +46,8 @@ class AnyLength:
         lengths = [self._length(sample) for sample in samples]
         groups: dict[int, list[int]] = {}
         for place, length in enumerate(lengths):
-            groups.setdefault(bucket(length) if self._is_masked else length, []).append(place)
+            size = bucket(length, self._padding.most) if self._is_masked else length
+            groups.setdefault(size, []).append(place)
         answers: dict[int, Output | Exception] = {}
         for size, places in groups.items():
             longest = size if self._in_buckets else max(lengths[place] for place in places)
@@ -84,7 +85,10 @@ class AnyLength:
         if self._is_masked:
             padded = _only(self._forward([sample, self._padded(short, length)])[1:])
             found = self._cut(padded, length // 2)
-            self._is_masked = all(np.allclose(found[name], alone[name], _RELATIVE, _ABSOLUTE) for name in alone)
+            self._is_masked = all(
+                found[name].shape == alone[name].shape and np.allclose(found[name], alone[name], _RELATIVE, _ABSOLUTE)
+                for name in alone
+            )
             if not self._is_masked:
                 _log.warning(
                     "%s answers a padded sample otherwise than the sample alone, though it takes the mask %s: only "
@@ -112,6 +116,8 @@ class AnyLength:
 
     def _cut(self, output: Output, length: int) -> Output:
         """Return an output without what belongs to padding."""
+        if not self._is_masked:
+            return output
         return {
             name: array[tuple(slice(length if axis in self._varying[name] else None) for axis in range(array.ndim))]
             for name, array in output.items()

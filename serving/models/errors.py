@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
+
 from orchestray.platform.errors import OrchestrayError
 
 
@@ -23,7 +26,24 @@ class RequestError(OrchestrayError):
 
 
 class ModelError(OrchestrayError):
-    """The error that the model raised on a sample (HTTP: 500 for that request alone); its own error is the cause."""
+    """The error that the model raised on a sample (HTTP: 500 for that request alone); its own error is the cause.
+
+    In another process the cause is a `RemoteError`: the class of the model's own may be unknown there.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., ModelError], tuple[str, str | None]]:
+        cause = self.__cause__
+        return _received, (str(self), None if cause is None else "".join(traceback.format_exception(cause)))
+
+
+class RemoteError(Exception):
+    """An error of another process, as its traceback."""
+
+
+def _received(text: str, cause: str | None) -> ModelError:
+    error = ModelError(text)
+    error.__cause__ = None if cause is None else RemoteError(f"\n{cause}")
+    return error
 
 
 class UnknownModelError(OrchestrayError):

@@ -25,14 +25,14 @@ def run_isolated(name: str, run: Callable[[Sequence[Sample]], Answers], samples:
     """
     try:
         return run(samples)
-    except Exception as error:  # noqa: BLE001 - the user's model may raise anything
+    except BaseException as error:  # noqa: BLE001 - the user's model may raise anything, `SystemExit` among it
         if len(samples) == 1:
             return [_failure(name, error)]
         middle = len(samples) // 2
         return [*run_isolated(name, run, samples[:middle]), *run_isolated(name, run, samples[middle:])]
 
 
-def _failure(name: str, error: Exception) -> ModelError:
+def _failure(name: str, error: BaseException) -> ModelError:
     _log.warning("model %s raised on a request", name, exc_info=error)
     failed = ModelError(f"The model raised {type(error).__name__} on this request.")
     failed.__cause__ = error

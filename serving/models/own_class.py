@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from orchestray.platform.errors import OrchestrayError, TaskError
-from orchestray.platform.task import TaskSource, load_object
+from orchestray.platform.task import TaskSource, cause_of, load_object
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
+from orchestray.serving.models.json_values import as_numpy, json_values
 from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
+
+_MOST_BYTES = 8
+"""Largest number that the protocols have a type for."""
 
 
 def load_own_model(
@@ -29,19 +37,33 @@ def load_own_model(
     Raises:
         TaskError: the class does not import, refuses its arguments, lacks `predict`, or does not answer its example.
     """
+    files: Collection[str] = ()
     try:
-        found: Any = load_object(TaskSource.of_class(run, arguments, noun="model"), key="models.run")
-        made = found(**arguments) if isinstance(found, type) else found
+        source = TaskSource.of_class(run, arguments, noun="model")
+        files = source.texts
+        predict, made = _made(source)
+        return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
     except OrchestrayError as error:
         raise type(error)(f"{run} cannot be served: {error}") from error
-    except Exception as error:
-        raise TaskError(f"{run} cannot be served: {type(error).__name__}: {error}") from error
-    if arguments and not isinstance(found, type):
-        raise TaskError(f"{run} cannot be served: it is a function, and takes no arguments; leave them out")
-    predict = getattr(made, "predict", None) if isinstance(found, type) else made
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{run} cannot be served: {cause_of(error, files)}") from error
+
+
+def _made(source: TaskSource) -> tuple[Callable[[Any], Any], Any]:
+    """Return what answers a batch, and the object whose method it is, or itself."""
+    found: Any = load_object(source, key="models.run")
+    if not isinstance(found, type):
+        if source.arguments:
+            raise TaskError("it is a function, and takes no arguments; leave them out")
+        predict = made = found
+    else:
+        made = found(**source.arguments)
+        predict = getattr(made, "predict", None)
     if not callable(predict):
-        raise TaskError(f"{run} cannot be served: it lacks the method predict(batch), which returns an answer for each")
-    return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
+        raise TaskError("it lacks the method predict(batch), which returns an answer for each")
+    if inspect.iscoroutinefunction(predict):
+        raise TaskError("predict is async, and a batch has a thread of its own: write `def`")
+    return predict, made
 
 
 class OwnModel:
@@ -68,17 +90,15 @@ class OwnModel:
     ) -> None:
         self._predict, self._num_threads = predict, num_threads
         inputs, example = _interface(made)
-        names = tuple(getattr(made, "class_names", None) or ())
+        names = tuple(json_values(getattr(made, "class_names", None)) or ())
         anything = (TensorSpec("outputs", ANY, ()),)
         self.signature = Signature(name, version, inputs, anything, example, class_names=names)
         if example is None:
             return
         try:
             (first,) = self._answers([self.signature.parse(example)])
-        except Exception as error:
-            raise TaskError(
-                f"{name} cannot be served: it does not answer its example: {type(error).__name__}: {error}"
-            ) from error
+        except (Exception, SystemExit) as error:
+            raise TaskError(f"it does not answer its example: {cause_of(error)}") from error
         if inputs[0].dtype != ANY:
             outputs = tuple(TensorSpec(key, str(value.dtype), value.shape) for key, value in first.items())
             self.signature = Signature(name, version, inputs, outputs, example, class_names=names)
@@ -95,31 +115,30 @@ class OwnModel:
     def _answers(self, samples: Sequence[Sample]) -> list[Tensors]:
         specs = self.signature.inputs
         if specs[0].dtype == ANY:
-            answered = self._predict([sample[specs[0].name].item() for sample in samples])
+            values = [sample[specs[0].name].item() for sample in samples]
+            answered = self._predict(pickle.loads(pickle.dumps(values)))  # noqa: S301 - a copy, which it may change
         else:
             stacked = {spec.name: np.stack([sample[spec.name] for sample in samples]) for spec in specs}
             answered = self._predict(stacked if len(specs) > 1 else stacked[specs[0].name])
         columns = _by_column(answered)
         found = {"outputs": answered} if columns is None else columns
         rows = {name: _rows(column, len(samples)) for name, column in found.items()}
+        answers = [{name: column[row] for name, column in rows.items()} for row in range(len(samples))]
         if specs[0].dtype != ANY:
-            return [{name: _array(column[row]) for name, column in rows.items()} for row in range(len(samples))]
-        values = ({name: _json(column[row]) for name, column in rows.items()} for row in range(len(samples)))
-        return [{"outputs": boxed(value["outputs"] if columns is None else value)} for value in values]
+            return [{name: _array(value) for name, value in answer.items()} for answer in answers]
+        return [{"outputs": boxed(json_values(answer["outputs"] if columns is None else answer))} for answer in answers]
 
 
 def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
     """Return the inputs of a model, and one sample as JSON values, or None."""
     own = getattr(made, "example_inputs", None)
     if own is None:
-        return (TensorSpec("inputs", ANY, ()),), getattr(made, "example_request", None)
+        return (TensorSpec("inputs", ANY, ()),), json_values(getattr(made, "example_request", None))
     example = own()
-    arrays = {
-        name: np.asarray(value)
-        for name, value in (example if isinstance(example, Mapping) else {"inputs": example}).items()
-    }
+    named = example if isinstance(example, Mapping) else {"inputs": example}
+    arrays = {str(name): np.asarray(as_numpy(value)) for name, value in named.items()}
     specs = tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in arrays.items())
-    if wrong := [str(spec) for spec in specs if spec.numpy_dtype.kind not in "fiub"]:
+    if wrong := [str(spec) for spec in specs if not _is_number(spec.numpy_dtype)] or ["none"][len(specs) :]:
         raise TaskError(f"example_inputs() must return numbers or arrays of them, got {wrong[0]}")
     values = {name: array.tolist() for name, array in arrays.items()}
     return specs, values if len(values) > 1 else next(iter(values.values()))
@@ -129,8 +148,10 @@ def _by_column(answered: Any) -> Mapping[str, Any] | None:
     """Return a model's answer as arrays by name, if it is a mapping of them or a data frame; else None."""
     if hasattr(answered, "columns") and hasattr(answered, "to_dict"):  # of pandas: iterated over, it gives names
         return {str(name): answered[name].to_numpy() for name in answered.columns}
-    is_mapping = isinstance(answered, Mapping) and all(hasattr(value, "__len__") for value in answered.values())
-    return {str(name): value for name, value in answered.items()} if is_mapping else None
+    if not isinstance(answered, Mapping) or not answered:
+        return None
+    named = {str(name): value for name, value in answered.items()}
+    return named if all(hasattr(value, "__len__") for value in named.values()) else None
 
 
 def _rows(column: Any, num_samples: int) -> Sequence[Any]:
@@ -139,33 +160,27 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
     Raises:
         ModelError: there are more or fewer than samples.
     """
-    column = _without_torch(column)
+    column = as_numpy(column)
     rows: Any = None
     if isinstance(column, np.ndarray):
         rows = column if column.ndim else None
-    elif hasattr(column, "__iter__") and not isinstance(column, str | bytes | Mapping):
-        rows = list(column)
+        if column.dtype.kind == "M":
+            rows = column.astype("datetime64[us]").tolist()  # of nanoseconds it makes integers
+    elif hasattr(column, "__iter__") and not isinstance(column, str | bytes | Mapping | AbstractSet):
+        rows = list(islice(column, num_samples + 1))
     if rows is None or len(rows) != num_samples:
-        got = f"a {type(column).__name__}" if rows is None else f"{len(rows)}"
+        got = f"a {type(column).__name__}" if rows is None else "more" if len(rows) > num_samples else f"{len(rows)}"
         raise ModelError(f"predict must return an answer for each of the {num_samples} samples, and returned {got}")
     found: Sequence[Any] = rows
     return found
 
 
-def _without_torch(value: Any) -> Any:
-    """Return a tensor as an array; anything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
-    tensor = value.detach().cpu()
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy lacks that type
-
-
-def _json(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    """Return an answer as an array; one that is not of numbers is any JSON value."""
-    value = _without_torch(value)
-    array = np.asarray(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
-    return array if array is not None and array.dtype.kind in "fiub" else boxed(_json(value))
+    """Return an answer as an array of its own; one that is not of numbers is any JSON value."""
+    value = as_numpy(value)
+    array = np.array(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
+    return array if array is not None and _is_number(array.dtype) else boxed(json_values(value))
+
+
+def _is_number(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "fiub" and dtype.itemsize <= _MOST_BYTES

@@ -21,9 +21,10 @@ class Padding:
     """Greatest length; None: any."""
 
 
-def bucket(length: int) -> int:
-    """Return the power of two up to which lengths are padded together: at most half of a row is padding."""
-    return max(SHORTEST, 1 << (length - 1).bit_length())
+def bucket(length: int, most: int | None = None) -> int:
+    """Return the power of two, or the greatest length, up to which lengths are padded: at most half of a row is."""
+    size = max(SHORTEST, 1 << (length - 1).bit_length())
+    return size if most is None else min(size, most)
 
 
 def padded_sizes(max_batch_size: int) -> tuple[int, ...]:

@@ -99,30 +99,6 @@ class ServedModel:
             outputs, self._run = any_length.outputs(sample, outputs), any_length.run
         self.signature = Signature(name, version, specs, outputs, example_values(example), padding=padding)
 
-    @property
-    def name(self) -> str:
-        return self.signature.name
-
-    @property
-    def version(self) -> str:
-        return self.signature.version
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        return self.signature.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return self.signature.outputs
-
-    @property
-    def example(self) -> Any:
-        return self.signature.example
-
-    def parse(self, sample: Any) -> Sample:
-        """Parse a sample (see `Signature.parse`)."""
-        return self.signature.parse(sample)
-
     def pin_threads(self) -> None:
         """Set torch's number of threads in the calling thread to this model's: more would compete for the cores."""
         if self._device.type == "cpu":
@@ -130,7 +106,7 @@ class ServedModel:
 
     def warm_up(self, max_batch_size: int) -> None:
         """Run batches of the sizes that will come, so that no request pays for one-time work."""
-        sample = self.parse(self.example)
+        sample = self.signature.parse(self.signature.example)
         for size in sorted({*self._pad_to, 1, max_batch_size} if self._pad_to else {1, 2, max_batch_size}):
             self._forward([sample] * min(size, max_batch_size))
 
@@ -140,9 +116,9 @@ class ServedModel:
         If that fails, the batch is halved until the samples that fail are alone; the others are answered.
 
         Args:
-            samples: results of `parse`.
+            samples: results of `signature.parse`.
         """
-        return run_isolated(self.name, self._run, samples)
+        return run_isolated(self._name, self._run, samples)
 
     def _forward(self, samples: Sequence[Sample]) -> Answers:
         size = padded_size(len(samples), self._pad_to)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -132,12 +132,6 @@ class Signature:
             return {**sample, mask: np.ones(first, spec.numpy_dtype)}
         return sample
 
-    def to_json(self, output: Output) -> Any:
-        """Return an output as JSON values; with one output its value alone. Values that are not finite become null."""
-        if len(output) == 1:
-            return _plain(next(iter(output.values())))
-        return {name: _plain(array) for name, array in output.items()}
-
     def takes_samples_of(self, other: Signature) -> bool:
         """Return True if this model can run samples that the other has parsed: same names and shapes, similar types.
 
@@ -156,18 +150,6 @@ class Signature:
     @property
     def _input_names(self) -> str:
         return ", ".join(spec.name for spec in self.inputs)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the signature as JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the signature that `to_dict` has converted."""
-        inputs, outputs = (_specs(data[key]) for key in ("inputs", "outputs"))
-        more = {**data, "inputs": inputs, "outputs": outputs}
-        more |= {key: tuple(data[key]) for key in ("class_names", "own_forms")}
-        return cls(**more | {"padding": None if data["padding"] is None else Padding(**data["padding"])})
 
 
 def with_interface(signature: Signature, interface: Interface) -> Signature:
@@ -190,10 +172,6 @@ def with_interface(signature: Signature, interface: Interface) -> Signature:
         own_forms=interface.own_forms,
         example_request=interface.example_request,
     )
-
-
-def _specs(data: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in data)
 
 
 def kind_of(value: Any) -> str:
@@ -304,16 +282,6 @@ def _is_batch(value: Any, spec: TensorSpec) -> bool:
 
 def _place(index: Any) -> str:
     return "".join(f"[{int(each)}]" for each in index)
-
-
-def _plain(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        if array.ndim == 0:
-            return None
-        plain = array.astype(object)
-        plain[~np.isfinite(array)] = None
-        return plain.tolist()
-    return array.tolist()
 
 
 def num_elements(spec: TensorSpec) -> int:

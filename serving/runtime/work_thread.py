@@ -1,4 +1,4 @@
-"""A thread that runs calls one after the other, and that need not be waited for."""
+"""A thread, or several, that runs calls in their order, and that need not be waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class WorkThread(Executor):
-    """An executor with one thread, which starts with the first call and does not delay the end of the process.
+    """An executor with one thread, or several, which start with the first calls and do not delay the process's end.
 
     The thread of a `ThreadPoolExecutor` is joined as the interpreter exits, even after `shutdown(wait=False)`. A model
     that hangs would keep the process alive for ever.
@@ -23,13 +23,14 @@ class WorkThread(Executor):
     Args:
         name: name of the thread.
         begin: called first in the thread; if it raises, so does every call.
+        num_threads: largest number of calls at a time.
     """
 
-    def __init__(self, name: str, begin: Callable[[], None]) -> None:
+    def __init__(self, name: str, begin: Callable[[], None] = lambda: None, *, num_threads: int = 1) -> None:
         self._begin = begin
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)]
         self._is_shut = False
 
     def submit(self, fn: Callable[..., Found], /, *args: Any, **kwargs: Any) -> Future[Found]:
@@ -42,8 +43,8 @@ class WorkThread(Executor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("the thread was shut down and runs nothing more")
-            if self._thread.ident is None:
-                self._thread.start()
+            if (new := next((thread for thread in self._threads if thread.ident is None), None)) is not None:
+                new.start()
             self._calls.put((future, partial(fn, *args, **kwargs)))
         return future
 
@@ -63,9 +64,11 @@ class WorkThread(Executor):
                     break
                 if call is not None:
                     call[0].cancel()
-            self._calls.put(None)
-        if wait and self._thread.ident is not None:
-            self._thread.join()
+            for _ in self._threads:
+                self._calls.put(None)
+        for thread in self._threads:
+            if wait and thread.ident is not None:
+                thread.join()
 
     def _work(self) -> None:
         failed: BaseException | None = None

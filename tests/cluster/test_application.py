@@ -94,7 +94,7 @@ async def running(config: dict[str, Any]) -> AsyncIterator[tuple[OnRay, str]]:
 def outputs_of(run: Path) -> Any:
     """Return the answer of the model alone."""
     alone = load_served_model(run)
-    (answer,) = alone.run([alone.parse(INPUTS)])
+    (answer,) = alone.run([alone.signature.parse(INPUTS)])
     assert isinstance(answer, dict)
     return answer["outputs"]
 

@@ -72,7 +72,7 @@ def assert_does_what_it_says(search: SearchRun) -> None:
     with torch.no_grad():
         loaded = model.eval()(batch["inputs"]).argmax(1).numpy()
     served = load_served_model(search.path)
-    answers = served.run([served.parse(sample.tolist()) for sample in batch["inputs"]])
+    answers = served.run([served.signature.parse(sample.tolist()) for sample in batch["inputs"]])
     predicted = np.array([answer["outputs"].argmax() for answer in answers if not isinstance(answer, Exception)])
 
     right = told["objective"] * len(targets)  # a whole number of images

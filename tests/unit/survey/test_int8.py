@@ -64,7 +64,7 @@ def test_an_answer_in_int8_is_the_same_bits_whoever_shares_its_batch() -> None:
     inputs = task.to_batch(task.dataset("validation"))["inputs"][:32].clone()
     inputs[1] *= 1000  # a scale for the whole batch would drown the others
     served = ServedModel(quantize_int8(model), inputs[0])
-    samples = [served.parse(row.numpy()) for row in inputs]
+    samples = [served.signature.parse(row.numpy()) for row in inputs]
     together = served.run(samples)
     for sample, answer in zip(samples, together, strict=True):
         (alone,) = served.run([sample])
@@ -121,7 +121,7 @@ def test_what_does_not_go_with_int8_is_refused(overrides: list[str], told: str) 
 def test_a_run_is_served_in_int8(tmp_path: Path) -> None:
     run = written_run(tmp_path)
     exact, served = load_served_model(run), load_served_model(run, quantize="int8")
-    (wanted,), (given,) = (model.run([model.parse(model.example)]) for model in (exact, served))
+    (wanted,), (given,) = (model.run([model.signature.parse(model.signature.example)]) for model in (exact, served))
     assert isinstance(wanted, dict)
     assert isinstance(given, dict)
     assert abs(wanted["outputs"] - given["outputs"]).max() < 0.02

@@ -83,7 +83,7 @@ async def answers_of(num_replicas: int, samples: Sequence[Any]) -> list[list[flo
 def test_requests_are_independent_one_replica_and_several_give_each_client_the_same_answers_in_its_order() -> None:
     model = served_linear()
     rng = np.random.default_rng(0)
-    samples = [model.parse(rng.normal(size=4).astype(np.float32)) for _ in range(40)]
+    samples = [model.signature.parse(rng.normal(size=4).astype(np.float32)) for _ in range(40)]
     alone = [float(np.float64(answer["outputs"]).sum()) for answer in model.run(samples) if isinstance(answer, dict)]
     for num_replicas in (1, 3):
         answers = asyncio.run(answers_of(num_replicas, samples))

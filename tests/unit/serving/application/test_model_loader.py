@@ -122,7 +122,11 @@ def test_for_the_objective_throughput_batches_are_larger_than_for_the_mean() -> 
 
 def answer_of(served: ServedModel) -> np.ndarray[Any, Any]:
     (answer,) = served.run(
-        [served.parse(np.linspace(0, 1, 64, dtype=np.float32).reshape(served.inputs[0].shape).tolist())]
+        [
+            served.signature.parse(
+                np.linspace(0, 1, 64, dtype=np.float32).reshape(served.signature.inputs[0].shape).tolist()
+            )
+        ]
     )
     assert isinstance(answer, dict)
     return answer["outputs"]

@@ -17,8 +17,14 @@ from support.patience import PATIENCE_S
 from support.served import written_run
 
 OWN = """
+import numpy as np
+
 def words(batch):
     return [{"words": row["text"].split()} if isinstance(row, dict) else row.split() for row in batch]
+
+class Ragged:
+    def example_inputs(self): return 0
+    def predict(self, batch): return [np.ones(each) if each >= 0 else None for each in batch]
 """
 TASK = """
 import torch
@@ -67,6 +73,7 @@ def test_a_function_answers_texts_and_rows_by_every_protocol(tmp_path: Path) -> 
         split = {"dataframe_split": {"columns": ["text"], "data": [["a b"], ["c"]]}}
         answered = {"predictions": [{"words": ["a", "b"]}, {"words": ["c"]}]}
         assert post(port, "/invocations", split) == (200, answered)
+        assert post(port, "/invocations", b'id,text\r\n1,a b\r\n,"c"\r\n', "text/csv") == (200, answered)
         texts = {"name": "inputs", "datatype": "BYTES", "shape": [2, 1]}
         status, told = post(port, "/v2/models/own/infer", {"inputs": [{**texts, "data": ["a b", "c"]}]})
         assert status == 200
@@ -81,9 +88,23 @@ def test_a_function_answers_texts_and_rows_by_every_protocol(tmp_path: Path) -> 
         head = json.dumps({"inputs": [cut]}).encode()
         length = {"Inference-Header-Content-Length": str(len(head))}
         status, error = post(port, "/v2/models/own/infer", head + blob[:-1], "application/octet-stream", **length)
-        assert (status, "texts, each behind its length" in error["error"]) == (422, True)
+        assert (status, "each behind its length" in error["error"]) == (422, True)
+        assert post(port, "/v2/models/own", None)[1]["outputs"][0]["shape"] == [-1, 1]
         schema = post(port, "/openapi.json", None)[1]["components"]["schemas"]
         assert schema["own.input"] == {"description": "any JSON value"}
+
+
+def test_answers_of_different_forms_are_one_tensor_of_texts(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    asked = {"name": "inputs", "datatype": "INT64"}
+    with serving(tmp_path, config(f"{tmp_path / 'own.py'}:Ragged")) as port:
+        for data, datatype, answers in (
+            ([2, 2], "FP64", [1.0] * 4),
+            ([1, 2], "BYTES", ["[1.0]", "[1.0,1.0]"]),
+            ([1, -1], "BYTES", ["[1.0]", "null"]),
+        ):
+            status, told = post(port, "/v2/models/own/infer", {"inputs": [{**asked, "shape": [2], "data": data}]})
+            assert (status, told["outputs"][0]["datatype"], told["outputs"][0]["data"]) == (200, datatype, answers)
 
 
 @pytest.fixture(scope="module")

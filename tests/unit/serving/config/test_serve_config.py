@@ -56,6 +56,9 @@ def test_what_does_not_go_with_a_class_or_with_a_run_is_refused(run: Path, tmp_p
         f"{tmp_path / 'iris.py'}: name a class or a function of it, as in {tmp_path / 'iris.py'}:Model"
     ]
     assert "there is no file" in problems_of(f"{tmp_path / 'none.py'}:Iris")[0]
+    assert problems_of("package.module:Iris") == [
+        "package.module:Iris: a class is served by its file, as in path/to/file.py:Model"
+    ]
     assert problems_of(own, "compute.compile=true") == [
         f"{own}: compute: is for trained runs, and iris is a class that computes as it likes"
     ]

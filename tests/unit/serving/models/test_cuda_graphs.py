@@ -81,7 +81,7 @@ def test_on_a_gpu_a_compiled_model_answers_by_graphs_what_it_answers_without() -
     graphed = ServedModel(model, torch.zeros(4), device=torch.device("cuda"), compile=True, pad_to=(1, 2, 4))
     graphed.warm_up(4)
     for size in (1, 2, 3, 4):
-        samples = [plain.parse(torch.rand(4).tolist()) for _ in range(size)]
+        samples = [plain.signature.parse(torch.rand(4).tolist()) for _ in range(size)]
         for one, other in zip(plain.run(samples), graphed.run(samples), strict=True):
             assert isinstance(one, dict)
             assert isinstance(other, dict)

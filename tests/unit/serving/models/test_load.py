@@ -41,8 +41,8 @@ class Own:
 def test_a_run_is_served_with_the_answers_of_its_model(tmp_path: Path) -> None:
     run = written_run(tmp_path)
     served = load_served_model(run)
-    assert (served.name, served.version) == ("digits", "1")
-    sample = served.parse(served.example)
+    assert (served.signature.name, served.signature.version) == ("digits", "1")
+    sample = served.signature.parse(served.signature.example)
     (answer,) = served.run([sample])
     with torch.inference_mode():
         wanted = load_run(run).load_model()(torch.from_numpy(sample["inputs"])[None])[0]
@@ -57,7 +57,7 @@ def test_a_search_is_served_by_its_best_run_under_its_own_name(tmp_path: Path) -
     with pytest.raises(RunNameError, match="has found no run yet"):
         load_served_model(search)
     written_run(search, "best")
-    assert load_served_model(search).name == "searched"
+    assert load_served_model(search).signature.name == "searched"
     assert served_name(search / "best") == "searched"
 
 
@@ -71,7 +71,7 @@ def test_an_ensemble_answers_with_the_mean_of_its_members(tmp_path: Path) -> Non
     }
     run = written_run(tmp_path, "both", tensors=tensors, model_json={"ensemble": {"members": 2, "average": "outputs"}})
     served = load_served_model(run)
-    sample = served.parse(served.example)
+    sample = served.signature.parse(served.signature.example)
     (answer,) = served.run([sample])
     assert isinstance(answer, dict)
     with torch.inference_mode():
@@ -86,7 +86,7 @@ def test_a_task_without_an_example_is_shown_by_the_first_row_of_its_data(tmp_pat
     task = {"type": f"{file}:Own", "arguments": {}, "file": str(file), "source": OWN_TASK}
     run = written_run(tmp_path, "own", tensors=dict(torch.nn.Linear(3, 2).state_dict()), model_json={"task": task})
     file.unlink()  # the run keeps its text
-    assert load_served_model(run).example == [0.5, 0.5, 0.5]
+    assert load_served_model(run).signature.example == [0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -105,24 +105,24 @@ def test_a_model_of_several_inputs_is_served_by_their_names(
 ) -> None:
     run = pairs_run(tmp_path, how)
     served = load_served_model(run, max_batch_size=2)
-    assert [spec.name for spec in served.inputs] == names
-    assert [(spec.dtype, spec.shape) for spec in served.inputs] == [("int64", (4,)), ("float32", (4,))]
-    assert list(served.example) == names
+    assert [spec.name for spec in served.signature.inputs] == names
+    assert [(spec.dtype, spec.shape) for spec in served.signature.inputs] == [("int64", (4,)), ("float32", (4,))]
+    assert list(served.signature.example) == names
     model = load_run(run).load_model()
     ids, mask = (torch.stack([torch.tensor(sample[name]) for sample in samples]) for name in names)
     with torch.inference_mode():
         wanted = model(ids, mask.float(), *(["mean"] if how == "mapping" else []))
-    for answer, row in zip(served.run([served.parse(sample) for sample in samples]), wanted, strict=True):
+    for answer, row in zip(served.run([served.signature.parse(sample) for sample in samples]), wanted, strict=True):
         assert isinstance(answer, dict)
         np.testing.assert_allclose(answer["outputs"], row.numpy(), atol=1e-6)
     with pytest.raises(InputError, match=names[1]):
-        served.parse({names[0]: [1, 2, 3, 4]})
+        served.signature.parse({names[0]: [1, 2, 3, 4]})
 
 
 def test_a_model_that_takes_gradients_is_served(tmp_path: Path) -> None:
     run = pairs_run(tmp_path, "energy")
     served = load_served_model(run)
-    (answer,) = served.run([served.parse([0.1, 0.2, 0.3])])
+    (answer,) = served.run([served.signature.parse([0.1, 0.2, 0.3])])
     wanted = load_run(run).load_model()(torch.tensor([[0.1, 0.2, 0.3]]))
     assert isinstance(answer, dict)
     np.testing.assert_allclose(answer["force"], wanted["force"][0].numpy(), atol=1e-6)
@@ -147,7 +147,7 @@ def test_a_trained_model_is_served_where_neither_its_data_nor_its_file_is(tmp_pa
     (tmp_path / "model").rename(run / "model")
     (tmp_path / "rows.parquet").unlink()
     file.unlink()
-    assert load_served_model(run).example == [0.5, 0.5, 0.5]
+    assert load_served_model(run).signature.example == [0.5, 0.5, 0.5]
 
 
 def test_a_model_whose_data_showed_no_sample_says_why_it_is_not_served(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_run_that_was_trained_anew_is_refused_to_who_wants_the_model_that_was_
         load_served_model(run, content=content)
     load_served_model(run)
     shutil.copytree(tmp_path / "kept", run / "model", dirs_exist_ok=True)
-    sample = before.parse(before.example)
+    sample = before.signature.parse(before.signature.example)
     (wanted,), (answer,) = before.run([sample]), load_served_model(run, content=content).run([sample])
     assert isinstance(wanted, dict)
     assert isinstance(answer, dict)

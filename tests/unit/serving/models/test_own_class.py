@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from orchestray.platform.errors import TaskError
+from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.content import content_of
 from orchestray.serving.models.errors import InputError, ModelError
+from orchestray.serving.models.json_values import json_values
 from orchestray.serving.models.own_class import OwnModel, load_own_model
 from orchestray.serving.models.signature import ANY, boxed
 
@@ -53,6 +56,75 @@ def half(batch):
 def echo(batch):
     return batch
 
+def dated(batch):
+    return pd.DataFrame({"day": pd.to_datetime(batch), "n": range(len(batch))})
+
+class Answer:
+    def __init__(self, text): self.text = text
+    def _asdict(self): return {"text": self.text}
+
+def of_its_own(batch):
+    return map(Answer, batch)
+
+class Foreign:
+    # a tensor of a library that numpy can read
+    def __init__(self, values): self.values = np.asarray(values, np.float32)
+    def __array__(self, dtype=None, copy=None): return self.values
+    def __len__(self): return len(self.values)
+    def __getitem__(self, row): return Foreign(self.values[row])
+
+class Tensors:
+    def example_inputs(self): return np.zeros(2)
+    def predict(self, batch): return {"whole": Foreign(batch), "rows": [Foreign(row) for row in batch]}
+
+def endless(batch):
+    while True:
+        yield 1
+
+def popped(batch):
+    found = [row.pop("x") for row in batch]
+    assert None not in found
+    return found
+
+class Reused:
+    def __init__(self): self.buffer = np.zeros((4, 2))
+    def example_inputs(self): return np.zeros(2)
+    def predict(self, batch):
+        self.buffer[:len(batch)] = batch
+        return self.buffer[:len(batch)]
+
+class Popped:
+    example_request = {"x": 1}
+    def predict(self, batch): return popped(batch)
+
+class Exits:
+    def __init__(self): raise SystemExit(2)
+
+class ExitsLater(Scaled):
+    def predict(self, batch): raise SystemExit(2)
+
+async def later(batch):
+    return batch
+
+class Untrained:
+    def example_inputs(self): return self.example
+    def predict(self, batch): return batch
+
+class Texts(Untrained):
+    example = "abc"
+
+class Empty(Untrained):
+    example = {}
+
+class Unsendable(Untrained):
+    example_inputs = None
+    example_request = {"a": object()}
+
+class Arrays:
+    class_names = np.array(["a", "b"])
+    def example_inputs(self): return {"x": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}
+    def predict(self, batch): return batch
+
 class Nothing: ...
 
 class Short(Scaled):
@@ -76,8 +148,8 @@ def load(file: Path, name: str, **arguments: Any) -> OwnModel:
 
 def ask(model: OwnModel, *values: Any) -> list[Any]:
     """Return the answers as JSON values, and errors as they are."""
-    answers = model.run([model.signature.parse(value) for value in values])
-    return [each if isinstance(each, Exception) else model.signature.to_json(each) for each in answers]
+    answers, answer_of = model.run([model.signature.parse(value) for value in values]), Codec(model.signature).answer_of
+    return [each if isinstance(each, Exception) else json_values(asyncio.run(answer_of(each))) for each in answers]
 
 
 def test_a_class_without_an_example_gets_the_values_that_were_sent_in_a_list(file: Path) -> None:
@@ -100,6 +172,17 @@ def test_a_class_with_an_example_gets_checked_arrays_and_has_types_of_its_own(fi
     assert [spec.dtype for spec in several.signature.outputs] == ["float64", ANY]
 
 
+def test_tensors_of_any_library_that_numpy_reads_are_arrays(file: Path) -> None:
+    model = load(file, "Tensors")
+    assert [str(spec) for spec in model.signature.outputs] == ["float32 of shape [2]"] * 2
+    assert ask(model, [1, 2]) == [{"whole": [1.0, 2.0], "rows": [1.0, 2.0]}]
+
+
+def test_examples_may_be_tensors_and_class_names_an_array(file: Path) -> None:
+    signature = load(file, "Arrays").signature
+    assert (signature.example, signature.class_names) == ([1.0, 1.0], ("a", "b"))
+
+
 def test_a_sample_on_which_it_raises_fails_alone(file: Path) -> None:
     first, failed, last = ask(load(file, "Lengths"), "a", None, "abc")
     assert (first, last) == (1, 3)
@@ -115,6 +198,13 @@ def test_a_sample_on_which_it_raises_fails_alone(file: Path) -> None:
         ("Length", {}, "there is no class Length .*Lengths"),
         ("Lengths", {"most": 1}, "unexpected keyword argument 'most'"),
         ("echo", {"more": 1}, "it is a function, and takes no arguments"),
+        ("Untrained", {}, r"AttributeError: .* no attribute 'example' \(.*own.py, line"),
+        ("Texts", {}, "must return numbers or arrays of them, got one <U3"),
+        ("Empty", {}, "must return numbers or arrays of them, got none"),
+        ("Unsendable", {}, "TypeError: Type is not JSON serializable: object$"),
+        ("Exits", {}, "SystemExit: 2"),
+        ("ExitsLater", {}, "does not answer its example: SystemExit: 2"),
+        ("later", {}, "predict is async"),
         ("Short", {}, "does not answer its example: .* an answer for each of the 1 samples, and returned 0"),
     ],
 )
@@ -125,7 +215,37 @@ def test_what_cannot_be_served_is_refused_with_the_reason(
         load(file, name, **arguments)
 
 
-@pytest.mark.parametrize("answered", [[1], "ab", 2.0, np.ones(())])
+def test_a_model_may_change_the_batch_that_it_gets(file: Path) -> None:
+    first, failed, last = ask(load(file, "popped"), {"x": 1}, {"x": None}, {"x": 3})
+    assert (first, last) == (1, 3)
+    assert isinstance(failed, ModelError)
+    model = load(file, "Popped")
+    assert model.signature.example == {"x": 1}
+    assert ask(model, model.signature.example) == [1]
+
+
+def test_answers_do_not_change_when_the_model_reuses_its_memory(file: Path) -> None:
+    model = load(file, "Reused")
+    (answer,) = model.run([model.signature.parse([1, 2])])
+    model.run([model.signature.parse([3, 4])])
+    assert isinstance(answer, dict)
+    assert answer["outputs"].tolist() == [1, 2]
+
+
+def test_answers_are_json_values_that_a_process_without_the_models_code_reads(file: Path) -> None:
+    answers = load(file, "of_its_own").run([{"inputs": boxed("a")}])
+    assert [each["outputs"].item() for each in answers if isinstance(each, dict)] == [{"text": "a"}]
+    days = ask(load(file, "dated"), "2024-01-01", None)
+    assert days == [{"day": "2024-01-01T00:00:00", "n": 0}, {"day": None, "n": 1}]
+
+
+def test_more_answers_than_samples_are_refused_without_waiting_for_the_last(file: Path) -> None:
+    (failed,) = ask(load(file, "endless"), 1)
+    assert isinstance(failed, ModelError)
+    assert "returned more" in str(failed.__cause__)
+
+
+@pytest.mark.parametrize("answered", [[1], "ab", 2.0, np.ones(()), {"a", "b"}, {}])
 def test_a_batch_of_which_not_each_sample_is_answered_fails(answered: Any) -> None:
     model = OwnModel(lambda _batch: answered, object(), name="own")
     one, other = model.run([{"inputs": boxed(0)}, {"inputs": boxed(1)}])

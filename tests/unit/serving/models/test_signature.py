@@ -74,15 +74,6 @@ def test_several_inputs_are_given_by_name() -> None:
         assert caught.value.field == place
 
 
-def test_outputs_that_are_not_finite_become_null() -> None:
-    assert signature().to_json({"outputs": np.array([1.0, np.nan], np.float32)}) == [1.0, None]
-    assert signature().to_json({"a": np.array(np.inf), "b": np.array([1])}) == {"a": None, "b": [1]}
-
-
-def test_a_signature_survives_json() -> None:
-    assert Signature.from_dict(signature().to_dict()) == signature()
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),

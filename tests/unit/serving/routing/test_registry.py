@@ -188,7 +188,7 @@ def test_every_client_gets_its_own_answer_whatever_the_interleaving() -> None:
 
         async def client(number: int) -> None:
             for turn in range(10):
-                sample = model.parse([number, turn, 1, 0])
+                sample = model.signature.parse([number, turn, 1, 0])
                 (wanted,) = alone.run([sample])
                 assert isinstance(wanted, dict)
                 got = await version.predict(sample)

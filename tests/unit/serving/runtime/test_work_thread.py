@@ -112,3 +112,10 @@ def test_an_error_keeps_nothing_of_its_call_once_nobody_has_it() -> None:
     finally:
         gc.enable()
         thread.shutdown(wait=True)
+
+
+def test_several_threads_run_as_many_calls_at_a_time() -> None:
+    threads, barrier = WorkThread("t", num_threads=3), threading.Barrier(3)
+    futures = [threads.submit(barrier.wait, PATIENCE_S) for _ in range(3)]
+    assert sorted(future.result(PATIENCE_S) for future in futures) == [0, 1, 2]
+    threads.shutdown(wait=True)

@@ -146,7 +146,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 def test_a_file_that_does_not_import_is_named_with_line_and_cause(tmp_path: Path, text: str, cause: str) -> None:
     source = from_file(tmp_path, text)
     file = str(tmp_path / "my_task.py")
-    with pytest.raises(TaskError, match=rf"^the task file {file} does not import: {cause.replace('FILE', file)}$"):
+    with pytest.raises(TaskError, match=rf"^the file {file} does not import: {cause.replace('FILE', file)}$"):
         build(source)
     with pytest.raises(TaskError, match="does not import"):
         build(source)  # no half-made module is left to be found
