@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from orchestray.serving.generation.generation import Generation, Output
-from orchestray.serving.generation.parsing import Asked
+from orchestray.serving.generation.text_request import TextRequest
 from orchestray.serving.http.predictor import named_by
 from orchestray.serving.http.problems import HttpProblem, as_problem, not_ready
 from orchestray.serving.http.request_context import Call, ClientWatch, call_of
@@ -48,7 +48,7 @@ def event(value: Any, name: str = "") -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-async def answer(request: Request, models: Registry, asked: Asked, form_of: Any) -> Response:
+async def answer(request: Request, models: Registry, asked: TextRequest, form_of: Any) -> Response:
     """Answer a request for text; a client that leaves frees its place.
 
     Args:
@@ -67,10 +67,10 @@ async def answer(request: Request, models: Registry, asked: Asked, form_of: Any)
     version, engine = find(models, name if asked.model is None else asked.model, call.asked_version)
     call.reaches(version)
     form: AnswerForm = form_of(version.name, call.request_id)
-    generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
+    generation = engine.generate(asked.prompt, asked, priority=call.priority, deadline_s=call.deadline_s)
     try:
         async with ClientWatch(call, request.receive):
-            if not asked.is_streaming:
+            if not asked.stream:
                 whole = form.whole(await generation.text(), generation)
                 return Response(orjson.dumps(whole), media_type="application/json")
             # Refusals and early failures are reported by the status, which must come before the answer begins.

@@ -27,6 +27,7 @@ from orchestray.serving.http.prefix import with_prefix
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tracing import Tracer, make_tracer
+from orchestray.serving.models.json_object import input_error
 from orchestray.serving.routing.registry import Registry
 
 if TYPE_CHECKING:
@@ -181,8 +182,6 @@ async def _as_problem(request: Request, error: Exception) -> Response:
 
 
 async def _as_wrong_input(_: Request, error: Exception) -> Response:
-    """Answer a body that FastAPI finds invalid for a router's route."""
+    """Answer what FastAPI finds invalid for a router's route; the first part of its place is `body`, `query`, ..."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-    raise HttpProblem(422, f"{field}: {first['msg']}.", more={"field": field, "wanted": first["msg"], "got": "other"})
+    raise input_error([{**each, "loc": each["loc"][1:]} for each in error.errors()])
