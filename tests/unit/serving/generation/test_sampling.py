@@ -65,6 +65,10 @@ def test_the_ends_of_the_draw_stay_among_the_likeliest() -> None:
         assert pick(LOGITS[None], [Sampling(temperature=1.0, top_k=2)], [uniform])[0] in {0, 4}
 
 
+def test_the_likeliest_token_is_drawn_however_small_the_probability_that_is_kept() -> None:
+    assert pick(LOGITS[None], [Sampling(temperature=1.0, top_p=5e-324)], [0.9]) == [int(LOGITS.argmax())]
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
