@@ -26,16 +26,12 @@ from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.prefix import with_prefix
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.http.tracing import Tracer, make_tracer
+from orchestray.serving.http.tracing import Spans
 from orchestray.serving.models.json_object import input_error
 from orchestray.serving.routing.registry import Registry
 
 if TYPE_CHECKING:
-    from fastapi.telemetry import TelemetryConfig
-    from starlette.types import Receive, Scope, Send
-
-_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Switches for FastAPI's own telemetry, which is off: a `Tracer` makes one span per answer, only if enabled."""
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class ServingApp(FastAPI):
@@ -46,7 +42,7 @@ class ServingApp(FastAPI):
         front: middleware that every request passes.
         direct: routes that bypass all of FastAPI's layers.
         with_tokens: True if requests need a token.
-        root_path: see `HttpSettings`.
+        prefix: see `HttpSettings.root_path`.
         more: arguments of FastAPI.
     """
 
@@ -54,29 +50,28 @@ class ServingApp(FastAPI):
         self,
         models: Registry,
         front: RequestMiddleware,
-        direct: Direct,
+        direct: Sequence[Route],
         *,
         with_tokens: bool,
-        root_path: str,
+        prefix: str,
         **more: Any,
     ) -> None:
-        super().__init__(**more, telemetry=_NO_TELEMETRY)
+        super().__init__(**more)
         self._models = models
         self._front = front
         self._direct = direct
         self._with_tokens = with_tokens
-        self._root_path = root_path
+        self._prefix = prefix
         self.add_middleware(Behind, front=front)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "http":
-            scope = with_prefix(scope, self._root_path)
-        app = self._direct.find(scope)
-        if app is None or len(self.user_middleware) > 1:  # an added layer is for all routes
-            await super().__call__(scope, receive, send)
-        else:
-            await self._front(app, scope, receive, send)
+        await super().__call__(with_prefix(scope, self._prefix) if scope["type"] == "http" else scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return all layers with the routes, and the fast path in front, unless a layer was added for all routes."""
+        layers = super().build_middleware_stack()
+        return layers if len(self.user_middleware) > 1 else Direct(layers, self._front, self._direct)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document of the models that are served now."""
@@ -99,7 +94,7 @@ def make_app(
     *,
     monitor: Monitor | None = None,
     routers: Sequence[APIRouter] = (),
-    tracer: Tracer | None = None,
+    spans: Spans | None = None,
 ) -> FastAPI:
     """Make the ASGI application of an endpoint, to run on the event loop of the registry's batchers.
 
@@ -110,15 +105,15 @@ def make_app(
         settings: limits, tokens, logs.
         monitor: the one whose `listener(model, version)` the batchers got; `/metrics` and the page show it.
         routers: more routes, which pass the same checks; an HttpProblem that they raise is answered.
-        tracer: makes the spans, and is closed by the caller; None: made as `settings` say, and closed when the server
-            ends the application (ASGI's lifespan).
+        spans: the spans, closed by the caller; None: made as `settings` say, and closed when the server ends the
+            application (ASGI's lifespan).
 
     Raises:
         ConfigError: `settings` ask for tracing, and a package for it is missing.
     """
     settings = settings or HttpSettings()
     monitor = monitor or Monitor()
-    own_tracer = make_tracer(settings.tracing and tracer is None)
+    own_spans = Spans(enabled=settings.tracing and spans is None)
     monitor.watch(registry)
     predictor = Predictor(registry)
 
@@ -126,16 +121,17 @@ def make_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         monitor.live.close()
-        await own_tracer.close()
+        await own_spans.close()
 
     version = version_of("orchestray")
     predicting = predict_routes(predictor, settings)
     app = ServingApp(
         registry,
-        RequestMiddleware(settings, monitor, tracer or own_tracer),
-        Direct(predicting[:1]),
+        RequestMiddleware(settings, monitor),
+        predicting[:1],
         with_tokens=bool(settings.tokens),
-        root_path=settings.root_path,
+        prefix=settings.root_path,
+        telemetry=(spans or own_spans).telemetry,
         title="orchestray",
         version=version,
         docs_url=None,

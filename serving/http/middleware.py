@@ -19,7 +19,6 @@ from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.http.tracing import Tracer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,12 +37,11 @@ class RequestMiddleware:
     Health routes, and the pages with their files, need no token: they do not reveal names of models.
     """
 
-    def __init__(self, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
+    def __init__(self, settings: HttpSettings, monitor: Monitor) -> None:
         self._settings = settings
         self._monitor = monitor
         self._limits = RateLimits(settings.rate_limit_per_s)
         self._access_log = AccessLog() if settings.access_log else None
-        self._tracer = tracer
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Have an application answer a request, and answer its errors too."""
@@ -54,9 +52,9 @@ class RequestMiddleware:
         scope[SCOPE_KEY] = call
         answer = _Answer(send, call)
         try:
-            with self._tracer.span(scope, call):
-                await self._pass(app, scope, receive, answer, call)
+            await self._pass(app, scope, receive, answer, call)
         finally:
+            call.describe()  # one that has not begun, or breaks off: the span of a whole one has ended
             seconds = time.perf_counter() - call.started_s
             self._monitor.answered(call.model, call.version, call.status, seconds)
             if self._access_log is not None:
@@ -135,6 +133,7 @@ class _Answer:
             if self._call.version:
                 headers.append((b"x-model-version", self._call.version.encode("latin-1", "replace")))
             message["headers"] = headers
+            self._call.describe()
         else:
             self._call.num_body_bytes += len(message.get("body", b""))
         await self._send(message)

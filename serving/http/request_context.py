@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, Self
 
+from opentelemetry import trace
+
 from orchestray.serving.http.auth import Token
 from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -48,6 +50,8 @@ class Call:
         self.started_s = time.perf_counter()
         self._arrived_s = asyncio.get_running_loop().time() if arrived_s is None else arrived_s
         self.request_id = id_of(headers.get(b"x-request-id"))
+        self.span = trace.get_current_span()
+        """Span of the request; one that records nothing, if there are none."""
         self.token: Token | None = None
         self.model = ""
         self.version = ""
@@ -63,6 +67,18 @@ class Call:
     def reaches(self, version: ModelVersion) -> None:
         """Record the version that will answer, for metrics and the log."""
         self.model, self.version = version.name, version.version
+
+    def describe(self) -> None:
+        """Add the facts about the request to its span, unless that has ended."""
+        if self.span.is_recording():
+            self.span.set_attributes(
+                {
+                    "http.response.status_code": self.status,
+                    "orchestray.request_id": self.request_id,
+                    "orchestray.model": self.model,
+                    "orchestray.version": self.version,
+                }
+            )
 
     @property
     def deadline_s(self) -> float | None:
