@@ -10,12 +10,13 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from starlette.requests import ClientDisconnect
 
 from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.body import INFLATED, check_length, inflated
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.prefix import path_in
-from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem, openai_error
+from orchestray.serving.http.problems import HttpProblem, as_problem, openai_error
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
 from orchestray.serving.http.settings import HttpSettings
@@ -64,7 +65,7 @@ class RequestMiddleware:
         try:
             coding = self._admit(scope, call)
             await app(scope, receive if coding is None else inflated(receive, self._settings.max_body_bytes), answer)
-        except ClientGone:
+        except ClientDisconnect:
             call.status = call.gone_status
         except asyncio.CancelledError:
             if not call.client_gone:
