@@ -32,6 +32,7 @@ _MOST_PRIORITY = 100
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 PRIORITY_HEADER = "X-Request-Priority"
+_TIMEOUT_KEY, _PRIORITY_KEY = TIMEOUT_HEADER.lower().encode(), PRIORITY_HEADER.lower().encode()
 
 
 class Call:
@@ -87,7 +88,7 @@ class Call:
         Raises:
             HttpProblem: 422, the header is not a number of milliseconds in the allowed range.
         """
-        given = self.headers.get(TIMEOUT_HEADER.lower().encode())
+        given = self.headers.get(_TIMEOUT_KEY)
         if given is None:
             return None if self._timeout_s is None else self._arrived_s + self._timeout_s
         try:
@@ -105,7 +106,7 @@ class Call:
         Raises:
             HttpProblem: 422, the header is not an integer in the allowed range.
         """
-        given = self.headers.get(PRIORITY_HEADER.lower().encode())
+        given = self.headers.get(_PRIORITY_KEY)
         if given is None:
             return 0
         priority = priority_of(given)
