@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
+from prometheus_client import Histogram
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -106,10 +107,17 @@ def _about_text(endpoint: Endpoint) -> dict[str, Any] | None:
         "tokens": stats.num_tokens,
         "running": stats.num_running,
         "waiting": stats.num_waiting,
-        "cache_used": 1 - stats.num_free_blocks / stats.num_blocks,
-        "first_token_s": stats.first_token.mean_s,
-        "token_s": stats.between_tokens.mean_s,
+        "cache_used": stats.cache_used,
+        "first_token_s": _mean(stats.first_token),
+        "token_s": _mean(stats.between_tokens),
     }
+
+
+def _mean(histogram: Histogram) -> float:
+    """Return the mean of what a histogram has seen; 0 before the first."""
+    values = {sample.name: sample.value for metric in histogram.collect() for sample in metric.samples}
+    total, count = (next(value for name, value in values.items() if name.endswith(end)) for end in ("_sum", "_count"))
+    return total / count if count else 0.0
 
 
 def _spec(spec: TensorSpec) -> dict[str, Any]:
