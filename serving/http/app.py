@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from starlette.routing import Route
 
 from orchestray.serving.http.direct import Direct
 from orchestray.serving.http.inference_v2 import v2_routes
-from orchestray.serving.http.middleware import Behind, RequestMiddleware
+from orchestray.serving.http.middleware import RequestMiddleware
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.openapi import describe
 from orchestray.serving.http.page import page_routes
@@ -62,7 +63,7 @@ class ServingApp(FastAPI):
         self._direct = direct
         self._with_tokens = with_tokens
         self._prefix = prefix
-        self.add_middleware(Behind, front=front)
+        self.add_middleware(lambda app: partial(front, app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

@@ -6,10 +6,8 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
 from starlette.requests import ClientDisconnect
 
 from orchestray.serving.http.access_log import AccessLog
@@ -19,6 +17,7 @@ from orchestray.serving.http.prefix import path_in
 from orchestray.serving.http.problems import HttpProblem, as_problem, openai_error
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
+from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.http.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -75,7 +74,7 @@ class RequestMiddleware:
                 task.uncancel()
             call.status = call.gone_status
         except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
-            await self._refuse(error, scope, answer, call)
+            await self._refuse(error, scope, receive, answer, call)
             # The future that raised it references it, and its frames reference the future: break the cycle.
             error.__traceback__ = None
 
@@ -96,25 +95,17 @@ class RequestMiddleware:
             )
         return coding
 
-    async def _refuse(self, error: Exception, scope: Scope, answer: _Answer, call: Call) -> None:
-        problem = as_problem(error)
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
+        """Answer a problem; in the form of OpenAI's API, if it was asked by that, in which wrong input is a 400."""
+        problem, as_openai = as_problem(error), path_in(scope).startswith("/v1/")
         if problem.status == 500:
             _log.error("request %s: %s %s failed", call.request_id, scope["method"], scope["path"], exc_info=error)
         if answer.started:
             raise error
-        await send_problem(problem, call, answer, as_openai=path_in(scope).startswith("/v1/"))
-
-
-class Behind:
-    """An application behind `RequestMiddleware`, in the form that `add_middleware` expects."""
-
-    def __init__(self, app: ASGIApp, front: RequestMiddleware) -> None:
-        self._app = app
-        self._front = front
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        await self._front(self._app, scope, receive, send)
+        content = openai_error(problem) if as_openai else {"error": problem.text, **problem.more}
+        status = 400 if as_openai and problem.status == 422 else problem.status
+        response = json_answer(to_json({**content, "request_id": call.request_id}), status, problem.headers)
+        await response(scope, receive, answer)
 
 
 class _Answer:
@@ -138,25 +129,6 @@ class _Answer:
         else:
             self._call.num_body_bytes += len(message.get("body", b""))
         await self._send(message)
-
-
-async def send_problem(problem: HttpProblem, call: Call, send: Any, *, as_openai: bool = False) -> None:
-    """Send a problem as the answer, or in the form of OpenAI's API, in which wrong input is a 400."""
-    content = openai_error(problem) if as_openai else {"error": problem.text, **problem.more}
-    content["request_id"] = call.request_id
-    body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
-    headers: list[tuple[bytes, bytes]] = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
-    start: MutableMapping[str, Any] = {
-        "type": "http.response.start",
-        "status": 400 if as_openai and problem.status == 422 else problem.status,
-        "headers": headers,
-    }
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
 
 
 def _is_open(path: str) -> bool:
