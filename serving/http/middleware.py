@@ -39,9 +39,8 @@ class RequestMiddleware:
 
     def __init__(self, settings: HttpSettings, monitor: Monitor) -> None:
         self._settings = settings
-        self._monitor = monitor
         self._limits = RateLimits(settings.rate_limit_per_s)
-        self._access_log = AccessLog() if settings.access_log else None
+        self._access_log = AccessLog(monitor, settings)
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Have an application answer a request, and answer its errors too."""
@@ -55,10 +54,18 @@ class RequestMiddleware:
             await self._pass(app, scope, receive, answer, call)
         finally:
             call.describe()  # one that has not begun, or breaks off: the span of a whole one has ended
-            seconds = time.perf_counter() - call.started_s
-            self._monitor.answered(call.model, call.version, call.status, seconds)
-            if self._access_log is not None:
-                self._access_log.write(scope, call, seconds)
+            self._access_log.note(
+                call.status,
+                call.request_id,
+                time.perf_counter() - call.started_s,
+                method=scope["method"],
+                path=scope["path"],
+                client=scope["client"][0] if scope.get("client") else None,
+                num_bytes=call.num_body_bytes,
+                model=call.model,
+                version=call.version,
+                token=call.token,
+            )
 
     async def _pass(self, app: ASGIApp, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
         try:
