@@ -203,6 +203,8 @@ def test_a_client_that_leaves_frees_its_place(stream: bool) -> None:
             assert engine.stats.num_running == 1
             left.set()
             await task
+            metrics = asked.monitor.text()[0].decode()
+            assert 'orchestray_requests_total{model="sums",status="499",version="1"} 1.0' in metrics
             assert (engine.stats.num_running, engine.stats.num_free_blocks) == (0, engine.stats.num_blocks)
 
     asyncio.run(ask())
