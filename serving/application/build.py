@@ -19,7 +19,7 @@ from orchestray.serving.application.endpoint import settings_of
 from orchestray.serving.application.ingress import Ingress
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
-from orchestray.serving.http.settings import HttpSettings, settings_to_json
+from orchestray.serving.http.settings import JSON, HttpSettings
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -101,7 +101,7 @@ def wanted_of(
     """
     return {
         "config": config.model_dump(mode="json", exclude_unset=True),
-        "settings": settings_to_json(settings),
+        "settings": JSON.dump_python(settings, mode="json"),
         "deployments": dict(deployments),
         "reserves_cpus": reserves_cpus,
     }

@@ -27,7 +27,7 @@ from orchestray.serving.generation.metrics import GenerationMetrics
 from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, Tokens, log_access_to, make_app
 from orchestray.serving.http.overload.shedding import LoadShedder
-from orchestray.serving.http.tracing import Tracer, make_tracer
+from orchestray.serving.http.tracing import Spans
 from orchestray.serving.replicas.batchers import ListenerOf
 from orchestray.serving.routing.endpoint import ModelVersion, Share
 from orchestray.serving.routing.registry import Registry
@@ -75,7 +75,7 @@ class LiveEndpoint:
         self._ending: dict[asyncio.Task[None], ModelVersion] = {}
         self._settings = settings or settings_of(config)
         self.monitor.registry.register(GenerationMetrics(self.registry))
-        self._tracer: Tracer | None = None
+        self._spans: Spans | None = None
         self._app = self._make_app(self._settings, config)
         self.shedding = LoadShedder(self.monitor, self._settings, self.registry)
 
@@ -176,8 +176,8 @@ class LiveEndpoint:
         try:
             await draining
         finally:  # even if a version failed to end
-            if self._tracer is not None:
-                await self._tracer.close()
+            if self._spans is not None:
+                await self._spans.close()
 
     async def _drain(self) -> None:
         try:
@@ -280,9 +280,9 @@ class LiveEndpoint:
     def _make_app(self, settings: HttpSettings, config: ServeConfig) -> Any:
         if settings.access_log:
             log_access_to(sys.stderr)
-        if settings.tracing and self._tracer is None:
+        if settings.tracing and self._spans is None:
             # Owned by the endpoint, not the application: requests begun before a change may end after it.
-            self._tracer = make_tracer(enabled=True)
+            self._spans = Spans(enabled=True)
         router = make_generate_router(
             self.registry,
             max_body_bytes=settings.max_body_bytes,
@@ -294,7 +294,7 @@ class LiveEndpoint:
             settings,
             monitor=self.monitor,
             routers=[router],
-            tracer=self._tracer if settings.tracing else None,
+            spans=self._spans if settings.tracing else None,
         )
 
 

@@ -15,7 +15,7 @@ from orchestray.serving.application.loop_thread import LoopThread
 from orchestray.serving.application.serve_metrics import ServeMetrics, counted_by_serve
 from orchestray.serving.application.served import Served
 from orchestray.serving.config.schema import ServeConfig
-from orchestray.serving.http.settings import settings_from
+from orchestray.serving.http.settings import JSON
 from orchestray.serving.replicas.batchers import ListenerOf
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class _Endpoint:
             made.append(ApplicationStarters(listener_of, wanted["deployments"], reserves_cpus=wanted["reserves_cpus"]))
             return made[0]
 
-        live = LiveEndpoint(config, settings=settings_from(wanted["settings"]), make_starters=make)
+        live = LiveEndpoint(config, settings=JSON.validate_python(wanted["settings"]), make_starters=make)
         listening = listen(config.http.host, config.http.port, key="http.host")
         served = Served(live, listening)
         try:
@@ -204,7 +204,7 @@ class _Endpoint:
         """
         before, self._starters.deployments = self._starters.deployments, wanted["deployments"]
         try:
-            return await self.served.apply(wanted["config"], settings_from(wanted["settings"]))
+            return await self.served.apply(wanted["config"], JSON.validate_python(wanted["settings"]))
         except BaseException:
             self._starters.deployments = before
             raise

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from orchestray.serving.generation.generation import Generation, Output
-from orchestray.serving.generation.parsing import Asked
+from orchestray.serving.generation.text_request import TextRequest
 from orchestray.serving.http.predictor import named_by
 from orchestray.serving.http.problems import HttpProblem, as_problem, not_ready
 from orchestray.serving.http.request_context import Call, ClientWatch, call_of
@@ -48,7 +50,7 @@ def event(value: Any, name: str = "") -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-async def answer(request: Request, models: Registry, asked: Asked, form_of: Any) -> Response:
+async def answer(request: Request, models: Registry, asked: TextRequest, form_of: Any) -> Response:
     """Answer a request for text; a client that leaves frees its place.
 
     Args:
@@ -67,10 +69,10 @@ async def answer(request: Request, models: Registry, asked: Asked, form_of: Any)
     version, engine = find(models, name if asked.model is None else asked.model, call.asked_version)
     call.reaches(version)
     form: AnswerForm = form_of(version.name, call.request_id)
-    generation = engine.generate(asked.prompt, asked.sampling, priority=call.priority, deadline_s=call.deadline_s)
+    generation = engine.generate(asked.prompt, asked, priority=call.priority, deadline_s=call.deadline_s)
     try:
         async with ClientWatch(call, request.receive):
-            if not asked.is_streaming:
+            if not asked.stream:
                 whole = form.whole(await generation.text(), generation)
                 return Response(orjson.dumps(whole), media_type="application/json")
             # Refusals and early failures are reported by the status, which must come before the answer begins.
@@ -109,38 +111,31 @@ def find(models: Registry, name: str | None, number: str | None) -> tuple[ModelV
     return version, version.generator
 
 
-class _EventStream(Response):
+class _EventStream(StreamingResponse):
     """A response that sends each token as it comes; a client that leaves frees the request's place."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, call: Call, generation: Generation, first: Output | None, form: AnswerForm) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        self._events = _events(generation, first, form)
+        super().__init__(self._events, headers=headers, media_type="text/event-stream")
         self._call = call
         self._generation = generation
-        self._first = first
-        self._form = form
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        async def put(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            async with ClientWatch(self._call, receive):
-                await self._events(put)
+            async with aclosing(self._events), ClientWatch(self._call, receive):
+                await self.stream_response(send)
         finally:
             self._generation.cancel()
-        await send({"type": "http.response.body", "body": b""})
 
-    async def _events(self, put: Any) -> None:
-        try:
-            if self._first is not None:
-                await put(self._form.step(self._first))
-            async for output in self._generation:
-                await put(self._form.step(output))
-        except Exception as error:  # noqa: BLE001 - the status is sent already: the error becomes an event
-            await put(self._form.failed(as_problem(error)))
-            return
-        await put(self._form.end(self._generation))
+
+async def _events(generation: Generation, first: Output | None, form: AnswerForm) -> AsyncGenerator[bytes]:
+    try:
+        if first is not None:
+            yield form.step(first)
+        async for output in generation:
+            yield form.step(output)
+    except Exception as error:  # noqa: BLE001 - the status is sent already: the error becomes an event
+        yield form.failed(as_problem(error))
+    else:
+        yield form.end(generation)

@@ -42,7 +42,8 @@ def _draw(logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor) -> Te
     weights = scaled.exp().masked_fill(beyond, 0.0)
     cumulative = weights.cumsum(dim=-1)
     if any(sampling.top_p < 1 for sampling in samplings):  # nucleus sampling: https://arxiv.org/abs/1904.09751
-        top_p = torch.tensor([sampling.top_p for sampling in samplings], device=logits.device)[:, None]
+        # In float32 a small one would be 0, and nothing would be kept.
+        top_p = torch.tensor([[sampling.top_p] for sampling in samplings], dtype=torch.float64, device=logits.device)
         before = (cumulative - weights) / cumulative[:, -1:]
         weights = weights.masked_fill((before >= top_p) & (top_p < 1), 0.0)
         kept = torch.minimum(kept, (weights > 0).sum(dim=-1).cpu())

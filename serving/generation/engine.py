@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from prometheus_client import Histogram
+
 from orchestray.serving.batching.errors import (
     BatcherClosedError,
     BatchFunctionError,
@@ -17,9 +19,9 @@ from orchestray.serving.batching.errors import (
 )
 from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_INFEASIBLE, SHED_QUEUE_FULL, BatchListener
 from orchestray.serving.generation.decoder import Decoder
-from orchestray.serving.generation.durations import Durations
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.kv_cache import BlockPool
+from orchestray.serving.generation.metrics import times_of_an_engine
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.generation.scheduler import Scheduler, Step
@@ -49,10 +51,15 @@ class EngineStats:
     """Seconds per step, a moving average."""
     cache_bytes: int
     """Bytes of all keys and values; 0: unknown."""
-    first_token: Durations
+    first_token: Histogram
     """Seconds from a request to its first token."""
-    between_tokens: Durations
+    between_tokens: Histogram
     """Seconds between consecutive tokens of an answer."""
+
+    @property
+    def cache_used(self) -> float:
+        """Used part of the memory of keys and values."""
+        return 1 - self.num_free_blocks / self.num_blocks
 
 
 class Engine:
@@ -115,7 +122,7 @@ class Engine:
         self._closed = False
         self._num_requests = self._num_steps = self._num_tokens = self._num_read = 0
         self._step_s = 0.0
-        self._first_token, self._between_tokens = Durations(), Durations()
+        self._first_token, self._between_tokens = times_of_an_engine()
         self._answer_tokens = 0.0
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -242,8 +249,8 @@ class Engine:
 
     def _time(self, generation: Generation) -> None:
         now_s = asyncio.get_running_loop().time()
-        durations = self._first_token if generation.request.num_generated == 1 else self._between_tokens
-        durations.add(now_s - generation.since_s)
+        times = self._first_token if generation.request.num_generated == 1 else self._between_tokens
+        times.observe(now_s - generation.since_s)
         generation.since_s = now_s
 
     def _finish(self, generation: Generation, reason: str, token: int | None, text: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from orchestray.serving.routing.registry import Registry
@@ -13,7 +14,32 @@ from orchestray.serving.routing.registry import Registry
 if TYPE_CHECKING:
     from orchestray.serving.generation.engine import EngineStats
 
+_Value = Callable[["EngineStats"], float]
 _MODEL = ("model", "version")
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
+_READ = "Tokens read: of prompts, and again where an answer outgrows the context"
+_COUNTS: dict[tuple[str, str], _Value] = {
+    ("orchestray_generated_tokens", "Tokens generated"): lambda stats: stats.num_tokens,
+    ("orchestray_read_tokens", _READ): lambda stats: stats.num_read,
+    ("orchestray_generation_steps", "Steps of the model that generates"): lambda stats: stats.num_steps,
+}
+_GAUGES: dict[tuple[str, str], _Value] = {
+    ("orchestray_generating", "Requests that are answered token by token"): lambda stats: stats.num_running,
+    ("orchestray_generation_queue_length", "Requests that wait for that"): lambda stats: stats.num_waiting,
+    ("orchestray_kv_cache_used_ratio", "Part of the memory of keys and values"): lambda stats: stats.cache_used,
+    ("orchestray_kv_cache_bytes", "Memory of keys and values; 0: not known"): lambda stats: stats.cache_bytes,
+}
+
+
+def times_of_an_engine() -> tuple[Histogram, Histogram]:
+    """Return histograms of an engine: from a request to its first token, and from a token to the next."""
+    first = Histogram(
+        "orchestray_first_token_seconds", "From a request to its first token", registry=None, buckets=_SECONDS
+    )
+    between = Histogram(
+        "orchestray_token_seconds", "From a token of an answer to the next", registry=None, buckets=_SECONDS
+    )
+    return first, between
 
 
 class GenerationMetrics(Collector):
@@ -31,50 +57,30 @@ class GenerationMetrics(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        engines = [(version, version.generator) for version in self._models.versions if version.generator is not None]
-        if not engines:
+        found = [
+            ((version.name, version.version), version.generator.stats)
+            for version in self._models.versions
+            if version.generator is not None
+        ]
+        if not found:
             return
-        found = [((version.name, version.version), engine.stats) for version, engine in engines]
-        yield from _counts(found)
-        yield from _gauges(found)
-        first = HistogramMetricFamily(
-            "orchestray_first_token_seconds", "From a request to its first token", labels=_MODEL
-        )
-        between = HistogramMetricFamily(
-            "orchestray_token_seconds", "From a token of an answer to the next", labels=_MODEL
-        )
-        for names, stats in found:
-            first.add_metric(names, stats.first_token.buckets(), stats.first_token.sum_s)
-            between.add_metric(names, stats.between_tokens.buckets(), stats.between_tokens.sum_s)
-        yield from (first, between)
+        for kind, values in ((CounterMetricFamily, _COUNTS), (GaugeMetricFamily, _GAUGES)):
+            for (name, text), value in values.items():
+                family = kind(name, text, labels=_MODEL)
+                for names, stats in found:
+                    family.add_metric(names, value(stats))
+                yield family
+        for times in ("first_token", "between_tokens"):
+            yield from _labelled([(names, getattr(stats, times)) for names, stats in found])
 
 
-_Found: TypeAlias = "list[tuple[tuple[str, str], EngineStats]]"
-
-
-def _counts(found: _Found) -> Iterator[Metric]:
-    tokens = CounterMetricFamily("orchestray_generated_tokens", "Tokens generated", labels=_MODEL)
-    prompts = CounterMetricFamily(
-        "orchestray_read_tokens",
-        "Tokens read: of prompts, and again where an answer outgrows the context",
-        labels=_MODEL,
-    )
-    steps = CounterMetricFamily("orchestray_generation_steps", "Steps of the model that generates", labels=_MODEL)
-    for names, stats in found:
-        tokens.add_metric(names, stats.num_tokens)
-        prompts.add_metric(names, stats.num_read)
-        steps.add_metric(names, stats.num_steps)
-    yield from (tokens, prompts, steps)
-
-
-def _gauges(found: _Found) -> Iterator[Metric]:
-    running = GaugeMetricFamily("orchestray_generating", "Requests that are answered token by token", labels=_MODEL)
-    waiting = GaugeMetricFamily("orchestray_generation_queue_length", "Requests that wait for that", labels=_MODEL)
-    used = GaugeMetricFamily("orchestray_kv_cache_used_ratio", "Part of the memory of keys and values", labels=_MODEL)
-    size = GaugeMetricFamily("orchestray_kv_cache_bytes", "Memory of keys and values; 0: not known", labels=_MODEL)
-    for names, stats in found:
-        running.add_metric(names, stats.num_running)
-        waiting.add_metric(names, stats.num_waiting)
-        used.add_metric(names, 1 - stats.num_free_blocks / stats.num_blocks)
-        size.add_metric(names, stats.cache_bytes)
-    yield from (running, waiting, used, size)
+def _labelled(histograms: list[tuple[tuple[str, str], Histogram]]) -> Iterator[Metric]:
+    """Yield the metric of several histograms of one name, with the model's labels."""
+    (whole,) = histograms[0][1].collect()
+    whole.samples = [
+        sample._replace(labels={**dict(zip(_MODEL, names, strict=True)), **sample.labels})
+        for names, histogram in histograms
+        for metric in histogram.collect()
+        for sample in metric.samples
+    ]
+    yield whole

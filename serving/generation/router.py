@@ -10,13 +10,11 @@ from fastapi.responses import Response
 from orchestray.serving.generation.answering import answer, event
 from orchestray.serving.generation.completions import add_completions
 from orchestray.serving.generation.generation import Generation, Output
-from orchestray.serving.generation.parsing import parse, schema_of
-from orchestray.serving.http.body import parse_object, read_body
+from orchestray.serving.generation.text_request import TextBody, TextLimits, TextRequest
 from orchestray.serving.http.openapi import parameters_of
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.routing.registry import Registry
 
-_WANTED = '{"prompt": "import ", "max_tokens": 32}'
 _ANSWER_SCHEMA = {
     "type": "object",
     "properties": {
@@ -55,12 +53,11 @@ def make_generate_router(
         most_tokens: largest number of tokens that a request may ask for.
         most_prompt_bytes: largest prompt, in bytes of UTF-8; a longer one is refused before it is tokenized.
     """
-    router = APIRouter()
-    schema = schema_of(most_tokens, most_prompt_bytes)
+    router, limits = APIRouter(), TextLimits(max_body_bytes, max_json_depth, most_tokens, most_prompt_bytes)
+    body = TextBody(TextRequest, limits)
 
     async def generate(request: Request) -> Response:
-        body = parse_object(await read_body(request.receive, max_body_bytes), max_json_depth, _WANTED)
-        return await answer(request, models, parse(body, most_tokens, most_prompt_bytes), _Form)
+        return await answer(request, models, await body.read(request), _Form)
 
     router.add_api_route(
         "/generate",
@@ -78,10 +75,10 @@ def make_generate_router(
         },
         openapi_extra={
             "parameters": parameters_of("Default: the one that generates text"),
-            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "requestBody": body.openapi(),
         },
     )
-    add_completions(router, models, max_body_bytes, max_json_depth, most_tokens, most_prompt_bytes)
+    add_completions(router, models, limits)
     return router
 
 

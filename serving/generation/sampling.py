@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-import math
 import random
-from dataclasses import dataclass
+from typing import Annotated, Any
 
-from orchestray.serving.models.errors import InputError
+from pydantic import BeforeValidator, Field
 
-_LARGEST_SEED = 2**63 - 1
-MOST_STOPS = 16
-"""Largest number of stop strings of one request."""
+from orchestray.serving.models.json_object import JsonObject
+
+_LARGEST = 2**63 - 1
+_MOST_STOPS = 16
+Text = Annotated[str, Field(min_length=1)]
+_Texts = Annotated[tuple[Text, ...], Field(max_length=_MOST_STOPS, strict=False)]
 
 
-@dataclass(frozen=True)
-class Sampling:
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+class Sampling(JsonObject):
     """The sampling parameters of one request.
-
-    Args:
-        max_tokens: largest number of tokens to generate.
-        temperature: 0 takes the likeliest token; else the logits are divided by it.
-        top_k: draw among that many of the likeliest tokens; 0: among all.
-        top_p: draw among the likeliest of those that have this probability together.
-        seed: seed of the draws; equal seeds give equal tokens, independently of other requests. None: a random one.
-        stop: texts that end the answer and are not part of it.
-        stop_tokens: tokens that end the answer and are not part of it.
 
     Raises:
         InputError: a value is out of range.
     """
 
-    max_tokens: int = 64
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_tokens: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise InputError("max_tokens", "a whole number >= 1", str(self.max_tokens))
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise InputError("temperature", "a finite number >= 0", str(self.temperature))
-        if self.top_k < 0:
-            raise InputError("top_k", "a whole number >= 0", str(self.top_k))
-        if not 0 < self.top_p <= 1:
-            raise InputError("top_p", "a number above 0 and up to 1", str(self.top_p))
-        if self.seed is not None and not 0 <= self.seed <= _LARGEST_SEED:
-            raise InputError("seed", f"a whole number from 0 to {_LARGEST_SEED}", str(self.seed))
-        if len(self.stop) > MOST_STOPS or not all(self.stop):
-            got = f"{len(self.stop)} texts" if all(self.stop) else "an empty text"
-            raise InputError("stop", f"up to {MOST_STOPS} texts, none empty", got)
+    max_tokens: Annotated[int, Field(ge=1)] = 64
+    """a whole number >= 1; largest number of tokens to generate"""
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """a finite number >= 0; 0 takes the likeliest token, else the logits are divided by it"""
+    top_k: Annotated[int, Field(ge=0, le=_LARGEST)] = 0
+    """a whole number >= 0; draw among that many of the likeliest tokens, 0: among all"""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """a number above 0 and up to 1; draw among the likeliest tokens that have this probability together"""
+    seed: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
+    """a whole number from 0 to 2^63 - 1; equal seeds give equal tokens, independently of other requests"""
+    stop: Annotated[_Texts, BeforeValidator(_listed, json_schema_input_type=_Texts | Text)] = ()
+    """up to 16 texts, none empty; they end the answer and are not part of it"""
+    stop_tokens: Annotated[frozenset[int], Field(strict=False)] = frozenset()
+    """whole numbers; tokens that end the answer and are not part of it"""
 
     def draws(self) -> random.Random:
         """Return the random numbers of this request: one for each token."""

@@ -1,15 +1,16 @@
-"""An access log with a line of JSON for each request."""
+"""Records of answers, those of the application and those that it did not give: counts, and lines of JSON."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
 import orjson
 
-from orchestray.serving.http.request_context import Call
+from orchestray.serving.http.auth import Token
+from orchestray.serving.http.monitor import Monitor
+from orchestray.serving.http.settings import HttpSettings
 
 ACCESS_LOGGER = "orchestray.serving.access"
 
@@ -23,60 +24,59 @@ def log_access_to(stream: TextIO) -> None:
 
 
 class AccessLog:
-    """An access log on the logger `orchestray.serving.access`, level INFO; the process must give that a handler."""
+    """A recorder of answers: it counts them, and writes a line for each, if enabled.
 
-    def __init__(self) -> None:
+    Lines go to the logger `orchestray.serving.access`, level INFO; the process must give that a handler.
+
+    Args:
+        monitor: counts the answers.
+        settings: decide if there are lines.
+    """
+
+    def __init__(self, monitor: Monitor, settings: HttpSettings) -> None:
         self._log = logging.getLogger(ACCESS_LOGGER)
+        self._monitor = monitor
+        self.follow(settings)
 
-    @property
-    def is_on(self) -> bool:
-        """True if the logger's level lets the lines through."""
-        return self._log.isEnabledFor(logging.INFO)
+    def follow(self, settings: HttpSettings) -> None:
+        """Use other settings from now on."""
+        self._has_lines = settings.access_log
 
-    def write(self, scope: Mapping[str, Any], call: Call, seconds: float) -> None:
-        """Write the line of a request that the application has answered; status 499: its client left before.
-
-        Args:
-            scope: ASGI scope of the request.
-            call: its context.
-            seconds: time from its arrival to the end of its answer.
-        """
-        if not self.is_on:
-            return
-        client = scope.get("client")
-        self.line(
-            call.request_id,
-            call.status,
-            seconds,
-            method=scope["method"],
-            path=scope["path"],
-            client=client[0] if client else None,
-            num_bytes=call.num_body_bytes,
-            model=call.model,
-            version=call.version,
-            token=None if call.token is None else call.token.name,
-        )
-
-    def line(
+    def note(
         self,
-        request_id: str,
         status: int,
+        request_id: str,
         seconds: float,
         *,
-        method: str,
-        path: str,
-        client: str | None,
-        num_bytes: int,
+        method: str = "POST",
+        path: str | bytes = "",
+        client: str | None = None,
+        num_bytes: int = 0,
         model: str = "",
         version: str = "",
-        token: str | None = None,
+        token: Token | None = None,
     ) -> None:
-        """Write one line; empty values were unknown or absent."""
+        """Record an answer; under overload there are many, so that each must cost little.
+
+        Args:
+            status: status of the answer; 499: its client left before.
+            request_id: id of the request.
+            seconds: time from the arrival of the request to the end of its answer.
+            method: method of the request; empty: not read yet.
+            path: path without the query, unmodified; empty: not read yet.
+            client: address of the client.
+            num_bytes: size of the answer's body.
+            model, version: version that has answered, or would have; empty: unknown.
+            token: token of the request.
+        """
+        self._monitor.answered(model, version, status, seconds, method=method)
+        if not self._has_lines or not self._log.isEnabledFor(logging.INFO):
+            return
         line = {
             "time_s": round(time.time(), 6),
             "request_id": request_id,
             "method": method,
-            "path": path,
+            "path": path if isinstance(path, str) else path.decode("latin-1"),
             "status": status,
             "ms": round(seconds * 1e3, 3),
             "bytes": num_bytes,
@@ -85,5 +85,5 @@ class AccessLog:
         if model:
             line |= {"model": model, "version": version}
         if token is not None:
-            line["token"] = token
+            line["token"] = token.name
         self._log.info("%s", orjson.dumps(line).decode())

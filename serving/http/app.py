@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from starlette.routing import Route
 
 from orchestray.serving.http.direct import Direct
 from orchestray.serving.http.inference_v2 import v2_routes
-from orchestray.serving.http.middleware import Behind, RequestMiddleware
+from orchestray.serving.http.middleware import RequestMiddleware
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.openapi import describe
 from orchestray.serving.http.page import page_routes
@@ -26,15 +27,12 @@ from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.prefix import with_prefix
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.http.tracing import Tracer, make_tracer
+from orchestray.serving.http.tracing import Spans
+from orchestray.serving.models.json_object import input_error
 from orchestray.serving.routing.registry import Registry
 
 if TYPE_CHECKING:
-    from fastapi.telemetry import TelemetryConfig
-    from starlette.types import Receive, Scope, Send
-
-_NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""Switches for FastAPI's own telemetry, which is off: a `Tracer` makes one span per answer, only if enabled."""
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class ServingApp(FastAPI):
@@ -45,7 +43,7 @@ class ServingApp(FastAPI):
         front: middleware that every request passes.
         direct: routes that bypass all of FastAPI's layers.
         with_tokens: True if requests need a token.
-        root_path: see `HttpSettings`.
+        prefix: see `HttpSettings.root_path`.
         more: arguments of FastAPI.
     """
 
@@ -53,29 +51,28 @@ class ServingApp(FastAPI):
         self,
         models: Registry,
         front: RequestMiddleware,
-        direct: Direct,
+        direct: Sequence[Route],
         *,
         with_tokens: bool,
-        root_path: str,
+        prefix: str,
         **more: Any,
     ) -> None:
-        super().__init__(**more, telemetry=_NO_TELEMETRY)
+        super().__init__(**more)
         self._models = models
         self._front = front
         self._direct = direct
         self._with_tokens = with_tokens
-        self._root_path = root_path
-        self.add_middleware(Behind, front=front)
+        self._prefix = prefix
+        self.add_middleware(lambda app: partial(front, app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == "http":
-            scope = with_prefix(scope, self._root_path)
-        app = self._direct.find(scope)
-        if app is None or len(self.user_middleware) > 1:  # an added layer is for all routes
-            await super().__call__(scope, receive, send)
-        else:
-            await self._front(app, scope, receive, send)
+        await super().__call__(with_prefix(scope, self._prefix) if scope["type"] == "http" else scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Return all layers with the routes, and the fast path in front, unless a layer was added for all routes."""
+        layers = super().build_middleware_stack()
+        return layers if len(self.user_middleware) > 1 else Direct(layers, self._front, self._direct)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document of the models that are served now."""
@@ -98,7 +95,7 @@ def make_app(
     *,
     monitor: Monitor | None = None,
     routers: Sequence[APIRouter] = (),
-    tracer: Tracer | None = None,
+    spans: Spans | None = None,
 ) -> FastAPI:
     """Make the ASGI application of an endpoint, to run on the event loop of the registry's batchers.
 
@@ -109,15 +106,15 @@ def make_app(
         settings: limits, tokens, logs.
         monitor: the one whose `listener(model, version)` the batchers got; `/metrics` and the page show it.
         routers: more routes, which pass the same checks; an HttpProblem that they raise is answered.
-        tracer: makes the spans, and is closed by the caller; None: made as `settings` say, and closed when the server
-            ends the application (ASGI's lifespan).
+        spans: the spans, closed by the caller; None: made as `settings` say, and closed when the server ends the
+            application (ASGI's lifespan).
 
     Raises:
         ConfigError: `settings` ask for tracing, and a package for it is missing.
     """
     settings = settings or HttpSettings()
     monitor = monitor or Monitor()
-    own_tracer = make_tracer(settings.tracing and tracer is None)
+    own_spans = Spans(enabled=settings.tracing and spans is None)
     monitor.watch(registry)
     predictor = Predictor(registry)
 
@@ -125,16 +122,17 @@ def make_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         monitor.live.close()
-        await own_tracer.close()
+        await own_spans.close()
 
     version = version_of("orchestray")
     predicting = predict_routes(predictor, settings)
     app = ServingApp(
         registry,
-        RequestMiddleware(settings, monitor, tracer or own_tracer),
-        Direct(predicting[:1]),
+        RequestMiddleware(settings, monitor),
+        predicting[:1],
         with_tokens=bool(settings.tokens),
-        root_path=settings.root_path,
+        prefix=settings.root_path,
+        telemetry=(spans or own_spans).telemetry,
         title="orchestray",
         version=version,
         docs_url=None,
@@ -181,8 +179,6 @@ async def _as_problem(request: Request, error: Exception) -> Response:
 
 
 async def _as_wrong_input(_: Request, error: Exception) -> Response:
-    """Answer a body that FastAPI finds invalid for a router's route."""
+    """Answer what FastAPI finds invalid for a router's route; the first part of its place is `body`, `query`, ..."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-    raise HttpProblem(422, f"{field}: {first['msg']}.", more={"field": field, "wanted": first["msg"], "got": "other"})
+    raise input_error([{**each, "loc": each["loc"][1:]} for each in error.errors()])

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,23 +29,14 @@ class Token:
     rate_limit_per_s: float | None = None
 
 
+@dataclass(frozen=True)
 class Tokens:
     """The tokens that admit requests; without any, every request is admitted."""
 
-    def __init__(self, tokens: Sequence[Token] = ()) -> None:
-        self._tokens = tuple(tokens)
+    tokens: tuple[Token, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self._tokens)
-
-    def __iter__(self) -> Iterator[Token]:
-        return iter(self._tokens)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokens) and self._tokens == other._tokens
-
-    def __hash__(self) -> int:
-        return hash(self._tokens)
+        return bool(self.tokens)
 
     @classmethod
     def load(cls, tokens_file: Path | None = None, environment: Mapping[str, str] | None = None) -> Tokens:
@@ -66,7 +57,7 @@ class Tokens:
             if not given:
                 raise ConfigError(f"{ENVIRONMENT_VARIABLE}: is set, but empty: unset it, or put a token in it")
             tokens.append(Token(digest_of(given.encode()), "environment"))
-        return cls(tokens)
+        return cls(tuple(tokens))
 
     def check(self, authorization: bytes | None) -> Token | None:
         """Return the token of a request; None if tokens are not required.
@@ -74,13 +65,13 @@ class Tokens:
         Raises:
             HttpProblem: 401.
         """
-        if not self._tokens:
+        if not self.tokens:
             return None
         if authorization is None:
             raise _unauthorized("Send a token: Authorization: Bearer <token>.", 'Bearer realm="orchestray"')
         scheme, _, given = authorization.strip().partition(b" ")
         digest, found = digest_of(given.strip()), None
-        for token in self._tokens:
+        for token in self.tokens:
             if hmac.compare_digest(digest, token.digest):
                 found = token
         if found is None or scheme.lower() != b"bearer":

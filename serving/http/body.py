@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import orjson
+from starlette.requests import ClientDisconnect
 
-from orchestray.serving.http.problems import ClientGone, HttpProblem
+from orchestray.serving.http.problems import HttpProblem
 
 # An unterminated string matches to the end of the text: each byte is read once, whatever is sent.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
@@ -54,13 +55,13 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
 
     Raises:
         HttpProblem: 413, as soon as the body exceeds the limit.
-        ClientGone: the client disconnected before the end.
+        ClientDisconnect: the client disconnected before the end.
     """
     message = await receive()
     chunks, num_bytes = [], 0
     while True:
         if message["type"] != "http.request":
-            raise ClientGone
+            raise ClientDisconnect
         chunk = message.get("body", b"")
         num_bytes += len(chunk)
         if num_bytes > max_bytes:

@@ -9,35 +9,44 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestray.serving.http.middleware import RequestMiddleware
 from orchestray.serving.http.prefix import path_in
+from orchestray.serving.http.request_context import call_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Direct:
-    """A table of route endpoints by exact path and method.
-
-    Exceptions of an endpoint reach the caller, past the layers and error handlers of an application.
+    """An application in which the endpoints of some routes are found by exact path and method, and no layer is passed.
 
     Args:
+        app: application of all other requests.
+        front: middleware of the routes.
         routes: routes whose paths have no parameters.
     """
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._apps: dict[tuple[str, str], ASGIApp] = {
-            (method, route.path): _as_app(route.endpoint) for route in routes for method in route.methods or ()
+    def __init__(self, app: ASGIApp, front: RequestMiddleware, routes: Sequence[Route]) -> None:
+        self.app = app
+        self._front = front
+        self._found: dict[tuple[str, str], ASGIApp] = {
+            (method, route.path): _as_app(route.endpoint, f"{method} {route.path}")
+            for route in routes
+            for method in route.methods or ()
         }
 
-    def find(self, scope: Scope) -> ASGIApp | None:
-        """Return the ASGI application of the route that matches a request, or None."""
-        if scope["type"] != "http":
-            return None
-        return self._apps.get((scope["method"], path_in(scope)))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        found = self._found.get((scope["method"], path_in(scope))) if scope["type"] == "http" else None
+        if found is None:
+            await self.app(scope, receive, send)
+        else:
+            await self._front(found, scope, receive, send)
 
 
-def _as_app(endpoint: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
+def _as_app(endpoint: Callable[[Request], Awaitable[Response]], name: str) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        call_of(scope).span.update_name(name)
         response = await endpoint(Request(scope, receive, send))
         await response(scope, receive, send)
 

@@ -6,20 +6,19 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import orjson
+from starlette.requests import ClientDisconnect
 
 from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.body import INFLATED, check_length, inflated
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.prefix import path_in
-from orchestray.serving.http.problems import ClientGone, HttpProblem, as_problem, openai_error
+from orchestray.serving.http.problems import HttpProblem, as_problem, openai_error
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
+from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.http.tracing import Tracer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,12 +37,10 @@ class RequestMiddleware:
     Health routes, and the pages with their files, need no token: they do not reveal names of models.
     """
 
-    def __init__(self, settings: HttpSettings, monitor: Monitor, tracer: Tracer) -> None:
+    def __init__(self, settings: HttpSettings, monitor: Monitor) -> None:
         self._settings = settings
-        self._monitor = monitor
         self._limits = RateLimits(settings.rate_limit_per_s)
-        self._access_log = AccessLog() if settings.access_log else None
-        self._tracer = tracer
+        self._access_log = AccessLog(monitor, settings)
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Have an application answer a request, and answer its errors too."""
@@ -54,19 +51,27 @@ class RequestMiddleware:
         scope[SCOPE_KEY] = call
         answer = _Answer(send, call)
         try:
-            with self._tracer.span(scope, call):
-                await self._pass(app, scope, receive, answer, call)
+            await self._pass(app, scope, receive, answer, call)
         finally:
-            seconds = time.perf_counter() - call.started_s
-            self._monitor.answered(call.model, call.version, call.status, seconds, method=scope["method"])
-            if self._access_log is not None:
-                self._access_log.write(scope, call, seconds)
+            call.describe()  # one that has not begun, or breaks off: the span of a whole one has ended
+            self._access_log.note(
+                call.status,
+                call.request_id,
+                time.perf_counter() - call.started_s,
+                method=scope["method"],
+                path=scope["path"],
+                client=scope["client"][0] if scope.get("client") else None,
+                num_bytes=call.num_body_bytes,
+                model=call.model,
+                version=call.version,
+                token=call.token,
+            )
 
     async def _pass(self, app: ASGIApp, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
         try:
             coding = self._admit(scope, call)
             await app(scope, receive if coding is None else inflated(receive, self._settings.max_body_bytes), answer)
-        except ClientGone:
+        except ClientDisconnect:
             call.status = call.gone_status
         except asyncio.CancelledError:
             if not call.client_gone:
@@ -76,7 +81,7 @@ class RequestMiddleware:
                 task.uncancel()
             call.status = call.gone_status
         except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
-            await self._refuse(error, scope, answer, call)
+            await self._refuse(error, scope, receive, answer, call)
             # The future that raised it references it, and its frames reference the future: break the cycle.
             error.__traceback__ = None
 
@@ -97,25 +102,17 @@ class RequestMiddleware:
             )
         return coding
 
-    async def _refuse(self, error: Exception, scope: Scope, answer: _Answer, call: Call) -> None:
-        problem = as_problem(error)
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
+        """Answer a problem; in the form of OpenAI's API, if it was asked by that, in which wrong input is a 400."""
+        problem, as_openai = as_problem(error), path_in(scope).startswith("/v1/")
         if problem.status == 500:
             _log.error("request %s: %s %s failed", call.request_id, scope["method"], scope["path"], exc_info=error)
         if answer.started:
             raise error
-        await send_problem(problem, call, answer, as_openai=path_in(scope).startswith("/v1/"))
-
-
-class Behind:
-    """An application behind `RequestMiddleware`, in the form that `add_middleware` expects."""
-
-    def __init__(self, app: ASGIApp, front: RequestMiddleware) -> None:
-        self._app = app
-        self._front = front
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        await self._front(self._app, scope, receive, send)
+        content = openai_error(problem) if as_openai else {"error": problem.text, **problem.more}
+        status = 400 if as_openai and problem.status == 422 else problem.status
+        response = json_answer(to_json({**content, "request_id": call.request_id}), status, problem.headers)
+        await response(scope, receive, answer)
 
 
 class _Answer:
@@ -135,28 +132,10 @@ class _Answer:
             if self._call.version:
                 headers.append((b"x-model-version", self._call.version.encode("latin-1", "replace")))
             message["headers"] = headers
+            self._call.describe()
         else:
             self._call.num_body_bytes += len(message.get("body", b""))
         await self._send(message)
-
-
-async def send_problem(problem: HttpProblem, call: Call, send: Any, *, as_openai: bool = False) -> None:
-    """Send a problem as the answer, or in the form of OpenAI's API, in which wrong input is a 400."""
-    content = openai_error(problem) if as_openai else {"error": problem.text, **problem.more}
-    content["request_id"] = call.request_id
-    body = orjson.dumps(content, option=orjson.OPT_APPEND_NEWLINE)
-    headers: list[tuple[bytes, bytes]] = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-    ]
-    headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
-    start: MutableMapping[str, Any] = {
-        "type": "http.response.start",
-        "status": 400 if as_openai and problem.status == 422 else problem.status,
-        "headers": headers,
-    }
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
 
 
 def _is_open(path: str) -> bool:

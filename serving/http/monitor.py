@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,8 +25,6 @@ class Monitor:
 
     def __init__(self) -> None:
         self.live = LiveBatches()
-        self.labels: Mapping[str, str] = {}
-        """Labels of every metric in `text`, which distinguish this front from others behind the same address."""
         self.on_answer: Callable[[str, str, int, float], None] | None = None
         """Called with the arguments of `answered` for requests that reached a model, while new versions are watched."""
         self.on_each: Callable[[str, int, float], None] | None = None
@@ -94,7 +92,7 @@ class Monitor:
 
     def text(self) -> tuple[bytes, str]:
         """Return all metrics in Prometheus' text format, and its content type."""
-        return generate_latest(_Labelled(self.registry, self.labels)), CONTENT_TYPE_LATEST
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
 class _Listener(BatchListener):
@@ -158,24 +156,6 @@ class _Listener(BatchListener):
 
     def runner_failed(self, runner: str, error: BaseException) -> None:
         self._failures.inc()
-
-
-class _Labelled(Collector):
-    """A collector that adds labels to the metrics of another."""
-
-    def __init__(self, collector: Collector, labels: Mapping[str, str]) -> None:
-        self._collector = collector
-        self._labels = labels
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._collector.collect():
-            if self._labels:
-                labelled = [each._replace(labels={**each.labels, **self._labels}) for each in metric.samples]
-                copy = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-                copy.samples = labelled
-                yield copy
-            else:
-                yield metric
 
 
 class _Batchers(Collector):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
+from prometheus_client import Histogram
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
 
 from orchestray.serving.http.event_stream import LiveBatches
-from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.models.signature import TensorSpec
 from orchestray.serving.routing.endpoint import Endpoint
 from orchestray.serving.routing.registry import Registry
 
-_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_SWAGGER = ("swagger-ui-bundle.js", "swagger-ui.css")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -26,7 +23,6 @@ _POLICY = (
 # Swagger UI sets inline styles as it draws its elements.
 _DOCS_POLICY = _POLICY.replace("style-src 'self'", "style-src 'self' 'unsafe-inline'")
 _HEADERS = {
-    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -35,24 +31,25 @@ _HEADERS = {
 
 def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
     """Return the routes `GET /`, `/docs`, `/assets/{name}`, `/models` and `/live` (server-sent events)."""
-    assets = _assets()
+    # Swagger UI's files are among them: loaded from elsewhere, the page would be blank without a network.
+    assets = StaticFiles(packages=[("orchestray.serving.http", "assets"), ("fastapi_offline", "static")])
 
-    def file(name: str, headers: Mapping[str, str] = _HEADERS) -> Response:
-        if name not in assets:
-            raise HttpProblem(404, "There is nothing at this address.")
-        return Response(assets[name], headers=headers, media_type=_TYPES[name.rpartition(".")[2]])
+    async def file(request: Request, name: str, policy: str = _POLICY) -> Response:
+        response = await assets.get_response(name, request.scope)
+        response.headers.update({**_HEADERS, "content-security-policy": policy})
+        return response
 
-    async def index(_: Request) -> Response:
-        return file("index.html")
+    async def index(request: Request) -> Response:
+        return await file(request, "index.html")
 
-    async def docs(_: Request) -> Response:
-        return file("docs.html", {**_HEADERS, "content-security-policy": _DOCS_POLICY})
+    async def docs(request: Request) -> Response:
+        return await file(request, "docs.html", _DOCS_POLICY)
 
     async def asset(request: Request) -> Response:
-        return file(request.path_params["name"])
+        return await file(request, request.path_params["name"])
 
-    async def icon(_: Request) -> Response:
-        return file("icon.svg")
+    async def icon(request: Request) -> Response:
+        return await file(request, "icon.svg")
 
     async def served(_: Request) -> Response:
         return json_answer(to_json([_about(endpoint) for endpoint in models]))
@@ -69,13 +66,6 @@ def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
         Route("/models", served, methods=["GET"]),
         Route("/live", follow, methods=["GET"]),
     ]
-
-
-def _assets() -> dict[str, bytes]:
-    """Return our own files and Swagger UI's: loaded from elsewhere, the page would be blank without a network."""
-    own, swagger = files("orchestray.serving.http") / "assets", files("fastapi_offline") / "static"
-    assets = {asset.name: asset.read_bytes() for asset in own.iterdir() if asset.name.rpartition(".")[2] in _TYPES}
-    return assets | {name: (swagger / name).read_bytes() for name in _SWAGGER}
 
 
 def _about(endpoint: Endpoint) -> dict[str, Any]:
@@ -106,10 +96,17 @@ def _about_text(endpoint: Endpoint) -> dict[str, Any] | None:
         "tokens": stats.num_tokens,
         "running": stats.num_running,
         "waiting": stats.num_waiting,
-        "cache_used": 1 - stats.num_free_blocks / stats.num_blocks,
-        "first_token_s": stats.first_token.mean_s,
-        "token_s": stats.between_tokens.mean_s,
+        "cache_used": stats.cache_used,
+        "first_token_s": _mean(stats.first_token),
+        "token_s": _mean(stats.between_tokens),
     }
+
+
+def _mean(histogram: Histogram) -> float:
+    """Return the mean of what a histogram has seen; 0 before the first."""
+    values = {sample.name: sample.value for metric in histogram.collect() for sample in metric.samples}
+    total, count = (next(value for name, value in values.items() if name.endswith(end)) for end in ("_sum", "_count"))
+    return total / count if count else 0.0
 
 
 def _spec(spec: TensorSpec) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from orchestray.serving.routing.registry import Registry
 T = TypeVar("T")
 MODEL_HEADER = "X-Model"
 VERSION_HEADER = "X-Model-Version"
+_MODEL_KEY, _VERSION_KEY = MODEL_HEADER.lower().encode(), VERSION_HEADER.lower().encode()
 MOST_SAMPLES = 1024
 """Most samples in one request: each is a request to the batcher, whose queue holds about as many."""
 
@@ -162,8 +163,8 @@ def named_by(request: Request, call: Call) -> tuple[str | None, str | None]:
     """Return the model and the version that a request names, by `?model=` and `?version=` or headers; None: none."""
     query = request.scope["query_string"]
     asked = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)) if query else {}
-    name = asked.get("model") or _text(call.headers.get(MODEL_HEADER.lower().encode()))
-    version = asked.get("version") or _text(call.headers.get(VERSION_HEADER.lower().encode()))
+    name = asked.get("model") or _text(call.headers.get(_MODEL_KEY))
+    version = asked.get("version") or _text(call.headers.get(_VERSION_KEY))
     return name, version
 
 

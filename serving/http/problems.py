@@ -48,10 +48,6 @@ def openai_error(problem: HttpProblem) -> dict[str, Any]:
     return {"error": error}
 
 
-class ClientGone(Exception):  # noqa: N818 - as above
-    """The signal that the client closed the connection and cannot be answered."""
-
-
 def wrong_input(field: str, wanted: str, got: str) -> HttpProblem:
     """Return a 422 that names the field, what was wanted and what came."""
     return HttpProblem(

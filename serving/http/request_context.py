@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, Self
 
+from opentelemetry import trace
+
 from orchestray.serving.http.auth import Token
 from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -30,6 +32,7 @@ _MOST_PRIORITY = 100
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 PRIORITY_HEADER = "X-Request-Priority"
+_TIMEOUT_KEY, _PRIORITY_KEY = TIMEOUT_HEADER.lower().encode(), PRIORITY_HEADER.lower().encode()
 
 
 class Call:
@@ -48,6 +51,8 @@ class Call:
         self.started_s = time.perf_counter()
         self._arrived_s = asyncio.get_running_loop().time() if arrived_s is None else arrived_s
         self.request_id = id_of(headers.get(b"x-request-id"))
+        self.span = trace.get_current_span()
+        """Span of the request; one that records nothing, if there are none."""
         self.token: Token | None = None
         self.model = ""
         self.version = ""
@@ -64,6 +69,18 @@ class Call:
         """Record the version that will answer, for metrics and the log."""
         self.model, self.version = version.name, version.version
 
+    def describe(self) -> None:
+        """Add the facts about the request to its span, unless that has ended."""
+        if self.span.is_recording():
+            self.span.set_attributes(
+                {
+                    "http.response.status_code": self.status,
+                    "orchestray.request_id": self.request_id,
+                    "orchestray.model": self.model,
+                    "orchestray.version": self.version,
+                }
+            )
+
     @property
     def deadline_s(self) -> float | None:
         """Time after which the answer is useless, on the loop's clock.
@@ -71,7 +88,7 @@ class Call:
         Raises:
             HttpProblem: 422, the header is not a number of milliseconds in the allowed range.
         """
-        given = self.headers.get(TIMEOUT_HEADER.lower().encode())
+        given = self.headers.get(_TIMEOUT_KEY)
         if given is None:
             return None if self._timeout_s is None else self._arrived_s + self._timeout_s
         try:
@@ -89,7 +106,7 @@ class Call:
         Raises:
             HttpProblem: 422, the header is not an integer in the allowed range.
         """
-        given = self.headers.get(PRIORITY_HEADER.lower().encode())
+        given = self.headers.get(_PRIORITY_KEY)
         if given is None:
             return 0
         priority = priority_of(given)

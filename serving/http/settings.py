@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.http.auth import Token, Tokens
+from orchestray.serving.http.auth import Tokens
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,5 @@ class HttpSettings:
             raise ConfigError(problems)
 
 
-def settings_to_json(settings: HttpSettings) -> dict[str, Any]:
-    """Return the settings as JSON; the tokens are hashes."""
-    given = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return {**given, "tokens": [[token.digest, token.name, token.rate_limit_per_s] for token in settings.tokens]}
-
-
-def settings_from(data: dict[str, Any]) -> HttpSettings:
-    """Return the settings that were passed to `settings_to_json`."""
-    tokens = Tokens([Token(*token) for token in data["tokens"]])
-    return HttpSettings(**{**data, "tokens": tokens, "cors_origins": tuple(data["cors_origins"])})
+JSON = TypeAdapter(HttpSettings)
+"""Writes settings as JSON and reads them; the tokens are hashes."""

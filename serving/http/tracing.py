@@ -1,18 +1,20 @@
-"""OpenTelemetry spans, if enabled, and their exporters. Without its packages everything else works."""
+"""OpenTelemetry spans, if enabled, and their exporters. Without the SDK everything else works."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.http.request_context import Call
+
+if TYPE_CHECKING:
+    from fastapi.telemetry import TelemetryConfig
 
 _FLUSH_S = 5.0
 """Seconds for the last spans at the end: a collector that does not answer would hold the endpoint for half a minute."""
@@ -21,119 +23,44 @@ _PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}
 """Maps the protocols of OTLP to the suffix of the package and its exporter."""
 
 
-class Tracer(Protocol):
-    """A maker of one span per request."""
+class Spans:
+    """The spans of an endpoint, one for each answer, which FastAPI makes by the conventions of OpenTelemetry.
 
-    def span(self, scope: Mapping[str, Any], call: Call) -> contextlib.AbstractContextManager[object]:
-        """Return a context manager to enter while the request is answered."""
-        ...
+    They go to the provider that the application has set, else to one of this object's own. Its own is not set for the
+    process, whose application may still want to set one.
 
-    async def close(self) -> None:
-        """Export what is not exported yet, within some seconds. No span is kept afterwards."""
-        ...
-
-
-class NoTracer:
-    """A tracer that makes no spans."""
-
-    def span(self, scope: Mapping[str, Any], call: Call) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
-    async def close(self) -> None:
-        """Do nothing, as there is nothing to export."""
-
-
-class OpenTelemetry:
-    """A tracer whose spans are of kind SERVER, and children of a `traceparent` header (W3C Trace Context).
+    Args:
+        enabled: False to make none.
 
     Raises:
         ConfigError: a package is missing that the environment's `OTEL_*` variables ask for, or they are invalid.
     """
 
-    def __init__(self, provider: Any = None) -> None:
-        """Set up the spans.
-
-        Args:
-            provider: makes the spans; default: the one that the application has set, else one of this tracer's own. Its
-                own is not set for the process, whose application may still want to set one.
-        """
+    def __init__(self, *, enabled: bool) -> None:
         self._own: Any = None
-        with _refused():
-            try:
-                from opentelemetry import propagate, trace
-            except ImportError:
-                raise _missing("opentelemetry-sdk") from None
-            if provider is None:
-                provider = trace.get_tracer_provider()
-                if isinstance(provider, trace.ProxyTracerProvider):  # stands for one that is not set
-                    provider = self._own = _make_provider()
-        self._extract = propagate.extract
-        self._tracer = trace.get_tracer("orchestray.serving", tracer_provider=provider)
-        self._kind = trace.SpanKind.SERVER
-
-    @contextlib.contextmanager
-    def span(self, scope: Mapping[str, Any], call: Call) -> Any:
-        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in call.headers.items()}
-        with self._tracer.start_as_current_span(
-            f"{scope['method']} {scope['path']}", context=self._extract(carrier), kind=self._kind
-        ) as span:
-            try:
-                yield span
-            finally:  # also for an answer that breaks off
-                span.set_attributes(
-                    {
-                        "http.request.method": scope["method"],
-                        "url.path": scope["path"],
-                        "http.response.status_code": call.status,
-                        "orchestray.request_id": call.request_id,
-                        "orchestray.model": call.model,
-                        "orchestray.version": call.version,
-                    }
-                )
+        provider = None
+        if enabled:
+            provider = trace.get_tracer_provider()
+            if isinstance(provider, trace.ProxyTracerProvider):  # stands for one that is not set
+                provider = self._own = _make_provider()
+        self.telemetry: TelemetryConfig = {
+            "tracer_provider": provider,
+            "tracing": enabled,
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+            "auto_configure": False,
+        }
+        """Argument of FastAPI."""
 
     async def close(self) -> None:
-        """Export the last spans; an application's own provider is left alone."""
+        """Export the last spans, within some seconds; an application's own provider is left alone."""
         if self._own is None:
             return
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def end() -> None:
-            self._own.shutdown()
-            with contextlib.suppress(RuntimeError):  # the loop is closed, so that nothing waits any more
-                loop.call_soon_threadsafe(ended.set)
-
         # The SDK's shutdown blocks and takes no time limit; a thread that is not a daemon would keep the process alive.
-        threading.Thread(target=end, name="last spans", daemon=True).start()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FLUSH_S):
-                await ended.wait()
-
-
-def make_tracer(enabled: bool) -> Tracer:
-    """Return a tracer that makes spans if `enabled`.
-
-    Raises:
-        ConfigError: see `OpenTelemetry`.
-    """
-    return OpenTelemetry() if enabled else NoTracer()
-
-
-@contextlib.contextmanager
-def _refused() -> Iterator[None]:
-    """Turn the packages' various errors about unusable variables into ConfigError; some raise them on import.
-
-    Raises:
-        ConfigError: a package raised.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            "http.tracing: OpenTelemetry refuses what the environment's OTEL_* variables say: "
-            f"{type(error).__name__}: {error}. Correct the variable, or set http.tracing to false"
-        ) from error
+        last = threading.Thread(target=self._own.shutdown, name="last spans", daemon=True)
+        last.start()
+        await asyncio.to_thread(last.join, _FLUSH_S)
 
 
 def _make_provider() -> Any:
@@ -143,19 +70,26 @@ def _make_provider() -> Any:
     reads those of the sampler, of batches and of the resource, and each exporter its own.
     """
     try:
-        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        exporters = [_make_exporter(name) for name in _exporter_names()]
+        processors = [BatchSpanProcessor(exporter) for exporter in exporters]
+        resource = Resource.create({"service.name": "orchestray"}).merge(OTELResourceDetector().detect())
+        # Ended by `close`, not as the process exits: a second Ctrl-C must not wait for a collector.
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    except ConfigError:
+        raise
     except ImportError:
         raise _missing("opentelemetry-sdk") from None
-    exporters = [_make_exporter(name) for name in _exporter_names()]
-    resource = Resource.create()
-    if str(resource.attributes["service.name"]).startswith("unknown_service"):  # the variables set none
-        resource = resource.merge(Resource({"service.name": "orchestray"}))
-    # Ended by `close`, not as the process exits: a second Ctrl-C must not wait for a collector.
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    for exporter in exporters:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+    except Exception as error:  # what a variable cannot mean; some is noticed on import
+        raise ConfigError(
+            "http.tracing: OpenTelemetry refuses what the environment's OTEL_* variables say: "
+            f"{type(error).__name__}: {error}. Correct the variable, or set http.tracing to false"
+        ) from error
+    for processor in processors:
+        provider.add_span_processor(processor)
     return provider
 
 
@@ -171,23 +105,22 @@ def _make_exporter(name: str) -> Any:
 
         # Like the access log: standard output is for the command's answers, as with `--json`.
         return ConsoleSpanExporter(out=sys.stderr, formatter=lambda span: f"{span.to_json(indent=None)}\n")
-    package = None
+    package = ""
     if name == "otlp":
         protocol = _otlp_protocol()
         name, package = f"otlp_proto_{protocol}", f"opentelemetry-exporter-otlp-proto-{protocol}"
-    # Entry points in which packages declare their exporters, also those of other makers.
-    found = entry_points(group="opentelemetry_traces_exporter", name=name)
     try:
-        for each in found:
+        # Entry points in which packages declare their exporters, also those of other makers.
+        for each in entry_points(group="opentelemetry_traces_exporter", name=name):
             return each.load()()
     except ImportError as error:
         package = package or error.name or name
-    if package is None:
-        raise ConfigError(
-            f"http.tracing: {_EXPORTERS} names {name}, which no installed package exports to: "
-            "install one that does, or set it to otlp, console or none"
-        )
-    raise _missing(package)
+    if package:
+        raise _missing(package)
+    raise ConfigError(
+        f"http.tracing: {_EXPORTERS} names {name}, which no installed package exports to: "
+        "install one that does, or set it to otlp, console or none"
+    )
 
 
 def _otlp_protocol() -> str:

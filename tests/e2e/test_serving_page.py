@@ -188,7 +188,7 @@ def test_the_page_fits_its_screen_and_follows_the_system_s_colours(
 
 
 def test_a_token_is_asked_for_where_one_is_needed(browser: Any, digits: ServedModel) -> None:
-    tokens = Tokens([Token(hashlib.sha256(b"right").hexdigest(), "somebody")])
+    tokens = Tokens((Token(hashlib.sha256(b"right").hexdigest(), "somebody"),))
     with served(digits, HttpSettings(tokens=tokens)) as url, opened(browser, url, refused=2) as page:
         page.fill("#token", "wrong")
         page.keyboard.press("Enter")
@@ -210,7 +210,7 @@ def test_the_api_is_shown_and_tried_with_nothing_from_the_network(browser: Any, 
 
 
 def test_the_api_s_schema_is_behind_the_token_that_authorize_is_given(browser: Any, digits: ServedModel) -> None:
-    tokens = Tokens([Token(hashlib.sha256(b"right").hexdigest(), "somebody")])
+    tokens = Tokens((Token(hashlib.sha256(b"right").hexdigest(), "somebody"),))
     with served(digits, HttpSettings(tokens=tokens)) as url, opened(browser, url, "docs", refused=3) as page:
         page.wait_for_selector("text=This endpoint asks for a token")
         assert page.locator(".opblock").count() == 0

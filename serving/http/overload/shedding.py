@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from orchestray.serving.batching import Batcher
 from orchestray.serving.batching.errors import DeadlineError
 from orchestray.serving.batching.listener import SHED_INFEASIBLE, SHED_OVERLOAD, SHED_QUEUE_FULL
+from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.overload.heads import RequestHints, wish_of
 from orchestray.serving.http.overload.pressure import OverloadDetector
-from orchestray.serving.http.overload.refusals import Refusals
 from orchestray.serving.http.request_context import ARRIVED_KEY, id_of, new_id
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -125,7 +125,7 @@ class LoadShedder:
         self._pressure = OverloadDetector()
         self._arrived_s = -math.inf
         self._again: _Again | None = None
-        self.refusals = Refusals(monitor, settings)
+        self.refusals = AccessLog(monitor, settings)
         """Recorder of all answers that the application does not give."""
         self.follow(settings)
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from orchestray.serving.http.overload.refusals import Refusals
+from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.request_context import SCOPE_KEY, Call, new_id
 
 MOST_HEAD_BYTES = 65_536
@@ -44,7 +44,7 @@ class ReadingConnection(HttpToolsProtocol):
         more: arguments of uvicorn's connections.
     """
 
-    def __init__(self, *, refusals: Refusals | None = None, **more: Any) -> None:
+    def __init__(self, *, refusals: AccessLog | None = None, **more: Any) -> None:
         super().__init__(**more)
         self._refusals = refusals
         self._is_within = self._has_headers = False

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from orchestray.serving.http.overload.refusals import Refusals
+from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.server.reading import ReadingConnection
 
 _LEAST_BYTES_PER_S = 16_384
@@ -80,7 +80,7 @@ class ImpatientConnection(ReadingConnection):
 
 
 def impatient(
-    base: type[HttpToolsProtocol], read_timeout_s: float, refusals: Refusals | None = None
+    base: type[HttpToolsProtocol], read_timeout_s: float, refusals: AccessLog | None = None
 ) -> type[HttpToolsProtocol]:
     """Return the class of connections for uvicorn to use: `base` with a time limit for reading a request.
 

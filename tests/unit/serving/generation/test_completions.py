@@ -14,6 +14,7 @@ from support.http_endpoint import endpoint
 
 MODEL = small_model(context=32, depth=1)
 BODY = {"model": "sums", "prompt": "def ", "max_tokens": 8, "temperature": 0.8, "top_p": 0.9, "seed": 3}
+PROMPT = "one text of up to 16384 bytes in UTF-8 (generation.max_prompt_bytes), not empty"
 
 
 def ask(*bodies: Any, path: str = "/v1/completions") -> list[httpx.Response]:
@@ -59,13 +60,13 @@ def test_a_stop_text_ends_the_answer() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"n": 2}, "n: wanted 1: a request has one answer, got the number 2."),
+        ({"n": 2}, "n: wanted 1: a request has one answer, got 2."),
         ({"echo": True}, "echo: wanted false: an answer does not repeat its prompt, got true."),
-        ({"logprobs": 3}, "logprobs: wanted null: probabilities of tokens are not answered, got the number 3."),
-        ({"presence_penalty": 0.5}, "presence_penalty: wanted 0: repetitions are not punished, got the number 0.5."),
-        ({"prompt": ["a", "b"]}, "prompt: wanted one text, or a list of one: ask once for each text, got a list of 2."),
-        ({"top_p": 0}, "top_p: wanted a number above 0 and up to 1, got 0.0."),
-        ({"temperature": "1"}, "temperature: wanted a valid number, got text."),
+        ({"logprobs": 3}, "logprobs: wanted null: probabilities of tokens are not answered, got 3."),
+        ({"presence_penalty": 0.5}, "presence_penalty: wanted 0: repetitions are not punished, got 0.5."),
+        ({"prompt": ["a", "b"]}, f"prompt: wanted {PROMPT}, got a list of 2."),
+        ({"top_p": 0}, "top_p: wanted a number above 0 and up to 1, got 0."),
+        ({"temperature": "1"}, "temperature: wanted a finite number >= 0, got text."),
         ({"max_tokens": 9999}, "max_tokens: wanted a whole number from 1 to 4096, got 9999."),
     ],
 )

@@ -94,6 +94,14 @@ def test_a_stop_text_ends_the_answer_before_it() -> None:
     assert (answer["text"], answer["finish_reason"]) == (text[: text.find(stop)], "stop")
 
 
+def test_a_stop_token_ends_the_answer_before_it() -> None:
+    body = {"prompt": "x", "max_tokens": 30, "temperature": 1, "seed": 5}
+    tokens = [value["token"] for _, value in events(post({**body, "stream": True}).text)[:-1]]
+    stop = next(token for token in tokens if token not in tokens[:4])
+    answer = post({**body, "stop_tokens": [stop, 9999]}).json()
+    assert (answer["finish_reason"], answer["usage"]["tokens"]) == ("stop", tokens.index(stop))
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -108,6 +116,7 @@ def test_a_stop_text_ends_the_answer_before_it() -> None:
         ({"prompt": "x", "top_k": -1}, "top_k"),
         ({"prompt": "x", "seed": 2**64}, "seed"),
         ({"prompt": "x", "stop": ["a", 1]}, "stop[1]"),
+        ({"prompt": "x", "stop_tokens": ["a"]}, "stop_tokens[0]"),
         ({"prompt": "x", "stream": 1}, "stream"),
         ({"prompt": "x", "maxtokens": 1}, "maxtokens"),
     ],
@@ -194,6 +203,8 @@ def test_a_client_that_leaves_frees_its_place(stream: bool) -> None:
             assert engine.stats.num_running == 1
             left.set()
             await task
+            metrics = asked.monitor.text()[0].decode()
+            assert 'orchestray_requests_total{model="sums",status="499",version="1"} 1.0' in metrics
             assert (engine.stats.num_running, engine.stats.num_free_blocks) == (0, engine.stats.num_blocks)
 
     asyncio.run(ask())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 1.5])
 
 
 def frequencies(sampling: Sampling, num_draws: int = 20_000) -> torch.Tensor:
-    draws = replace(sampling, seed=3).draws()
+    draws = sampling.model_copy(update={"seed": 3}).draws()
     uniforms = [draws.random() for _ in range(num_draws)]
     tokens = pick(LOGITS.expand(num_draws, -1), [sampling] * num_draws, uniforms)
     return torch.bincount(torch.tensor(tokens), minlength=len(LOGITS)) / num_draws
@@ -66,6 +65,10 @@ def test_the_ends_of_the_draw_stay_among_the_likeliest() -> None:
         assert pick(LOGITS[None], [Sampling(temperature=1.0, top_k=2)], [uniform])[0] in {0, 4}
 
 
+def test_the_likeliest_token_is_drawn_however_small_the_probability_that_is_kept() -> None:
+    assert pick(LOGITS[None], [Sampling(temperature=1.0, top_p=5e-324)], [0.9]) == [int(LOGITS.argmax())]
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [
@@ -75,7 +78,7 @@ def test_the_ends_of_the_draw_stay_among_the_likeliest() -> None:
         ({"temperature": float("nan")}, "temperature"),
         ({"top_k": -1}, "top_k"),
         ({"seed": -1}, "seed"),
-        ({"stop": ("",)}, "stop"),
+        ({"stop": ("",)}, "stop[0]"),
         ({"stop": ("x",) * 17}, "stop"),
     ],
 )

@@ -37,7 +37,7 @@ def ask(settings: HttpSettings, headers: Any, path: str = "/predict") -> httpx.R
     return asyncio.run(asking())
 
 
-WITH_TOKEN = HttpSettings(tokens=Tokens([Token(hashed("right"), "somebody")]))
+WITH_TOKEN = HttpSettings(tokens=Tokens((Token(hashed("right"), "somebody"),)))
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
@@ -147,7 +147,12 @@ def test_a_token_is_held_to_its_rate_over_time() -> None:
 
 
 def test_one_token_over_its_rate_is_429_and_others_are_not() -> None:
-    tokens = Tokens([Token(hashed("a"), "a", rate_limit_per_s=0.001), Token(hashed("b"), "b")])
+    tokens = Tokens(
+        (
+            Token(hashed("a"), "a", rate_limit_per_s=0.001),
+            Token(hashed("b"), "b"),
+        )
+    )
 
     async def asking() -> list[httpx.Response]:
         async with endpoint(settings=HttpSettings(tokens=tokens)) as asked:

@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
 QUIET = HttpSettings(access_log=False)
 TEXT = small_model(context=32, depth=1)
 MINE = "right"
-WITH_TOKEN = HttpSettings(access_log=False, tokens=Tokens([Token(hashlib.sha256(MINE.encode()).hexdigest(), "us")]))
+WITH_TOKEN = HttpSettings(access_log=False, tokens=Tokens((Token(hashlib.sha256(MINE.encode()).hexdigest(), "us"),)))
 
 
 @pytest.fixture(scope="module")

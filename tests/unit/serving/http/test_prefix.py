@@ -59,7 +59,7 @@ def test_the_prefix_of_a_server_comes_behind_that_of_a_proxy_before_it() -> None
 
 
 def test_under_a_prefix_health_needs_no_token_and_models_do() -> None:
-    tokens = Tokens([Token(hashlib.sha256(b"right").hexdigest(), "us")])
+    tokens = Tokens((Token(hashlib.sha256(b"right").hexdigest(), "us"),))
 
     async def ask() -> list[int]:
         async with endpoint(settings=HttpSettings(tokens=tokens, root_path="/a/b")) as asked:

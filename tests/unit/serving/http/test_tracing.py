@@ -21,10 +21,9 @@ from orchestray.platform.errors import ConfigError
 from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.http import HttpSettings, make_app
-from orchestray.serving.http.request_context import Call
-from orchestray.serving.http.tracing import OpenTelemetry
+from orchestray.serving.http.tracing import Spans
 from orchestray.serving.routing.registry import Registry
-from support.http_endpoint import ROW_SUMS, endpoint
+from support.http_endpoint import ROW_SUMS, Held, endpoint
 from support.patience import PATIENCE_S
 from support.served import written_run
 
@@ -45,14 +44,14 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
 
 
-def trace_one(tracer: OpenTelemetry) -> None:
-    """Trace the span of a request with a parent, and the end of the endpoint."""
+def trace_one(spans: Spans) -> None:
+    """Trace a request with a parent, and the end of the endpoint."""
 
     async def answering() -> None:
-        call = Call({b"traceparent": PARENT.encode()})
-        with tracer.span({"method": "POST", "path": "/predict"}, call):
-            call.status = 200
-        await tracer.close()
+        transport = httpx.ASGITransport(make_app(Registry(), spans=spans))
+        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
+            assert (await client.get("/v2", headers={"traceparent": PARENT})).status_code == 200
+        await spans.close()
 
     asyncio.run(answering())
 
@@ -75,11 +74,11 @@ def test_a_span_is_a_child_of_what_the_request_names_and_goes_to_the_application
     monkeypatch: pytest.MonkeyPatch, applications_spans: InMemorySpanExporter
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "what the application has set needs no exporter of ours")
-    tracer = OpenTelemetry()
+    spans = Spans(enabled=True)
     for _ in range(2):  # what the application has set is not ended with the endpoint
-        trace_one(tracer)
+        trace_one(spans)
     first, second = applications_spans.get_finished_spans()
-    assert first.name == second.name == "POST /predict"
+    assert first.name == second.name == "GET /v2"
     assert first.context is not None
     assert format(first.context.trace_id, "032x") == PARENT.split("-")[1]
     assert first.attributes is not None
@@ -95,13 +94,50 @@ def test_a_span_is_a_child_of_what_the_request_names_and_goes_to_the_application
 def test_an_answer_has_one_span_where_spans_are_asked_for_though_fastapi_can_make_its_own(
     is_asked: bool, num_spans: int, path: str, inputs: Any, applications_spans: InMemorySpanExporter
 ) -> None:
-    async def serving() -> int:
+    async def serving() -> str:
         async with endpoint(settings=HttpSettings(tracing=is_asked)) as asked:
             answer = await asked.client.post(path, json={"inputs": inputs})
-            return answer.status_code
+            assert answer.status_code == 200
+            return answer.headers["x-request-id"]
 
-    assert asyncio.run(serving()) == 200
-    assert [span.name for span in applications_spans.get_finished_spans()] == [f"POST {path}"] * num_spans
+    request_id = asyncio.run(serving())
+    spans = applications_spans.get_finished_spans()
+    assert [span.name for span in spans] == [f"POST {path}"] * num_spans
+    wanted = {
+        "http.request.method": "POST",
+        "url.path": path,
+        "http.response.status_code": 200,
+        "orchestray.request_id": request_id,
+        "orchestray.model": "sums",
+        "orchestray.version": "1",
+    }
+    assert all(span.attributes is not None and wanted.items() <= span.attributes.items() for span in spans)
+
+
+def test_the_span_of_a_client_that_left_before_its_answer_says_so(applications_spans: InMemorySpanExporter) -> None:
+    async def serving() -> None:
+        held = Held()
+        async with endpoint((ROW_SUMS, held), settings=HttpSettings(tracing=True)) as asked:
+            body = json.dumps({"inputs": ROW_SUMS.example}).encode()
+            messages = [{"type": "http.request", "body": body}]
+
+            async def receive() -> dict[str, Any]:
+                if messages:
+                    return messages.pop()
+                await held.started.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(_: Any) -> None:
+                raise AssertionError("nobody is there to be answered")
+
+            scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": []}
+            await asked.app(scope, receive, send)  # type: ignore[arg-type]
+            held.go.set()
+
+    asyncio.run(serving())
+    (span,) = applications_spans.get_finished_spans()
+    assert span.attributes is not None
+    assert (span.attributes["http.response.status_code"], span.attributes["orchestray.model"]) == (499, "sums")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +153,7 @@ def test_the_service_is_orchestray_unless_the_environment_names_it(
 ) -> None:
     for name, value in {"OTEL_TRACES_EXPORTER": "console", **variables}.items():
         monkeypatch.setenv(name, value)
-    trace_one(OpenTelemetry())
+    trace_one(Spans(enabled=True))
     told = capsys.readouterr()
     assert told.out == ""
     assert json.loads(told.err)["resource"]["attributes"]["service.name"] == service
@@ -127,7 +163,7 @@ def test_none_exports_nothing_and_needs_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
-    trace_one(OpenTelemetry())
+    trace_one(Spans(enabled=True))
     assert capsys.readouterr() == ("", "")
 
 
@@ -164,7 +200,6 @@ def test_an_application_whose_spans_can_go_nowhere_is_not_made(
     [
         ("OTEL_BSP_MAX_QUEUE_SIZE", "256", "max_export_batch_size must be less than or equal to max_queue_size"),
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be a non-negative integer"),
-        ("OTEL_PROPAGATORS", "smoke", "Propagator smoke not found"),
     ],
 )
 def test_variables_that_cannot_be_meant_are_refused_with_what_is_wrong(
@@ -172,8 +207,6 @@ def test_variables_that_cannot_be_meant_are_refused_with_what_is_wrong(
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
     monkeypatch.setenv(name, value)
-    monkeypatch.delitem(sys.modules, "opentelemetry.propagate", raising=False)  # it reads them as it is imported
-    monkeypatch.delattr("opentelemetry.propagate", raising=False)
     with pytest.raises(ConfigError, match=rf"^http\.tracing: OpenTelemetry refuses .* ValueError: .*{told}"):
         make_app(Registry(), HttpSettings(tracing=True))
 
@@ -181,7 +214,7 @@ def test_variables_that_cannot_be_meant_are_refused_with_what_is_wrong(
 def test_without_the_sdk_the_refusal_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match="pip install opentelemetry-sdk "):
-        OpenTelemetry()
+        Spans(enabled=True)
 
 
 def test_the_span_of_an_answer_that_breaks_off_says_what_was_asked_and_answered(
@@ -197,12 +230,12 @@ def test_the_span_of_an_answer_that_breaks_off_says_what_was_asked_and_answered(
     router.add_api_route("/broken", lambda: StreamingResponse(parts()))
 
     async def serving() -> None:
-        tracer = OpenTelemetry()
-        app = make_app(Registry(), routers=[router], tracer=tracer)
+        spans = Spans(enabled=True)
+        app = make_app(Registry(), routers=[router], spans=spans)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://endpoint") as client:
             with pytest.raises(RuntimeError, match="and no more"):
                 await client.get("/broken", headers={"x-request-id": "mine"})
-        await tracer.close()
+        await spans.close()
 
     asyncio.run(serving())
     (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith('{"name"'))
@@ -323,13 +356,13 @@ def test_a_collector_gets_the_spans_by_otlp(monkeypatch: pytest.MonkeyPatch) -> 
 
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        trace_one(OpenTelemetry())
+        trace_one(Spans(enabled=True))
     ((path, body),) = collector.received
     assert path == "/v1/traces"
     (of_resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     (of_scope,) = of_resource.scope_spans
-    assert of_scope.scope.name == "orchestray.serving"
-    assert [span.name for span in of_scope.spans] == ["POST /predict"]
+    assert of_scope.scope.name == "fastapi"
+    assert [span.name for span in of_scope.spans] == ["GET /v2"]
 
 
 def test_a_collector_that_never_answers_does_not_keep_the_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,6 +372,6 @@ def test_a_collector_that_never_answers_does_not_keep_the_endpoint(monkeypatch: 
     with collecting() as collector:
         collector.go_on.clear()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        trace_one(OpenTelemetry())
+        trace_one(Spans(enabled=True))
         assert collector.asked.wait(PATIENCE_S)
         assert not collector.answered.is_set()

@@ -217,7 +217,7 @@ def test_who_needs_a_token_is_told_nothing_of_queues() -> None:
         waiting = await full(version)
         asking = Asking(0.0, version)
         open_to_all = await asking()
-        asking.shedding.follow(HttpSettings(tokens=Tokens([Token("0" * 64, "me")])))
+        asking.shedding.follow(HttpSettings(tokens=Tokens((Token("0" * 64, "me"),))))
         guarded = await asking()
         for each in waiting:
             each.cancel()
