@@ -154,8 +154,9 @@ def _run_trials(
     # These import Tune, which takes a second.
     from orchestray.search.engine.callbacks import make_callbacks
     from orchestray.search.engine.experiment import Experiment
-    from orchestray.search.engine.fit import fit, has_place
+    from orchestray.search.engine.fit import fit
     from orchestray.search.engine.trainable import hosted_trial
+    from orchestray.search.engine.tune_faults import has_place
 
     _check_room(config, cluster)
     num_workers = most_workers(config.base, config.search.space)

@@ -1,7 +1,10 @@
-"""Two faults of Ray Tune 2.60, and their repair in this process."""
+"""Three faults of Ray Tune 2.60, and their repair in this process."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -15,9 +18,22 @@ from orchestray.platform.cluster import ray_internals
 _ACTOR_MANAGER = "ray.air.execution._internal.actor_manager:RayActorManager"
 _GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
 
+_of_thread = threading.local()
+"""Its `manager` is that of the experiment that runs in this thread, within `groups_of_experiment`."""
+
 
 class SettledPlacementGroups(PlacementGroupResourceManager):
     """Ray's manager of placement groups, which here waits until it is safe to remove a group just requested."""
+
+    @property
+    def has_given(self) -> bool:
+        """True if a process has the resources of a group."""
+        return bool(self._acquired_pgs)
+
+    def request_resources(self, resource_request: ResourceRequest) -> None:
+        # Not when it is made: Ray makes a manager again when it is cleared, even one that is garbage.
+        _of_thread.manager = self
+        super().request_resources(resource_request)
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
         settle(self._request_to_staged_pgs[resource_request])
@@ -27,6 +43,36 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
         if ray.is_initialized():
             settle(group for staged in self._request_to_staged_pgs.values() for group in staged)
         super().clear()  # type: ignore[no-untyped-call]  # Ray has no types there
+
+
+@contextlib.contextmanager
+def groups_of_experiment() -> Iterator[None]:
+    """Remove the placement groups of the experiment in this thread if it ends by Ctrl-C, and thus its processes.
+
+    Tune does so after an `Exception` only. In a notebook Ray goes on: the processes would train on for an experiment
+    that is gone, and hold the resources that its resumption waits for.
+    """
+    before = _manager()
+    _of_thread.manager = None
+    try:
+        yield
+    except BaseException:
+        if (manager := _manager()) is not None:
+            with contextlib.suppress(Exception):  # Ray may be gone, and what is raised says more
+                manager.clear()
+        raise
+    finally:
+        _of_thread.manager = before
+
+
+def has_place() -> bool:
+    """Return True if a process of the experiment in this thread has its resources, even if it is still starting."""
+    manager = _manager()
+    return manager is not None and manager.has_given
+
+
+def _manager() -> SettledPlacementGroups | None:
+    return getattr(_of_thread, "manager", None)
 
 
 def mend() -> None:
