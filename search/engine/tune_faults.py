@@ -18,8 +18,21 @@ from orchestray.platform.cluster import ray_internals
 _ACTOR_MANAGER = "ray.air.execution._internal.actor_manager:RayActorManager"
 _GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
 
-_of_thread = threading.local()
-"""Its `manager` is that of the experiment that runs in this thread, within `groups_of_experiment`."""
+
+class _OfThread(threading.local):
+    """The experiment of a search in a thread."""
+
+    is_search = False
+    """True within `groups_of_experiment`."""
+    manager: SettledPlacementGroups | None = None
+    """Manager of its placement groups; None before its first request."""
+
+    def current(self) -> SettledPlacementGroups | None:
+        """Return the manager, which may have come after it was last set to None."""
+        return self.manager
+
+
+_of_thread = _OfThread()
 
 
 class SettledPlacementGroups(PlacementGroupResourceManager):
@@ -32,7 +45,8 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
 
     def request_resources(self, resource_request: ResourceRequest) -> None:
         # Not when it is made: Ray makes a manager again when it is cleared, even one that is garbage.
-        _of_thread.manager = self
+        if _of_thread.is_search:
+            _of_thread.manager = self
         super().request_resources(resource_request)
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
@@ -52,27 +66,23 @@ def groups_of_experiment() -> Iterator[None]:
     Tune does so after an `Exception` only. In a notebook Ray goes on: the processes would train on for an experiment
     that is gone, and hold the resources that its resumption waits for.
     """
-    before = _manager()
-    _of_thread.manager = None
+    before = _of_thread.is_search, _of_thread.manager
+    _of_thread.is_search, _of_thread.manager = True, None
     try:
         yield
     except BaseException:
-        if (manager := _manager()) is not None:
+        if (manager := _of_thread.current()) is not None:
             with contextlib.suppress(Exception):  # Ray may be gone, and what is raised says more
                 manager.clear()
         raise
     finally:
-        _of_thread.manager = before
+        _of_thread.is_search, _of_thread.manager = before
 
 
 def has_place() -> bool:
     """Return True if a process of the experiment in this thread has its resources, even if it is still starting."""
-    manager = _manager()
+    manager = _of_thread.manager
     return manager is not None and manager.has_given
-
-
-def _manager() -> SettledPlacementGroups | None:
-    return getattr(_of_thread, "manager", None)
 
 
 def mend() -> None:
