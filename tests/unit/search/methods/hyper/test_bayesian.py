@@ -186,6 +186,41 @@ def test_of_several_objectives_the_feasible_part_of_the_front_is_searched(model:
     assert np.mean(late[:, 0] > -0.1) > 0.6, "feasible is x >= 0"
 
 
+def widths(untrained: float, trials: int = 20) -> list[float]:
+    """Search the largest w that is at most 0.6; a larger one has the score `untrained`. Return what is proposed."""
+    method = Bayesian(space={"w": Uniform(0.0, 1.0), "y": Uniform(0.0, 1.0)}, trials=trials)
+    points = []
+    for _ in range(trials):
+        proposal = method.ask()
+        assert proposal is not None
+        w, y = proposal.changes["w"], proposal.changes["y"]
+        points.append(w)
+        step, score = (0, untrained) if w > 0.6 else (9, w - (y - 0.5) ** 2)
+        method.tell(Finished(proposal.trial, "succeeded", step, score, (score,), violations=(w / 0.6 - 1,)))
+    return points
+
+
+def test_the_score_of_what_was_not_trained_for_its_bound_is_not_learnt_and_the_bound_is() -> None:
+    points = widths(-5.0)
+    assert points == widths(0.7)
+    feasible = [w for w in points if w <= 0.6]
+    assert max(feasible) > 0.599
+    assert len(feasible) >= 14
+
+
+def test_without_a_trained_trial_the_bound_is_searched() -> None:
+    method = Bayesian(space={"w": Uniform(0.0, 1.0)}, trials=12, initial=2)
+    points = []
+    for _ in range(12):
+        proposal = method.ask()
+        assert proposal is not None
+        points.append(proposal.changes["w"])
+        violation = points[-1] / 0.02 - 1
+        told = Finished(proposal.trial, "succeeded", 0, 0.1, (0.1,), violations=(violation,))
+        method.tell(told if violation > 0 else Finished(proposal.trial, "succeeded", 9, 0.9, (0.9,)))
+    assert min(points[:2]) > 0.02 >= min(points)
+
+
 @pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
 def test_a_killed_search_goes_on_as_if_it_had_not_been(model: Model) -> None:
     make = lambda: Bayesian(space=MIXED, model=model, trials=30, seed=5)  # noqa: E731
