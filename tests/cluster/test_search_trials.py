@@ -131,6 +131,7 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
         run_search(config(task, **search, budget=budget), records)
         assert {line["reason"] for line in records.lines.values()} == {"the search's time limit"}
     with SearchRecords.open_existing(tmp_path, "timed") as records:
+        assert records.seconds >= 1.0, "the limit is that of all attempts"
         outcome = run_search(config(task, **search, budget={**budget, "time_limit_s": 600}), records, resume=True)
         assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 200)] * 2
         assert (records.paths.best / "model").is_dir()
