@@ -175,6 +175,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
     return {
         **_infeasible(config, best),
         **_cut_off(lines),
+        **_untrained(lines),
         "status": outcome.status,
         "trials": len(lines),
         "best": None if best is None else _short(config, best),
@@ -197,6 +198,12 @@ def _infeasible(config: SearchConfig, best: Mapping[str, Any] | None) -> dict[st
         "infeasible": f"no trial is feasible, with {bounds_text(config)}; the best is that with the least violation, "
         f"trial {best['trial']}: {values}"
     }
+
+
+def _untrained(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of trials that were only validated, as their networks break a bound; empty if it is 0."""
+    count = sum(line.get("feasible") is False and not line.get("steps") for line in lines)
+    return {"untrained": count} if count else {}
 
 
 def _cut_off(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
