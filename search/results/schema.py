@@ -95,3 +95,12 @@ def ended_text(result: Mapping[str, Any]) -> str:
     ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     untrained = result.get("untrained")
     return ended + (f"; {untrained} not trained, over a bound" if untrained else "")
+
+
+def is_untrained(line: Mapping[str, Any]) -> bool:
+    """Return True if a trial was only validated, since its network breaks a bound: its objective is of random weights.
+
+    Args:
+        line: its line of `trials.jsonl`.
+    """
+    return line.get("feasible") is False and not line.get("steps")
