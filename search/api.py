@@ -27,7 +27,7 @@ from orchestray.search.results.figures import best_line, front_of
 from orchestray.search.results.paths import is_search
 from orchestray.search.results.report import bounds_text, goals_of, objectives_text, report_html
 from orchestray.search.results.run import SearchRun, load_search
-from orchestray.search.results.schema import OUT_OF_TIME, SearchOutcome
+from orchestray.search.results.schema import OUT_OF_TIME, SearchOutcome, is_untrained
 from orchestray.search.results.writer import SearchRecords
 from orchestray.search.spaces.registry import text_of
 from orchestray.trainers.validate.refuse import check_layout
@@ -175,6 +175,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
     return {
         **_infeasible(config, best),
         **_cut_off(lines),
+        **_untrained(lines),
         "status": outcome.status,
         "trials": len(lines),
         "best": None if best is None else _short(config, best),
@@ -197,6 +198,12 @@ def _infeasible(config: SearchConfig, best: Mapping[str, Any] | None) -> dict[st
         "infeasible": f"no trial is feasible, with {bounds_text(config)}; the best is that with the least violation, "
         f"trial {best['trial']}: {values}"
     }
+
+
+def _untrained(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of trials that were only validated, as their networks break a bound; empty if it is 0."""
+    count = sum(map(is_untrained, lines))
+    return {"untrained": count} if count else {}
 
 
 def _cut_off(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:

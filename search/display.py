@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.terminal.display import STATUS_STYLES, Shown
 from orchestray.platform.terminal.format import duration, number, short_path
+from orchestray.search.results.schema import ended_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,8 +206,7 @@ def _shortened(text: str) -> str:
 
 def closing_rows(result: Mapping[str, Any], goal: Goal, directory: Path) -> list[tuple[str, str]]:
     """Return the rows of the closing summary: the best trial, and where the results are."""
-    best, counts = result.get("best"), result.get("counts") or {}
-    ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    best, ended = result.get("best"), ended_text(result)
     rows = [("trials", f"{number(result.get('trials'))}" + (f"  ({ended})" if ended else ""))]
     if best:
         rows.append(("best", f"{goal.metric} {number(best.get('objective'))}  (trial {best['trial']})"))

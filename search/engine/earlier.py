@@ -15,7 +15,7 @@ from orchestray.platform.terminal.format import short_path
 from orchestray.search.config.dimensions import own_value, why_outside
 from orchestray.search.config.load import load_search_config
 from orchestray.search.engine.objective import Objectives, objectives_of
-from orchestray.search.methods.base import Observation
+from orchestray.search.methods.base import Observation, violation_of
 from orchestray.search.registry.check import hyper_space_of, method_of
 from orchestray.search.results.paths import SearchPaths, is_search
 from orchestray.trainers.config.load import load_train_config
@@ -45,6 +45,7 @@ class _Trial:
     changes: Mapping[str, Any]
     genome: Any
     metrics: Mapping[str, float]
+    is_trained: bool = True
 
 
 def earlier_trials(config: SearchConfig) -> Earlier:
@@ -123,7 +124,8 @@ def _of_search(config: SearchConfig, place: Path) -> Iterator[_Trial]:
         found |= {**(line.get("constraints") or {}), **(line.get("objectives") or {})}
         if line.get("objective") is not None:
             found[goal.metric] = line["objective"]
-        yield _Trial(line.get("best_config") or line["config"], line.get("genome"), found)
+        changes, is_trained = line.get("best_config") or line["config"], line.get("steps") != 0
+        yield _Trial(changes, line.get("genome"), found, is_trained or line.get("feasible", True))
 
 
 def _of_run(config: SearchConfig, place: Path, result: Mapping[str, Any]) -> _Trial:
@@ -156,10 +158,13 @@ def _is_inside(config: SearchConfig, space: Space, changes: Mapping[str, Any]) -
 
 
 def _observation(config: SearchConfig, objectives: Objectives, trial: _Trial) -> Observation | None:
-    """Return what a method learns of a trial; None if it lacks a metric."""
+    """Return what a method learns of a trial; None if it lacks a metric, or kept no bound of its search but these."""
     try:
         scores = objectives.scores(trial.metrics)
     except ConfigError:
         return None
     changes = {key: own_value(config.search.space[key], value) for key, value in trial.changes.items()}
-    return Observation(changes, trial.genome, scores[0], scores, objectives.violations(trial.metrics))
+    violations = objectives.violations(trial.metrics)
+    if not (trial.is_trained or violation_of(violations)):
+        return None  # the bounds of its search were others, so that its network was not trained
+    return Observation(changes, trial.genome, scores[0], scores, violations, trial.is_trained)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
 from ray import tune
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
@@ -84,7 +83,7 @@ def fit(
     with _lock:  # Tune's registry is not thread-safe
         tune_faults.mend()
         tune.register_trainable(registered, trainable)
-    with silence_loggers.TUNE, _environment():
+    with silence_loggers.TUNE, _environment(), tune_faults.groups_of_experiment():
         try:
             tune.Tuner(registered, tune_config=settings, run_config=run).fit()
         except Exception as error:
@@ -117,10 +116,3 @@ def _environment() -> Iterator[None]:
             _before[:1] = [first] if others else []
             for key in (key for key, value in first.items() if value is None and not others):
                 os.environ.pop(key, None)
-
-
-def has_place() -> bool:
-    """Return True if a placement group of Tune's has its resources."""
-    table: Mapping[str, Any] = ray.util.placement_group_table()
-    made = [group for group in table.values() if str(group.get("name", "")).startswith("__tune_")]
-    return any(group.get("state") == "CREATED" for group in made)

@@ -10,7 +10,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.config.dimensions import Dimension
 from orchestray.search.config.resume import space_differences
 from orchestray.search.engine.earlier import does_not_learn, earlier_trials
-from orchestray.search.engine.session import MethodSession
+from orchestray.search.engine.session import MethodSession, checked_calls
 from orchestray.search.registry.check import hyper_space_of, method_of
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def session_of(config: SearchConfig, journal: Journal, *, previous: SearchConfig
 
     Raises:
         ConfigError: the method cannot search this space, continue over a wider one, or learn from earlier results.
-        SearchError: the method's answers differ from the journal; nothing was written.
+        SearchError: the method's answers differ from the journal, or it cannot be read; nothing was written.
     """
-    calls = journal.entries()
+    calls = checked_calls(journal)
     before = (previous or config) if calls else config
     trials = next((call["before"] for call in calls if call["call"] == "allow"), before.search.budget.trials)
     last = _sections(before)

@@ -125,9 +125,7 @@ def run_search(
     )
     watch = _placement_watch(config, cluster, notify)
     with contextlib.closing(TrialLogs(records.paths.logs, said)) as logs:
-        is_stopped, is_left = _run_trials(
-            config, controller, limits, records.paths, cluster, stop, deadline_s, watch, logs
-        )
+        is_stopped, is_left = _run_trials(config, controller, limits, records, cluster, stop, deadline_s, watch, logs)
     if not is_stopped and not controller.is_over:
         controller.suspend()
     return _finish(controller, records, limits, stop, is_stopped=is_stopped, is_left=is_left)
@@ -137,7 +135,7 @@ def _run_trials(
     config: SearchConfig,
     controller: SearchController,
     limits: TrialLimits,
-    paths: SearchPaths,
+    records: SearchRecords,
     cluster: Cluster,
     stop: threading.Event | None,
     deadline_s: float,
@@ -154,8 +152,9 @@ def _run_trials(
     # These import Tune, which takes a second.
     from orchestray.search.engine.callbacks import make_callbacks
     from orchestray.search.engine.experiment import Experiment
-    from orchestray.search.engine.fit import fit, has_place
+    from orchestray.search.engine.fit import fit
     from orchestray.search.engine.trainable import hosted_trial
+    from orchestray.search.engine.tune_faults import has_place
 
     _check_room(config, cluster)
     num_workers = most_workers(config.base, config.search.space)
@@ -164,6 +163,7 @@ def _run_trials(
 
     def look(experiment: Experiment) -> None:
         logs.look()
+        records.keep_time(config.search.budget.time_limit_s)
         if not experiment.should_end():
             watch.look(is_under_way=bool(experiment.since_s), has_place=has_place)
 
@@ -173,7 +173,7 @@ def _run_trials(
         nonlocal is_left
         kept = controller.best()
         if kept is not None and not (kept.is_lost or num_workers):
-            _leave_best(controller, paths, Path(limits.directory) / "by-the-last", write)
+            _leave_best(controller, records.paths, Path(limits.directory) / "by-the-last", write)
             is_left = True
 
     throttle = StartThrottle(config.search.parallel, cores_of(None if num_workers else cluster.resources()))
@@ -182,7 +182,7 @@ def _run_trials(
         experiment,
         hosted_trial(config.name, limits, bundles),
         name=config.name,
-        directory=paths.tune.absolute(),
+        directory=records.paths.tune.absolute(),
         objective=config.search.objective[0],
         callbacks=make_callbacks(config.search.callbacks),
     )

@@ -6,7 +6,7 @@ It is independent of Ray and training: trials are numbers, steps and scores.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -126,8 +126,11 @@ class MethodSession:
         self._journal = journal
         self._news = True
         """True if the method received anything since it last had nothing to propose."""
-        for number, entry in enumerate(journal.entries(), start=1):
-            self._repeat(number, entry)
+        for number, entry in enumerate(checked_calls(journal), start=1):
+            try:
+                self._repeat(number, entry)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise _unreadable(number, f"{entry['call']}: {type(error).__name__}: {error}") from error
 
     @property
     def is_done(self) -> bool:
@@ -309,8 +312,46 @@ class MethodSession:
         if not _same(before, now):
             raise SearchError(
                 f"The search cannot go on: to call {number} of its journal ({call}) the method answers {now}, and "
-                f"answered {before} before. Its config or the method's code has changed since; start a new search."
+                f"answered {before} before. Its config or the method's code has changed since. {_INSTEAD}"
             )
+
+
+_INSTEAD = (
+    "Go on with the version of orchestray that the search began with, or start a new search, which may learn from this "
+    "one (search.learn_from)."
+)
+_KEYS: Mapping[str, Collection[str]] = {
+    "ask": ("proposal",),
+    "allow": ("before", "trials"),
+    "learn": ("observations",),
+    "widen": ("before", "space"),
+    "report": ("report", "decision", "released"),
+    "tell": ("finished", "released"),
+}
+"""Keys of each call in a journal; further ones may be missing."""
+
+
+def checked_calls(journal: Journal) -> list[dict[str, Any]]:
+    """Return the calls of a journal.
+
+    Raises:
+        SearchError: this version does not know one of them, or lacks a part of it.
+    """
+    calls = journal.entries()
+    for number, entry in enumerate(calls, start=1):
+        call: Any = entry.get("call")
+        if call not in _KEYS:
+            raise _unreadable(number, f"{call!r} is no call; known are {', '.join(_KEYS)}")
+        if missing := [key for key in _KEYS[call] if key not in entry]:
+            raise _unreadable(number, f"{call} lacks {', '.join(missing)}")
+    return calls
+
+
+def _unreadable(number: int, why: str) -> SearchError:
+    return SearchError(
+        f"The search cannot go on: line {number} of its journal is not one that this version of orchestray can repeat "
+        f"({why}). Another version has written it, or it is damaged. {_INSTEAD}"
+    )
 
 
 def _renamed(proposal: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

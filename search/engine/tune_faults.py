@@ -1,7 +1,10 @@
-"""Two faults of Ray Tune 2.60, and their repair in this process."""
+"""Three faults of Ray Tune 2.60, and their repair in this process."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -16,8 +19,35 @@ _ACTOR_MANAGER = "ray.air.execution._internal.actor_manager:RayActorManager"
 _GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
 
 
+class _OfThread(threading.local):
+    """The experiment of a search in a thread."""
+
+    is_search = False
+    """True within `groups_of_experiment`."""
+    manager: SettledPlacementGroups | None = None
+    """Manager of its placement groups; None before its first request."""
+
+    def current(self) -> SettledPlacementGroups | None:
+        """Return the manager, which may have come after it was last set to None."""
+        return self.manager
+
+
+_of_thread = _OfThread()
+
+
 class SettledPlacementGroups(PlacementGroupResourceManager):
     """Ray's manager of placement groups, which here waits until it is safe to remove a group just requested."""
+
+    @property
+    def has_given(self) -> bool:
+        """True if a process has the resources of a group."""
+        return bool(self._acquired_pgs)
+
+    def request_resources(self, resource_request: ResourceRequest) -> None:
+        # Not when it is made: Ray makes a manager again when it is cleared, even one that is garbage.
+        if _of_thread.is_search:
+            _of_thread.manager = self
+        super().request_resources(resource_request)
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
         settle(self._request_to_staged_pgs[resource_request])
@@ -27,6 +57,32 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
         if ray.is_initialized():
             settle(group for staged in self._request_to_staged_pgs.values() for group in staged)
         super().clear()  # type: ignore[no-untyped-call]  # Ray has no types there
+
+
+@contextlib.contextmanager
+def groups_of_experiment() -> Iterator[None]:
+    """Remove the placement groups of the experiment in this thread if it ends by Ctrl-C, and thus its processes.
+
+    Tune does so after an `Exception` only. In a notebook Ray goes on: the processes would train on for an experiment
+    that is gone, and hold the resources that its resumption waits for.
+    """
+    before = _of_thread.is_search, _of_thread.manager
+    _of_thread.is_search, _of_thread.manager = True, None
+    try:
+        yield
+    except BaseException:
+        if (manager := _of_thread.current()) is not None:
+            with contextlib.suppress(Exception):  # Ray may be gone, and what is raised says more
+                manager.clear()
+        raise
+    finally:
+        _of_thread.is_search, _of_thread.manager = before
+
+
+def has_place() -> bool:
+    """Return True if a process of the experiment in this thread has its resources, even if it is still starting."""
+    manager = _of_thread.manager
+    return manager is not None and manager.has_given
 
 
 def mend() -> None:

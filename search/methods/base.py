@@ -120,6 +120,8 @@ class Observation:
     score: float
     scores: tuple[float, ...] = ()
     violations: tuple[float, ...] = ()
+    is_trained: bool = True
+    """False if it broke a bound so that it was not trained: its score is that of random weights."""
 
     @property
     def violation(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from orchestray.search.results.figures import Goal, Line, cell, values_of
+from orchestray.search.results.schema import is_untrained
 
 _MIN_TRIALS = 8
 _MAX_TRIALS = 1000
@@ -21,14 +22,15 @@ def importance(lines: Sequence[Line], goal: Goal, log_keys: Iterable[str] = ()) 
 
     A random forest (Breiman, 2001) is fitted to predict the objective from the values. The importance of a key is the
     loss in accuracy when its values are shuffled among the trials (permutation importance; section 10 there). Empty for
-    fewer than 8 trials, or where nothing differs. Of more than 1,000 trials, only the last 1,000 count.
+    fewer than 8 trials, or where nothing differs. Trials that were not trained do not count. Of more than 1,000 trials,
+    only the last 1,000 count.
 
     Args:
         lines: lines of `trials.jsonl`.
         goal: the objective.
         log_keys: keys searched on a logarithmic scale.
     """
-    judged = [line for line in lines if line.get("objective") is not None][-_MAX_TRIALS:]
+    judged = [line for line in lines if line.get("objective") is not None and not is_untrained(line)][-_MAX_TRIALS:]
     target = np.array([goal.sign * float(line["objective"]) for line in judged])
     chosen = [values_of(line) for line in judged]
     logs = set(log_keys)

@@ -23,6 +23,8 @@ class SearchPaths:
         """Nodes of `lineage.json`, in the order in which they were recorded."""
         self.journal = self.path / "journal.jsonl"
         """Log of the calls made to the method, with their answers."""
+        self.elapsed = self.path / "elapsed.json"
+        """File with the seconds that all attempts at the search have taken so far."""
         self.result = self.path / "result.json"
         self.pareto = self.path / "pareto.json"
         self.best = self.path / "best"

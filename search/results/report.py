@@ -14,6 +14,7 @@ from orchestray.platform.run.files import dump_json
 from orchestray.platform.terminal.format import duration, number
 from orchestray.search.results.figures import Goal, Line, all_figures, cell
 from orchestray.search.results.importance import importance
+from orchestray.search.results.schema import ended_text
 
 if TYPE_CHECKING:
     from orchestray.search.config.schema import SearchConfig
@@ -121,8 +122,7 @@ def asset(name: str) -> str:
 
 
 def _tiles(result: Mapping[str, Any], goal: Goal) -> list[list[str]]:
-    best, counts = result.get("best") or {}, result.get("counts") or {}
-    by_status = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    best, by_status = result.get("best") or {}, ended_text(result)
     return [
         ["status", str(result.get("status"))],
         [f"best {goal.metric}", number(best.get("objective"))],

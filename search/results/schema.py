@@ -87,3 +87,20 @@ class SearchOutcome:
     """Trial that `best/` was made from; None: the best according to the lines of the trials."""
     error: str | None = None
     """Reason for the failure, in a sentence."""
+
+
+def ended_text(result: Mapping[str, Any]) -> str:
+    """Return for example `5 succeeded, 2 stopped; 1 not trained, over a bound`; empty if no trial has ended."""
+    counts = result.get("counts") or {}
+    ended = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    untrained = result.get("untrained")
+    return ended + (f"; {untrained} not trained, over a bound" if untrained else "")
+
+
+def is_untrained(line: Mapping[str, Any]) -> bool:
+    """Return True if a trial was only validated, since its network breaks a bound: its objective is of random weights.
+
+    Args:
+        line: its line of `trials.jsonl`.
+    """
+    return line.get("feasible") is False and not line.get("steps")

@@ -6,11 +6,15 @@ again on resuming.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from orchestray.platform.errors import StorageError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
 from orchestray.platform.run.metrics import JsonLinesLog, read_lines
@@ -20,6 +24,8 @@ from orchestray.search.results.tensorboard import TrialLogs
 if TYPE_CHECKING:
     from orchestray.search.results.schema import TrialLine
 
+_ELAPSED_S = 5.0
+"""Seconds between two writes of `elapsed.json`: a kill loses at most that part of the time."""
 _LINEAGE_S = 2.0
 """Seconds between two writes of `lineage.json`; a log of their own records its nodes at once."""
 
@@ -64,7 +70,11 @@ class SearchRecords:
         self._lines = {int(line["trial"]): line for line in read_lines(self.paths.trials)}
         self._nodes = {_place(node): node for node in read_lines(self.paths.lineage_log)}
         self._last_metrics: dict[int, dict[str, float]] = {}
-        self._begin_s = time.monotonic() - self._seconds_before()
+        self._before_s = self._seconds_before()
+        self._begin_s = time.monotonic() - self._before_s
+        self._limit_s = math.inf
+        self._elapsed_due_s = 0.0
+        """Monotonic time of the next write of `elapsed.json`; 0: the search is not under way."""
         self._lineage_due_s = 0.0
         self._is_lineage_written = False
 
@@ -96,6 +106,19 @@ class SearchRecords:
     def lines(self) -> Mapping[int, Mapping[str, Any]]:
         """Lines of the ended trials by trial number, in the order in which they ended; includes earlier attempts."""
         return self._lines
+
+    def keep_time(self, limit_s: float | None = None) -> None:
+        """Record from time to time how long the search has taken; to be called regularly.
+
+        Args:
+            limit_s: limit on that time; what it takes to end the trials after that does not count.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self._limit_s = math.inf if limit_s is None else limit_s
+        if time.monotonic() >= self._elapsed_due_s:
+            self._write_elapsed()
 
     def report(self, trial: int, step: int, metrics: Mapping[str, float], **more: Any) -> None:
         """Record the metrics of a trial at a step.
@@ -183,6 +206,10 @@ class SearchRecords:
         """Write pending records and release the lock; closing twice does nothing."""
         try:
             self.flush()
+            if self._elapsed_due_s:
+                with contextlib.suppress(StorageError):  # it lacks some seconds
+                    self._write_elapsed()
+                self._elapsed_due_s = 0.0
             self._tensorboard.close()
             for log in (self._trials, self._reports, self._lineage, self.journal):
                 log.close()
@@ -203,7 +230,16 @@ class SearchRecords:
 
     def _seconds_before(self) -> float:
         """Return the seconds that earlier attempts of this search took."""
-        return max((float(line.get("time_s", 0.0)) for line in read_lines(self.paths.reports)), default=0.0)
+        reported = max((float(line.get("time_s", 0.0)) for line in read_lines(self.paths.reports)), default=0.0)
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it is not there, or damaged
+            return max(reported, float(json.loads(self.paths.elapsed.read_bytes())["seconds"]))
+        return reported
+
+    def _write_elapsed(self) -> None:
+        with storage_errors(f"write {self.paths.elapsed}"):
+            seconds = max(self._before_s, min(self.seconds, self._limit_s))
+            write_atomic(self.paths.elapsed, (dump_json({"seconds": round(seconds, 3)}) + "\n").encode())
+        self._elapsed_due_s = time.monotonic() + _ELAPSED_S
 
 
 def _place(node: Mapping[str, Any]) -> tuple[int, int]:

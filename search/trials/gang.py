@@ -145,6 +145,16 @@ class GangTrial:
         of it is the cost of pausing and resuming.
         """
 
+    @property
+    def step(self) -> int:
+        """Number of completed steps.
+
+        Raises:
+            TrainingError: the checkpoint is lost.
+        """
+        found = self._newest()
+        return 0 if found is None else found.step
+
     @cached_property
     def total_steps(self) -> int:
         """Number of steps of the whole budget."""
@@ -156,11 +166,13 @@ class GangTrial:
         return self._alone().steps_per_epoch
 
     def advance(self, step: int) -> Progress:
-        """Train until `step` units are completed, and validate.
+        """Train until `step` units are completed, and validate; up to step 0 in this process, without workers.
 
         Raises:
             OrchestrayError: the training failed; the text says why.
         """
+        if step == 0 and self.step == 0:
+            return self._alone().advance(0)
         until = self._clock.steps(step)
         progress = self._advance(self._settings_until(until), until)
         return replace(progress, step=self._clock.reached(progress.step, step))
@@ -313,8 +325,7 @@ class GangTrial:
 
     def leave_run(self, directory: Path) -> None:
         """Write the files that `serve` needs: `model/`, `config.yaml`, `metrics.jsonl`, `result.json`."""
-        found = self._newest()
-        step = 0 if found is None else found.step
+        step = self.step
         self._advance(replace(self._settings_until(step), model_directory=self._settings.model_directory), step)
         assert self._outcome is not None
         with RunDirectory.create(directory.parent, directory.name) as run:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune.search.searcher import Searcher
 
 from orchestray.platform.errors import ConfigError
+from orchestray.search.engine import tune_faults
 from orchestray.search.engine.objective import Objective
 from orchestray.search.engine.session import MemoryJournal, MethodSession, end_of
 from orchestray.search.methods.base import Continue, Decision, Method, Pause, Proposal, Report
@@ -42,6 +43,7 @@ class MethodSearcher(Searcher):
             ConfigError: the method trains a program of its own.
         """
         super().__init__(metric=metric, mode=mode)
+        tune_faults.mend()
         self.time = time
         self.objective = Objective(metric, mode)
         self.journal = MemoryJournal()
@@ -76,6 +78,7 @@ class MethodSearcher(Searcher):
         return {name: value for name, value in vars(self).items() if name != "session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        tune_faults.mend()  # Tune restores an experiment in another process
         vars(self).update(state)
         self.session = MethodSession(self._make(), self.journal)
 

@@ -18,6 +18,7 @@ from orchestray.platform.usercode.beside import use_texts
 from orchestray.search.checkpoints.trial_folder import read_config, read_state, write_state
 from orchestray.search.config.gangs import is_alone, num_workers
 from orchestray.search.config.trial import checked, put_in
+from orchestray.search.engine import tune_faults
 from orchestray.search.engine.trial_process import prepare_process
 from orchestray.search.tune.searcher import INHERITS
 from orchestray.trainers.config.load import Source, load_train_config
@@ -220,6 +221,7 @@ def trainable(
     if report_every_steps is not None and report_every_steps < 1:
         raise ConfigError(f"report_every_steps must be at least 1, got {report_every_steps}")
     base = load_train_config(config, overrides)
+    tune_faults.mend()
     attributes = {"base": base, "texts": texts_of(base), "report_every_steps": report_every_steps}
     name = re.sub(r"\W+", "_", base.name)
     return type(name, (TrialTrainable,), {**attributes, "__module__": __name__, "__doc__": TrialTrainable.__doc__})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +18,19 @@ from orchestray.platform.actors.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.search.config.load import dump_search_yaml, load_search_config
 from orchestray.search.engine.run import run_search
+from orchestray.search.engine.tune_faults import has_place
 from orchestray.search.results.run import load_search
 from orchestray.search.results.writer import SearchRecords
 from orchestray.trainers.saved.run import load_run
 from support.patience import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
+
+LR = "train.optimizer.lr"
+FINE = {"type": "support.odd_task:OddTask", "behaviour": "fine"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,6 +131,7 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
         run_search(config(task, **search, budget=budget), records)
         assert {line["reason"] for line in records.lines.values()} == {"the search's time limit"}
     with SearchRecords.open_existing(tmp_path, "timed") as records:
+        assert records.seconds >= 1.0, "the limit is that of all attempts"
         outcome = run_search(config(task, **search, budget={**budget, "time_limit_s": 600}), records, resume=True)
         assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 200)] * 2
         assert (records.paths.best / "model").is_dir()
@@ -217,3 +224,59 @@ def test_the_best_run_is_what_train_makes_of_its_config(cluster: Cluster, tmp_pa
     again = load_model_tensors(str(trained.path / "model"))
     for name, tensor in load_model_tensors(str(best.path / "model")).items():
         assert torch.equal(tensor, again[name]), name
+
+
+class Asked(threading.Event):
+    """A request to stop that never comes; Tune asks for it in every turn, and each time `look` is called."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def is_set(self) -> bool:
+        self._look()
+        return False
+
+
+def test_a_process_that_starts_has_a_place_and_an_ended_search_has_none(cluster: Cluster, tmp_path: Path) -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        seen.append((has_place(), any(logs.glob("trial-*.log"))))
+
+    with SearchRecords.create(tmp_path, "placed") as records:
+        logs = records.paths.logs
+        run_search(config(FINE, space={LR: {"type": "choice", "values": [0.1]}}), records, stop=Asked(look))
+    assert (True, False) in seen
+    assert not has_place()
+
+
+def test_an_end_at_once_leaves_no_process_and_no_place_and_the_search_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    import ray
+
+    two = {"space": {LR: {"type": "choice", "values": [0.1, 0.3]}}, "parallel": 2}
+
+    def interrupt() -> None:
+        if any(logs.glob("trial-*.log")):
+            gc.collect()  # what is left of the search before is none of this one's
+            raise KeyboardInterrupt
+
+    kept = None
+    try:
+        gc.collect()
+        gc.disable()  # so that it is left until then
+        with SearchRecords.create(tmp_path, "before") as records:
+            run_search(config(FINE, **two), records)
+        with SearchRecords.create(tmp_path, "at-once") as records:
+            logs = records.paths.logs
+            wanted = config({**FINE, "behaviour": "slow"}, **two, budget={"steps_per_trial": 100})
+            run_search(wanted, records, stop=Asked(interrupt))
+    except KeyboardInterrupt as error:
+        kept = error  # as a notebook keeps the last traceback, with all that it refers to
+    finally:
+        gc.enable()
+    assert kept is not None
+    assert {group["state"] for group in ray.util.placement_group_table().values()} == {"REMOVED"}
+    with SearchRecords.open_existing(tmp_path, "at-once") as records:
+        assert run_search(wanted, records, resume=True).status == "succeeded"
+        assert [line["steps"] for line in records.lines.values()] == [100, 100]

@@ -70,7 +70,8 @@ class Bayesian(Proposer):
         self._ended.append(trial)
         point = self.encoder.encode(trial.changes, trial.genome)
         scores = trial.scores if len(trial.scores) > 1 else (trial.score,)
-        self.history.add(point, trial.genome, () if math.isnan(trial.score) else scores, trial.violations)
+        is_known = trial.is_trained and not math.isnan(trial.score)
+        self.history.add(point, trial.genome, scores if is_known else (), trial.violations)
 
     def learn(self, observations: Sequence[Observation]) -> bool:
         """Take in trials of earlier searches; their points are not proposed again, unless to begin with."""
@@ -134,6 +135,6 @@ class Bayesian(Proposer):
         if finished.status == "failed" or finished.score is None:
             self._know(Observation(proposal.changes, proposal.genome, math.nan))
         else:
-            self._know(
-                Observation(proposal.changes, proposal.genome, finished.score, finished.scores, finished.violations)
-            )
+            is_trained = finished.step > 0 or finished.violation == 0
+            told = finished.score, finished.scores, finished.violations
+            self._know(Observation(proposal.changes, proposal.genome, *told, is_trained))

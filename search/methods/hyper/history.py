@@ -57,7 +57,7 @@ class History:
         Args:
             point: encoded point, a batch of one.
             genome: its genome.
-            scores: a score for each objective; empty: it failed.
+            scores: a score for each objective; empty: it failed, or was not trained as it breaks a bound.
             violations: by how much it breaks each bound; empty without bounds, and for failed trials.
         """
         row, width = len(self), point.genes.shape[1]
@@ -81,6 +81,15 @@ class History:
     def points(self) -> Encoded:
         """Return all points in the order of addition; a read-only view."""
         return self._rows[: len(self)]
+
+    @_kept
+    def judged(self) -> np.ndarray:
+        """Return the indices of the trials whose scores say something: all but those that were not trained, rising.
+
+        Those that failed are among them, with the worst scores.
+        """
+        rows = zip(self._scores, self._violations, strict=True)
+        return np.flatnonzero([bool(scores) or not violations for scores, violations in rows])
 
     @property
     def has_bounds(self) -> bool:

@@ -135,10 +135,11 @@ class GaussianProcessModel:
         """Return candidates, and the logarithm of the expected improvement of each."""
         rng = rng_of(self.seed, number)
         scores, order = history.scores(), history.best_first()
-        every = np.arange(len(scores))
+        judged = history.judged() if len(history.judged()) else np.arange(len(scores))
         before = self._all if len(self._all) == history.num_objectives else [self._unfitted] * history.num_objectives
-        columns = history.objectives().T
-        self._all = [self._view(view, history, of, every, order) for view, of in zip(before, columns, strict=True)]
+        columns = history.objectives()[judged].T
+        order = np.searchsorted(judged, order[np.isin(order, judged)])
+        self._all = [self._view(view, history, of, judged, order) for view, of in zip(before, columns, strict=True)]
         if history.has_bounds:
             self._feasibility.update(history)
         if history.has_bounds or len(self._all) > 1:

@@ -21,6 +21,12 @@ RESULT = {
 }
 
 
+def test_trials_over_a_bound_are_named_beside_those_that_were_trained() -> None:
+    rows = dict(closing_rows({**RESULT, "untrained": 3}, GOAL, Path("runs/a")))
+    assert rows["trials"] == "2  (1 succeeded, 1 failed; 3 not trained, over a bound)"
+    assert dict(closing_rows(RESULT, GOAL, Path("runs/a")))["trials"] == "2  (1 succeeded, 1 failed)"
+
+
 def view_of(*changes: TrialChange) -> SearchView:
     view = SearchView("a", GOAL, 4)
     for change in changes:

@@ -74,7 +74,8 @@ def test_the_best_trial_is_the_best_of_the_feasible_ones_and_its_state_is_kept(s
 
 
 def test_a_network_over_a_bound_of_its_size_is_not_trained_and_is_infeasible_not_failed(searched: Any) -> None:
-    loop, _ = searched(config(PARAMETERS[1]))
+    loop, result = searched(config(PARAMETERS[1]))
+    assert result["untrained"] == 2
     lines = [line for _, line in sorted(loop.records.lines.items())]
     assert [line["steps"] for line in lines] == [2, 2, 0, 0]
     assert [line["status"] for line in lines] == ["succeeded"] * 4
@@ -91,6 +92,7 @@ def test_a_feasible_state_is_kept_after_infeasible_ones_with_better_scores(searc
 
 def test_without_a_feasible_trial_that_with_the_least_violation_is_named(searched: Any) -> None:
     loop, result = searched(config(PARAMETERS[0] - 1))
+    assert result["untrained"] == 4
     assert loop.conductor.best().trial == result["best"]["trial"] == 0
     assert result["infeasible"] == (
         f"no trial is feasible, with parameters at most {PARAMETERS[0] - 1}; the best is that with the least "

@@ -164,6 +164,24 @@ def test_bounds_are_learnt_with_the_scores(earlier: Path) -> None:
         assert one.violations == ((0.5 - score(one.changes)) / 0.5,)
 
 
+def test_an_untrained_trial_is_learnt_as_such_by_its_bound_and_not_at_all_without(tmp_path: Path) -> None:
+    bounded = {"metric": "accuracy", "subject_to": {"parameters": {"max": 100}}}
+    with SearchRecords.create(tmp_path, "earlier") as records:
+        records.write_config(dump_search_yaml(config(objective=bounded)))
+        for trial, (steps, parameters) in enumerate(((4, 90), (0, 200))):
+            more = {"constraints": {"parameters": parameters}, "feasible": parameters <= 100}
+            point = {LR: 0.1 * (trial + 1), MOMENTUM: 0.5}
+            records.finished(TrialLine(trial, "succeeded", 0.5, point, steps=steps, more=more))
+    place = str(tmp_path / "earlier")
+    found = earlier_trials(config(objective=bounded, learn_from=place)).observations
+    assert [(one.is_trained, one.violations) for one in found] == [(True, (-0.1,)), (False, (1.0,))]
+    wider = {**bounded, "subject_to": {"parameters": {"max": 300}}}
+    for objective in (wider, {"metric": "accuracy"}):
+        assert [
+            one.is_trained for one in earlier_trials(config(objective=objective, learn_from=place)).observations
+        ] == [True]
+
+
 @pytest.mark.parametrize(
     ("search", "expected"),
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +12,10 @@ import pytest
 from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from orchestray.platform.cluster import ray_internals
+from orchestray.search import tune_searcher
 from orchestray.search.engine import tune_faults
+from orchestray.search.spaces.dimensions import make_dimension
+from support.cli import TIMEOUT_S
 
 
 def answered(exception: Exception) -> Exception:
@@ -52,3 +58,39 @@ def test_mending_twice_mends_once() -> None:
     assert ray_internals.find(name)._actor_task_failed is before
     groups = ray_internals.find("ray.tune.execution.tune_controller:PlacementGroupResourceManager")
     assert groups is tune_faults.SettledPlacementGroups
+
+
+def searcher() -> Any:
+    return tune_searcher("grid", {"lr": make_dimension("choice", values=[1])}, metric="accuracy")
+
+
+TRAINABLE = """
+from orchestray.search import trainable
+train = {"steps": 1, "batch_size": 8, "optimizer": {"type": "sgd", "lr": 0.1}}
+trainable({"name": "digits", "task": {"type": "digits"}, "train": train})
+"""
+SEARCHER = """
+from orchestray.search import tune_searcher
+from orchestray.search.spaces.dimensions import make_dimension
+tune_searcher("grid", {"lr": make_dimension("choice", values=[1])}, metric="accuracy")
+"""
+RESTORED = f"import pickle; pickle.loads({pickle.dumps(searcher())!r})"
+LOST = """
+from types import SimpleNamespace
+from ray.exceptions import OutOfMemoryError
+from orchestray.platform.cluster import ray_internals
+manager = ray_internals.find("ray.air.execution._internal.actor_manager:RayActorManager")
+task = SimpleNamespace(
+    _tracked_actor=SimpleNamespace(actor_id=1, _on_error=None),
+    _on_error=lambda _actor, error: print("the trial has failed:", type(error).__name__),
+)
+own = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda **_: None)
+manager._actor_task_failed(own, task, OutOfMemoryError("Memory on the node was 7.9GB / 8GB"))
+"""
+
+
+@pytest.mark.parametrize("made", [TRAINABLE, SEARCHER, RESTORED], ids=["trainable", "searcher", "restored searcher"])
+def test_what_a_users_own_tuner_is_given_has_a_process_killed_for_memory_be_one_failed_trial(made: str) -> None:
+    command = [sys.executable, "-c", made + LOST]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.stdout == "the trial has failed: RayActorError\n", done.stderr

@@ -185,5 +185,8 @@ def test_the_key_that_decides_is_the_most_important_one() -> None:
     assert found[0]["key"] == "lr"
     assert found[0]["importance"] > 0.8
     assert abs(sum(entry["importance"] for entry in found) - 1.0) < 1e-9
+    large = {"lr": 0.01, "size": 64, "kind": "a", "same": 1}  # over a bound, so that its score says nothing of its size
+    untrained = [line(trial, -9.0, config=large, steps=0, feasible=False) for trial in range(40, 60)]
+    assert importance([*lines, *untrained], UP, ["lr"]) == found
     assert importance(lines[:7], UP) == []
     assert importance([line(trial, 1.0, config={"lr": trial}) for trial in range(20)], UP) == []

@@ -104,6 +104,42 @@ def test_the_time_of_a_search_goes_on_where_it_was_left(tmp_path: Path) -> None:
         assert 1000.0 <= records.seconds < 1100.0
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_time_of_a_search_without_a_report_counts_too_and_that_of_looking_at_it_does_not(
+    tmp_path: Path, is_killed: bool
+) -> None:
+    records = SearchRecords.create(tmp_path, "a")
+    records._begin_s -= 1000.0
+    records.keep_time()
+    records._begin_s -= 1000.0
+    if is_killed:
+        records.directory.close()  # nothing more is written
+    else:
+        records.close()
+    least = 1000.0 if is_killed else 2000.0
+    for _ in range(2):
+        with SearchRecords.open_existing(tmp_path, "a") as records:
+            assert least <= records.seconds < least + 100.0
+            records._begin_s -= 5000.0
+
+
+def test_what_a_search_takes_beyond_its_limit_does_not_count_and_what_was_used_before_does(tmp_path: Path) -> None:
+    SearchRecords.create(tmp_path, "a").close()
+    for limit_s, counted in ((500.0, 500.0), (300.0, 500.0), (700.0, 700.0)):
+        with SearchRecords.open_existing(tmp_path, "a") as records:
+            records._begin_s -= 1000.0
+            records.keep_time(limit_s)
+        assert json.loads((tmp_path / "a" / "elapsed.json").read_text()) == {"seconds": counted}
+
+
+def test_a_damaged_time_is_that_of_the_last_report(tmp_path: Path) -> None:
+    with SearchRecords.create(tmp_path, "a") as records:
+        records.keep_time()
+    (tmp_path / "a" / "elapsed.json").write_text("{")
+    with SearchRecords.open_existing(tmp_path, "a") as records:
+        assert 0.0 <= records.seconds < 100.0
+
+
 def test_tensorboard_reads_the_scalars_and_hyper_parameters_of_more_trials_than_files_are_open(tmp_path: Path) -> None:
     with SearchRecords.create(tmp_path, "a") as records:
         for step in (5, 10):

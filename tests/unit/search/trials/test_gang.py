@@ -20,6 +20,7 @@ from orchestray.platform.run.store import open_store
 from orchestray.search.checkpoints.state_files import StateFiles
 from orchestray.search.engine.controller import SearchController
 from orchestray.search.engine.messages import GANG, TrialLimits, TrialResult, TrialTask
+from orchestray.search.engine.objective import Bound, Objective, Objectives
 from orchestray.search.engine.session import MemoryJournal, MethodSession
 from orchestray.search.engine.trial_worker import TrialHost
 from orchestray.search.registry.methods import make_method
@@ -29,14 +30,17 @@ from orchestray.search.trials.gang import GangTrial
 from orchestray.search.trials.program import OF_REPLICAS, TrialState
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.schema import Strategy
 from orchestray.trainers.core.outcome import Outcome
 from support.search_loop import ACCURACY, MemoryRecords, base, begin, make_config
 
+ROOM: Any = SimpleNamespace(cluster=SimpleNamespace(parked=[]), address="127.0.0.1")
+"""A pool in which no worker can be started."""
+
 
 def gang(directory: Path) -> GangTrial:
-    room: Any = SimpleNamespace(cluster=SimpleNamespace(parked=[]), address="127.0.0.1")
     config = load_train_config(base() | {"strategy": {"network": {"data": 2}}})
-    return GangTrial(config, room=room, directory=str(directory))
+    return GangTrial(config, room=ROOM, directory=str(directory))
 
 
 def at_step(step: int) -> TrialState:
@@ -148,6 +152,21 @@ def test_a_worker_that_does_not_find_its_checkpoint_fails_its_trial_and_not_the_
     assert not told.is_unsaved
     assert told.error is not None
     assert "checkpoint is lost" in told.error
+
+
+def test_a_network_over_a_bound_of_its_size_starts_no_workers_and_is_validated_and_infeasible(tmp_path: Path) -> None:
+    config = load_train_config(base() | {"strategy": {"network": {"data": 2}}})
+    whole = TrainingTrial(config.model_copy(update={"strategy": Strategy()}), is_measured=True)
+    validated, most = whole.advance(0), whole.measures()["parameters"] - 1
+    objectives = Objectives([Objective("accuracy")], [Bound("parameters", most)])
+    host = TrialHost(TrialLimits(objectives, str(tmp_path)))
+    host._room = ROOM
+    told = host.work(TrialTask(0, 1, config=config, begins=True, program=GANG, writes_state=True))
+    assert told.error is None
+    assert (told.step, told.is_over, told.is_written) == (0, True, True)
+    assert told.metrics == validated.metrics
+    assert objectives.violations({**told.metrics, **told.measures}) == (1 / most,)
+    host._drop()
 
 
 def test_a_disk_that_is_full_is_no_fault_of_a_gang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

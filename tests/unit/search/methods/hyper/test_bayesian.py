@@ -186,6 +186,57 @@ def test_of_several_objectives_the_feasible_part_of_the_front_is_searched(model:
     assert np.mean(late[:, 0] > -0.1) > 0.6, "feasible is x >= 0"
 
 
+def widths(untrained: float, seed: int = 0, trials: int = 24) -> list[tuple[int, float]]:
+    """Search a width of at most 300, where more is better, beside two other numbers.
+
+    Args:
+        untrained: score of a width above that, which is not trained.
+        seed: seed of the search.
+        trials: number of trials.
+
+    Returns:
+        The width of each trial, and the accuracy that it has, or would have.
+    """
+    space: dict[str, Dimension] = {
+        "width": Integer(4, 4096, is_log=True),
+        "x": Uniform(-4.0, 0.0),
+        "y": Uniform(0.0, 1.0),
+    }
+    method = Bayesian(space=space, trials=trials, seed=seed)
+    found = []
+    for _ in range(trials):
+        proposal = method.ask()
+        assert proposal is not None
+        width, x, y = proposal.changes.values()
+        accuracy = 0.9 - 0.3 * math.exp(-width / 80) - 0.05 * (x + 2) ** 2 - 0.1 * (y - 0.7) ** 2
+        found.append((width, accuracy))
+        step, score = (0, untrained) if width > 300 else (9, accuracy)
+        method.tell(Finished(proposal.trial, "succeeded", step, score, (score,), violations=(width / 300 - 1,)))
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_score_of_what_was_not_trained_for_its_bound_hides_nothing_beside_it(seed: int) -> None:
+    found = widths(0.1, seed)
+    assert found == widths(-5.0, seed)
+    best = max(accuracy for width, accuracy in found if width <= 300)
+    assert best > 0.9 - 0.3 * math.exp(-300 / 80) - 5e-4
+    assert sum(width > 300 for width, _ in found) <= 6, "the bound is learnt"
+
+
+def test_without_a_trained_trial_the_bound_is_searched() -> None:
+    method = Bayesian(space={"w": Uniform(0.0, 1.0)}, trials=12, initial=2)
+    points = []
+    for _ in range(12):
+        proposal = method.ask()
+        assert proposal is not None
+        points.append(proposal.changes["w"])
+        violation = points[-1] / 0.02 - 1
+        told = Finished(proposal.trial, "succeeded", 0, 0.1, (0.1,), violations=(violation,))
+        method.tell(told if violation > 0 else Finished(proposal.trial, "succeeded", 9, 0.9, (0.9,)))
+    assert min(points[:2]) > 0.02 >= min(points)
+
+
 @pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
 def test_a_killed_search_goes_on_as_if_it_had_not_been(model: Model) -> None:
     make = lambda: Bayesian(space=MIXED, model=model, trials=30, seed=5)  # noqa: E731

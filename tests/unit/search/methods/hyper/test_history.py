@@ -41,3 +41,9 @@ def test_failed_trials_have_the_worst_of_each_score_and_infeasible_ones_are_not_
 @pytest.mark.parametrize("rows", [[(), ()], [(1.0,), (), (math.inf,)], [(1.0, 2.0), (3.0,)]])
 def test_scores_are_finite_whatever_is_missing(rows: list[tuple[float, ...]]) -> None:
     assert np.isfinite(recorded(rows).scores()).all()
+
+
+def test_trials_that_were_not_trained_for_their_bounds_are_not_judged_and_failed_ones_are() -> None:
+    history = recorded([(1.0,), (), (), (2.0,)], [(-1.0,), (0.5,), (), (0.5,)])
+    assert history.judged().tolist() == [0, 2, 3]
+    assert history.best_first().tolist() == [0, 3, 1, 2]
