@@ -14,6 +14,7 @@ from orchestray.platform.run.directory import is_live
 from orchestray.search.results.figures import Goal, all_figures, best_line, cell, trial_table
 from orchestray.search.results.importance import importance
 from orchestray.search.results.paths import SearchPaths
+from orchestray.search.results.schema import is_untrained
 
 _MAX_CURVE_POINTS = 200
 _MAX_KEYS = 12
@@ -242,7 +243,8 @@ class SearchView:
         best = best_line(self._lines.values(), self._goals[0])
         counts: dict[str, int] = {}
         for line in self._lines.values():
-            counts[str(line["status"])] = counts.get(str(line["status"]), 0) + 1
+            status = "over a bound, not trained" if is_untrained(line) else str(line["status"])
+            counts[status] = counts.get(status, 0) + 1
         architecture = part(search, "architecture").get("space")
         said = part(result, "best").get("trial")
         if isinstance(said, int) and said in self._lines:

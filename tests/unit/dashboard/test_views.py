@@ -135,6 +135,15 @@ def test_a_search_tells_new_trials_only_and_those_that_run(tmp_path: Path) -> No
     search.close()
 
 
+def test_a_trial_over_a_bound_that_was_not_trained_is_not_counted_as_succeeded(tmp_path: Path) -> None:
+    search = random_search(tmp_path, trials=2)
+    search.ended(TrialLine(2, "succeeded", 0.1, {"train.optimizer.lr": 0.5}, more={"feasible": False}))
+    counts = search_view(search.path).snapshot()["head"]["counts"]
+    assert counts["over a bound, not trained"] == 1
+    assert sum(counts.values()) == 3
+    search.close()
+
+
 def test_a_column_that_is_new_has_the_whole_table_told(tmp_path: Path) -> None:
     search = random_search(tmp_path, trials=3)
     view = search_view(search.path)
