@@ -42,8 +42,8 @@ class Starter(Starters):
         return ""
 
 
-class Tracer:
-    """A tracer that notes that it is closed."""
+class Spans:
+    """A set of spans that notes that it is closed."""
 
     is_closed = False
 
@@ -67,12 +67,12 @@ def test_spans_are_sent_also_where_one_of_them_fails_in_its_end(tmp_path: Path) 
     async def scenario() -> None:
         starter = Starter(after=fails)
         live = endpoint_of(written_run(tmp_path), starter)
-        tracer = live._tracer = Tracer()  # type: ignore[assignment]
+        spans = live._spans = Spans()  # type: ignore[assignment]
         await live.start()
         live.prepare_to_end()
         with pytest.raises(RuntimeError, match="does not end"):
             await live.close()
-        assert (sorted(ended), tracer.is_closed) == (["one", "two"], True)
+        assert (sorted(ended), spans.is_closed) == (["one", "two"], True)
 
     asyncio.run(scenario())
 
