@@ -53,6 +53,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         out = func(*args, **(kwargs or {}))
+        if sparse := [each for each in tree_leaves((args, kwargs, out)) if _is_sparse(each)]:
+            self._uncounted[f"{_name(func)} of {str(sparse[0].layout).removeprefix('torch.')} tensors"] += 1
+            return out
         read, written = _tensors((args, kwargs)), _tensors(out)
         if not written or func.is_view or torch.Tag.inplace_view in func.tags or _is_alias(func, read, written):
             return out
@@ -92,6 +95,10 @@ def _is_alias(func: Any, read: list[Tensor], written: list[Tensor]) -> bool:
     """Return True if an operation returns what it got, and writes nothing."""
     known = {_storage(each) for each in read}
     return not func._schema.is_mutable and all(_storage(each) in known for each in written)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout != torch.strided
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -180,3 +180,5 @@ def test_an_operation_without_a_formula_is_named_and_never_a_silent_zero() -> No
     graph = traced(lambda: torch.linalg.qr(torch.zeros(4, 4, device="meta")))
     assert graph.uncounted == {"linalg_qr": 1}
     assert traced(lambda: torch.linalg.qr(torch.eye(4))).uncounted == {"linalg_qr": 1}
+    sparse = torch.eye(4).to_sparse()
+    assert "mm of sparse_coo tensors" in traced(lambda: sparse @ torch.eye(4)).uncounted
