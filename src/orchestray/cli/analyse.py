@@ -53,12 +53,13 @@ def analyse(
     import torch  # late
 
     from orchestray.trainers.planning.analyse import analyse as analysis_of
-    from orchestray.trainers.planning.measured import measure
     from orchestray.trainers.planning.subject import subject_of
 
     analysis = analysis_of(subject_of(source, overrides or (), inputs or ()))
     measured = None
     if is_measured:
+        from orchestray.trainers.planning.measured import measure
+
         measured = measure(subject_of(source, overrides or (), inputs or (), device=torch.device("cpu")), analysis)
     if as_json:
         print(json.dumps({**analysis.to_json(), "measured": measured and measured.to_json()}))
