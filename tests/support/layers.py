@@ -33,7 +33,8 @@ LAYERS = """
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
     trainers.distill
-    trainers.loop  trainers.planning  trainers.validate
+    trainers.loop  trainers.validate
+    trainers.planning
     trainers.ps.coordinator
     trainers.ps.server
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker

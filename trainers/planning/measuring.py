@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError, TrainingError
 from orchestray.platform.run.files import write_atomic
-from orchestray.trainers.planning.dry_run import DryRun, LayerProfile
+from orchestray.trainers.planning.found import DryRun, LayerProfile
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orchestray.trainers.config.settings import ReplicaSettings
-    from orchestray.trainers.planning.dry_run import LayerProfile
+    from orchestray.trainers.planning.found import LayerProfile
 
 ACTION_S = 150e-6
 """Seconds that a worker spends on an action beside its computation: taking what has arrived, sending, recording."""

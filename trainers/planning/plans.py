@@ -65,6 +65,7 @@ class Plan:
         config: the whole config, as plain data, which runs as it is.
         num_workers: workers, without servers.
         num_servers: parameter servers.
+        num_steps: steps of the whole run; 0: unknown.
         samples: samples of a step, over all workers.
         parts: parts of the time of a step.
         memory: memory of a worker.
@@ -87,6 +88,7 @@ class Plan:
     memory: Memory = Memory()
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     num_servers: int = 0
+    num_steps: int = 0
     staleness: float = 0.0
     keeps_result: bool = True
     interval_s: tuple[float, float] | None = None

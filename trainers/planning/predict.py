@@ -8,12 +8,11 @@ from math import ceil
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from orchestray.trainers.planning.machine.transfers import ring_s
-
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.planning.machine.transfers import ring_s
 from orchestray.trainers.planning.measuring import Wanted
 from orchestray.trainers.planning.pipelines import PipelineStep, pipeline_step
 from orchestray.trainers.planning.plans import Memory, Parts, Plan
@@ -21,10 +20,9 @@ from orchestray.trainers.planning.pricing import memory_of, sent_bytes, step_par
 from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchronous, synchronous
 
 if TYPE_CHECKING:
+    from orchestray.trainers.config.schema import TrainConfig
     from orchestray.trainers.planning.machine.profile import MachineProfile
     from orchestray.trainers.planning.machine.transfers import Kind
-
-    from orchestray.trainers.config.schema import TrainConfig
     from orchestray.trainers.planning.measuring import Measurements
 
 
@@ -96,6 +94,7 @@ class Predictor:
             num_workers=network.data * network.tensor * network.pipeline,
             num_servers=made.num_servers,
             samples=config.train.batch_size,
+            num_steps=config.train.steps or (config.train.epochs or 0) * made.steps_per_epoch,
             parts=made.parts.scaled(1.0)
             if self._cluster.slowness == 1.0
             else _slower(made.parts, self._cluster.slowness),

@@ -8,7 +8,7 @@ operation a worker computes on, but the two share the cores of a machine (`Machi
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from orchestray.trainers.planning.plans import Memory, Parts
 
 if TYPE_CHECKING:
     from orchestray.trainers.layout.degrees import Layout
-    from orchestray.trainers.planning.dry_run import DryRun, DryStep, NotedCall
+    from orchestray.trainers.planning.found import DryRun, DryStep, NotedCall
 
 CallTime = Callable[[str, int, int], float]
 """Function from the kind of an operation, the size of its group and its bytes to its seconds."""
@@ -115,7 +115,7 @@ def _chance_s(runs: Sequence[DryRun]) -> float:
         return 0.0
     slowest = [max(times) for times in zip(*(run.step_times_s for run in runs), strict=False)]
     middle = statistics.median(time_s for run in runs for time_s in run.step_times_s)
-    return max(0.0, statistics.median(slowest) - middle)
+    return max(0.0, float(statistics.median(slowest) - middle))
 
 
 def sent_bytes(run: DryRun, layout: Layout) -> dict[str, int]:
@@ -124,11 +124,11 @@ def sent_bytes(run: DryRun, layout: Layout) -> dict[str, int]:
     A ring's: an all-reduce sends 2 (P - 1) / P of the tensor from each of P members, and so on (see
     `Collective.bytes_sent`). Those of an exchange every H steps count as a part of each.
     """
-    total: Counter[str] = Counter()
+    total: dict[str, float] = defaultdict(float)
     for step, weight in ((run.exchanging, 1 / run.every), (run.plain, 1 - 1 / run.every)):
         if step is not None and weight > 0:
             for call in step.calls:
-                total[axis_of(call.axis, layout)] += weight * layout.size * _sent(call)  # type: ignore[assignment]
+                total[axis_of(call.axis, layout)] += weight * layout.size * _sent(call)
     return {axis: round(num_bytes) for axis, num_bytes in total.items() if round(num_bytes)}
 
 
@@ -140,13 +140,11 @@ def axis_of(axis: str, layout: Layout) -> str:
 
 
 def _sent(call: NotedCall) -> float:
-    share = (call.size - 1) / call.size
+    """Return the mean bytes that a member of the group sends."""
     if call.kind == "all_reduce":
         return float(-(-2 * (call.size - 1) * call.num_bytes // call.size))
-    if call.kind in ("all_gather", "reduce_scatter"):
-        return share * call.num_bytes
-    if call.kind == "broadcast":
-        return share * call.num_bytes
+    if call.kind in ("all_gather", "reduce_scatter", "broadcast"):
+        return (call.size - 1) / call.size * call.num_bytes
     return float(call.num_bytes) if call.kind == "send" else 0.0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 
 import torch
@@ -21,6 +21,9 @@ _REPEATS = (40, 30, 20, 15, 9, 5, 3)
 """Repeats of each size."""
 _PRODUCT, _COPIED = 256, 4 << 20
 _BLOCK_S = 0.15
+_BLOCK_PRODUCTS = 4
+_LEAST_BLOCKS = 10
+_LEAST_S = 1e-5
 _OVERLAPPED_BYTES = 4 << 20
 
 
@@ -31,11 +34,16 @@ def collective_times(world: Collective, sizes_of_groups: tuple[int, ...]) -> Col
         The times at rank 0, None at the others; so do the functions below.
     """
     curves: dict[str, dict[int, Curve]] = {kind: {} for kind in KINDS}
+    a = torch.ones(_PRODUCT, _PRODUCT)
+
+    def block() -> None:
+        _repeat(a, _BLOCK_PRODUCTS)
+
     for size in sizes_of_groups:
         if world.rank < size:
             group = world.subgroup(f"first {size}", range(size))
             for kind in KINDS:
-                times_s = [_slowest_s(group, _operation(group, kind, each), n) for each, n in _POINTS]
+                times_s = [_between_blocks_s(group, _operation(group, kind, each), n, block) for each, n in _POINTS]
                 curves[kind][size] = Curve(SIZES_BYTES, tuple(times_s))
         world.barrier()
     return CollectiveTimes(curves) if world.rank == 0 else None
@@ -59,17 +67,49 @@ def _operation(group: Collective, kind: Kind, num_bytes: int) -> Callable[[], No
     return run[kind]
 
 
+def _between_blocks_s(group: Collective, run: Callable[[], None], repeats: int, block: Callable[[], None]) -> float:
+    """Return what an operation adds to a block of computation before it, on the rank to which it adds most.
+
+    Ranks that compute in between arrive at different times, with their threads asleep, as in a step of training: an
+    operation takes several times as long as one after the other does.
+    """
+    run()
+
+    def block_and_run() -> None:
+        block()
+        run()
+
+    alone = []
+    for _ in range(max(repeats, _LEAST_BLOCKS)):
+        alone.append(_timed_s(block))
+        run()  # keeps the ranks in step
+    both = [_timed_s(block_and_run) for _ in range(max(repeats, _LEAST_BLOCKS))]
+    added = torch.tensor([max(_LEAST_S, _middle(both) - _middle(alone))], dtype=torch.float64)
+    group.all_reduce(added, "max")
+    return float(added)
+
+
 def _slowest_s(group: Collective, run: Callable[[], None], repeats: int) -> float:
     """Return the median over repeats of the time of the slowest rank; all begin at the same time."""
     run()
     times_s = torch.zeros(repeats, dtype=torch.float64)
     for number in range(repeats):
         group.barrier()
-        began_s = perf_counter()
-        run()
-        times_s[number] = perf_counter() - began_s
+        times_s[number] = _timed_s(run)
     group.all_reduce(times_s, "max")
     return float(times_s.median())
+
+
+def _timed_s(call: Callable[[], object]) -> float:
+    began_s = perf_counter()
+    call()
+    return perf_counter() - began_s
+
+
+def _middle(times_s: list[float]) -> float:
+    """Return the mean without the tenth that is lowest and the tenth that is highest."""
+    cut = len(times_s) // 10
+    return fmean(sorted(times_s)[cut : len(times_s) - cut])
 
 
 def contention(world: Collective, counts: tuple[int, ...]) -> Contention | None:
