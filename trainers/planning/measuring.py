@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _MOST_AT_ONCE = 8
 _TIMEOUT_S = 300.0
+_DISTURBED = 0.25
+"""Part of the machine's time that other programs may take during a measurement."""
 _WITHOUT_INFLUENCE = (
     "epochs", "steps", "until", "early_stop", "best", "time_limit_s", "pause_at", "validate_every_steps", "faults",
     "checkpoint_storage", "checkpoint_every_steps", "checkpoint_keep", "model_directory", "lr_schedule", "seed",
@@ -81,6 +84,8 @@ class Measurements:
         self._context: Any = None
         self.num_made = 0
         """Number of measurements that this object has made."""
+        self.num_disturbed = 0
+        """Number of those during which other programs took much of the machine; they are not kept on disk."""
 
     def dry_runs(self, wanted: Wanted) -> list[DryRun]:
         """Return the dry runs of workers that compute at the same time on one machine."""
@@ -100,8 +105,9 @@ class Measurements:
         if key not in self._known:
             found = self._read(key)
             if found is None:
-                found = self._made(wanted)
-                self._keep(key, found)
+                found, is_disturbed = self._made(wanted)
+                if not is_disturbed:
+                    self._keep(key, found)
             self._known[key] = found
         for failure in (each for each in self._known[key] if "error" in each):
             raise _ERRORS.get(failure["kind"], TrainingError)(failure["error"])
@@ -120,8 +126,18 @@ class Measurements:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 write_atomic(self._directory / f"{key}.json", json.dumps(found).encode())
 
-    def _made(self, wanted: Wanted) -> list[dict[str, Any]]:
+    def _made(self, wanted: Wanted) -> tuple[list[dict[str, Any]], bool]:
+        """Measure; return the results, and True if other programs took much of the machine meanwhile."""
         self.num_made += 1
+        began_s, busy_s = time.monotonic(), _busy_s()
+        found = self._from_processes(wanted)
+        own_s = sum(each.pop("cpu_s", 0.0) for each in found)
+        others_s = _busy_s() - busy_s - own_s
+        is_disturbed = others_s > _DISTURBED * self._cores * (time.monotonic() - began_s)
+        self.num_disturbed += is_disturbed
+        return found, is_disturbed
+
+    def _from_processes(self, wanted: Wanted) -> list[dict[str, Any]]:
         context = self._forks()
         size = wanted.settings.layout.size if wanted.kind == "dry_run" else wanted.at_once
         number = max(1, min(size, wanted.at_once, _MOST_AT_ONCE))
@@ -151,6 +167,14 @@ class Measurements:
         return self._context
 
 
+def _busy_s() -> float:
+    """Return the seconds for which the cores of this machine have computed since it was started."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
 _ERRORS = {"ConfigError": ConfigError}
 
 
@@ -174,7 +198,7 @@ def _measure(wanted: Wanted, barrier: Barrier, results: Connection) -> None:
             if wanted.kind == "dry_run"
             else dry_run.profile(wanted.settings, start)
         )
-        results.send(made.to_json())
+        results.send({**made.to_json(), "cpu_s": time.process_time()})
     except Exception as error:  # noqa: BLE001 - of any kind: it may be the task's
         barrier.abort()
         text = str(error) if isinstance(error, OrchestrayError) else f"{type(error).__name__}: {error}"

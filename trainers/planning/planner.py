@@ -39,11 +39,13 @@ class Plans:
         plans: plans that fit the memory.
         unfit: schemes that do not fit the model or the memory.
         this: the config as it stands; None: it has no plan.
+        num_disturbed: measurements during which other programs took much of this machine.
     """
 
     plans: tuple[Plan, ...]
     unfit: tuple[Unfit, ...] = ()
     this: Plan | None = None
+    num_disturbed: int = 0
 
     @property
     def best(self) -> Plan | None:
@@ -83,7 +85,7 @@ class Planner:
     """
 
     def __init__(self, cluster: Cluster, measurements: Measurements, record: Record) -> None:
-        self._cluster, self._record = cluster, record
+        self._cluster, self._measurements, self._record = cluster, measurements, record
         self._predictor = Predictor(cluster, measurements)
 
     def this(self, config: TrainConfig) -> Plan:
@@ -127,7 +129,8 @@ class Planner:
         except OrchestrayError as error:
             this = None
             unfit.append(Unfit(AS_IT_STANDS, str(error).removeprefix("config: ")))
-        return Plans(tuple(sorted(fitting, key=lambda plan: plan.step_s / plan.samples)), tuple(unfit), this)
+        ranked = sorted(fitting, key=lambda plan: plan.step_s / plan.samples)
+        return Plans(tuple(ranked), tuple(unfit), this, self._measurements.num_disturbed)
 
     def _plan(self, config: TrainConfig, candidate: Candidate) -> Plan:
         refuse_unknown(config)

@@ -142,6 +142,11 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
         yield "* ends with other weights than a single process does."
     if plans.plans[0].interval_s is None:
         yield "No intervals yet: the planner's record has fewer than 5 runs here (orchestray plan --history)."
+    if plans.num_disturbed:
+        yield (
+            f"This machine was busy with other programs during {plans.num_disturbed} measurements: their times are too "
+            "long, and were not kept. Plan again when it is quiet."
+        )
     if everything:
         for unfit in plans.unfit:
             yield f"{unfit.name}: {unfit.why}"

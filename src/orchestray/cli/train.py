@@ -88,18 +88,14 @@ def train(
 def _planned(config: str, overrides: list[str], plan: str, *, replay: bool, resume: bool, quiet: bool) -> list[str]:
     """Return the overrides with those of the best plan, and say which it is."""
     if plan != "auto":
-        raise ConfigError(
-            f"--plan takes auto, got {plan}; to train by another plan, take its keys from orchestray plan"
-        )
+        raise ConfigError(f"--plan takes auto, got {plan}; for another plan, give the keys that orchestray plan shows")
     if replay or resume:
         raise ConfigError("--plan chooses a scheme for a new run; take --resume and --replay out")
     from orchestray.trainers.planning import plan as planning
 
     best = planning.plan(config, overrides=overrides).best
     if best is None:
-        raise ConfigError(
-            "--plan auto: no scheme that fits keeps the result of one process; choose one of orchestray plan"
-        )
+        raise ConfigError("--plan auto: no scheme that fits keeps the result; choose one of orchestray plan")
     if not quiet:
         print(f"plan: {best.name}, {1e3 * best.step_s:.3g} ms a step", flush=True)
     return [*overrides, *planning.overrides_of(best)]
