@@ -296,8 +296,11 @@ def _kinds(steps: Sequence[DryStep]) -> tuple[list[DryStep], list[DryStep]]:
 
 
 def _median_of(steps: Sequence[DryStep]) -> DryStep:
-    """Return the step of median duration, with the medians of its parts."""
-    middle = sorted(steps, key=lambda step: step.step_s)[len(steps) // 2]
+    """Return a step of the usual operations, with the medians of the parts' times over all steps."""
+    sent = [sum(call.num_bytes for call in step.calls) for step in steps]
+    usual = statistics.mode(sent)
+    alike = [step for step, num_bytes in zip(steps, sent, strict=True) if num_bytes == usual]
+    middle = sorted(alike, key=lambda step: step.step_s)[len(alike) // 2]
     parts = {
         name: statistics.median(getattr(step, name) for step in steps)
         for name in ("step_s", "backward_s", "exchange_s", "optimizer_s")

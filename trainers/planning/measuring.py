@@ -152,7 +152,12 @@ class Measurements:
             pipes.append(here)
             processes.append(process)
         try:
-            return [_result(pipe, wanted) for pipe in pipes]
+            found = []
+            for pipe in pipes:
+                found.append(_result(pipe, wanted))
+                if "error" in found[-1]:
+                    barrier.abort()  # the others do not wait for it
+            return found
         finally:
             for process in processes:
                 process.join(1.0)
