@@ -27,6 +27,7 @@ BENCHMARKS = (
     "pipeline",
     "sharding",
     "tensor_parallel",
+    "planner",
     "recompute",
     "split",
     "layouts",

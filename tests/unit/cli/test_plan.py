@@ -23,7 +23,7 @@ train: {batch_size: 32, steps: 100, optimizer: {type: sgd, lr: 0.1}}
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of this module: what one test measures another finds."""
+    """Return a cache of this module: what one test measures another finds."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -1,0 +1,196 @@
+"""Predicted against measured steps, over every scheme that the planner compares.
+
+Each model is planned first and trained after, by every plan or by some of each kind. A prediction is corrected by the
+runs of the other models alone, so that what corrects it is held out from what it is compared with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import benchmark
+from orchestray.platform.errors import OrchestrayError
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.planning.candidates import Candidate, candidates
+from orchestray.trainers.planning.machine import calibrate, kept
+from orchestray.trainers.planning.measuring import Measurements
+from orchestray.trainers.planning.plans import Plan
+from orchestray.trainers.planning.predict import Cluster, Predictor, family_of
+from orchestray.trainers.planning.record import Entry, Record, measured_step_s
+
+_TASKS = benchmark.FOLDER / "harness" / "tasks.py"
+_MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {
+        "task": {"type": f"{_TASKS}:Mlp", "widths": [512, 1024, 1024, 512]},
+        "train": {"batch_size": 256, "optimizer": {"type": "sgd", "lr": 0.01, "momentum": 0.9}},
+    },
+    "cnn": {
+        "task": {"type": "digits", "model": "cnn", "hidden": [32, 64]},
+        "train": {"batch_size": 256, "optimizer": {"type": "adam", "lr": 0.001}},
+    },
+    "transformer": {
+        "task": {"type": "python_source", "context": 64, "width": 96, "depth": 4, "heads": 4},
+        "train": {"batch_size": 32, "optimizer": {"type": "adamw", "lr": 0.001}},
+    },
+}
+_WORKERS = 2
+_TRAINED_S, _LEAST_STEPS, _MOST_STEPS = 3.0, 40, 400
+_PIPELINES = ("4 micro-batches", "8 micro-batches")
+
+
+@dataclass
+class Case:
+    """A scheme of a model, predicted and measured."""
+
+    model: str
+    plan: Plan
+    measured_s: float
+    result: dict[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_s / self.plan.step_s
+
+
+def add_options(parser: Any) -> None:
+    names = tuple(_MODELS)
+    parser.add_argument("--models", nargs="+", choices=names, default=names, metavar="NAME")
+
+
+def measure(report: benchmark.Report, options: benchmark.Options) -> None:
+    # The runs here are no part of this user's record.
+    os.environ["XDG_CACHE_HOME"] = str(options.workspace / "cache")
+    _say("calibrate")
+    machine = calibrate.calibrate(options.workspace)
+    measurements = Measurements(None, kept.versions(), kept.cores())
+    predictor = Predictor(Cluster(machine), measurements)
+    report.settings = {"workers": _WORKERS, "models": list(options.arguments.models)}
+    cases: list[Case] = []
+    for name in options.arguments.models:
+        cases += _of_model(name, predictor, options)
+    report.settings["schemes"] = len(cases)
+    report.settings["disturbed_measurements"] = measurements.num_disturbed
+    _judge(report, cases)
+
+
+def _of_model(name: str, predictor: Predictor, options: benchmark.Options) -> list[Case]:
+    config = load_train_config({**_MODELS[name], "train": {**_MODELS[name]["train"], "steps": 1}})
+    chosen = [each for each in candidates(config, _WORKERS, kept.cores()) if _is_chosen(each)]
+    plans = []
+    for candidate in chosen[:3] if options.quick else chosen:
+        try:
+            plans.append(predictor.predict(candidate.apply(config), candidate.name, candidate.changes))
+        except OrchestrayError as error:
+            _say(f"{name}: {candidate.name} does not fit: {str(error)[:100]}")
+    cases = []
+    for number, plan in enumerate(plans):
+        _say(f"{name}: {plan.name}")
+        cases.append(_trained(name, plan, options.workspace / f"{name}-{number}"))
+    return cases
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _is_chosen(candidate: Candidate) -> bool:
+    """Leave out pipelines of other numbers of micro-batches: they are many, and alike."""
+    return "micro-batches" not in candidate.name or candidate.name.endswith(_PIPELINES)
+
+
+def _trained(name: str, plan: Plan, place: Path) -> Case:
+    import orchestray
+
+    steps = round(min(_MOST_STEPS, max(_LEAST_STEPS, _TRAINED_S / plan.step_s)))
+    config = json.loads(json.dumps(dict(plan.config)))
+    config["train"] |= {"epochs": None, "steps": steps, "validate_every_steps": 10 * steps}
+    config["checkpoint"]["every_steps"] = 10 * steps
+    run = orchestray.train(config, runs_dir=place, name="run")
+    lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    measured_s = measured_step_s(lines)
+    if measured_s is None:
+        raise benchmark.BenchmarkError(f"{plan.name} made too few steps")
+    return Case(name, plan, measured_s, dict(run.result))
+
+
+def _judge(report: benchmark.Report, cases: Sequence[Case]) -> None:
+    errors, raw, inside, rows = [], [], 0, []
+    intervals = 0
+    for case in cases:
+        others = [_entry(other) for other in cases if other.model != case.model]
+        correction = Record(others).correction(case.plan.family)
+        predicted_s = correction.factor * case.plan.step_s
+        errors.append(predicted_s / case.measured_s - 1)
+        raw.append(case.plan.step_s / case.measured_s - 1)
+        if correction.interval is not None:
+            low, high = (bound * predicted_s for bound in correction.interval)
+            intervals += 1
+            inside += low <= case.measured_s <= high
+        rows.append(
+            [
+                case.model, case.plan.name, f"{1e3 * case.plan.step_s:.1f}", f"{1e3 * predicted_s:.1f}",
+                f"{1e3 * case.measured_s:.1f}", f"{errors[-1]:+.1%}",
+            ]
+        )  # fmt: skip
+    report.table(["model", "scheme", "predicted, ms", "corrected, ms", "measured, ms", "error"], rows)
+    sizes = sorted(abs(error) for error in errors)
+    report.add("error of a corrected prediction", "%", [100 * size for size in sizes])
+    report.add("error without correction", "%", sorted(100 * abs(error) for error in raw))
+    report.goal("step time: median error", 100 * statistics.median(sizes), 5.0, "%")
+    report.goal("step time: 90th percentile of the errors", 100 * sizes[math.ceil(0.9 * len(sizes)) - 1], 12.0, "%")
+    report.goal("step time: largest error", 100 * sizes[-1], 25.0, "%")
+    if intervals:
+        covered = 100 * inside / intervals
+        report.goal("80 % interval: distance of its coverage from 80 %", abs(covered - 80.0), 5.0, "%")
+        report.notes.append(f"The 80 % interval held for {covered:.0f} % of {intervals} runs.")
+    for model in dict.fromkeys(case.model for case in cases):
+        _judge_order(report, model, [case for case in cases if case.model == model])
+    _judge_memory(report, cases)
+
+
+def _judge_order(report: benchmark.Report, model: str, cases: Sequence[Case]) -> None:
+    agreed = [
+        math.copysign(1, (a.plan.step_s - b.plan.step_s) * (a.measured_s - b.measured_s))
+        for number, a in enumerate(cases)
+        for b in cases[:number]
+    ]
+    if agreed:
+        report.goal(f"{model}: 1 - Kendall's tau", 1 - statistics.fmean(agreed), 0.1)
+    exact = [case for case in cases if case.plan.keeps_result]
+    chosen = min(exact, key=lambda case: case.plan.step_s)
+    best = min(exact, key=lambda case: case.measured_s)
+    report.goal(f"{model}: chosen plan / the best of the list", chosen.measured_s / best.measured_s, 1.03)
+    report.notes.append(f"{model}: chosen {chosen.plan.name}, fastest {best.plan.name}.")
+
+
+def _judge_memory(report: benchmark.Report, cases: Sequence[Case]) -> None:
+    activations, resident, sent = [], [], []
+    for case in cases:
+        memory, found = case.plan.memory, case.result["memory"]
+        kept_bytes = max(found.get("peak_activation_bytes") or [0])
+        if kept_bytes:
+            activations.append(abs(memory.activations / kept_bytes - 1))
+        resident.append(abs(memory.resident / max(found["peak_bytes"]) - 1))
+        a_step = case.result["bytes"]["sent"] / case.result["steps"]
+        if a_step:
+            sent.append(abs(sum(case.plan.num_bytes.values()) / a_step - 1))
+    report.goal("activations: largest error", 100 * max(activations, default=0.0), 2.0, "%")
+    report.goal("resident set: largest error", 100 * max(resident), 8.0, "%")
+    report.goal("bytes sent: median error", 100 * statistics.median(sent or [0.0]), 0.1, "%")
+    report.add("error of the bytes sent", "%", sorted(100 * error for error in sent) or [0.0])
+
+
+def _entry(case: Case) -> Entry:
+    family = family_of(load_train_config(dict(case.plan.config), look_at_task=False))
+    return Entry(family, case.model, case.plan.step_s, case.measured_s, "", "here")
+
+
+if __name__ == "__main__":
+    benchmark.run("planner", "Predicted against measured steps of every scheme", measure, add_options)
