@@ -1,7 +1,7 @@
 """Predicted against measured steps, over every scheme that the planner compares.
 
 Each model is planned first and trained after, by every plan or by some of each kind. A prediction is corrected by the
-runs of the other models alone, so that what corrects it is held out from what it is compared with.
+runs of the other models alone: they are held out from what it is compared with.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def add_options(parser: Any) -> None:
 
 
 def measure(report: benchmark.Report, options: benchmark.Options) -> None:
-    # The runs here are no part of this user's record.
+    # The user's record keeps out of it.
     os.environ["XDG_CACHE_HOME"] = str(options.workspace / "cache")
     _say("calibrate")
     machine = calibrate.calibrate(options.workspace)
@@ -82,11 +82,11 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
 
 def _of_model(name: str, predictor: Predictor, options: benchmark.Options) -> list[Case]:
     config = load_train_config({**_MODELS[name], "train": {**_MODELS[name]["train"], "steps": 1}})
-    chosen = [each for each in candidates(config, _WORKERS, kept.cores()) if _is_chosen(each)]
+    chosen = [each for each in candidates(config, _WORKERS, kept.cores()) if _is_chosen(each[0])]
     plans = []
-    for candidate in chosen[:3] if options.quick else chosen:
+    for candidate, applied in chosen[:3] if options.quick else chosen:
         try:
-            plans.append(predictor.predict(candidate.apply(config), candidate.name, candidate.changes))
+            plans.append(predictor.predict(applied, candidate.name, candidate.changes))
         except OrchestrayError as error:
             _say(f"{name}: {candidate.name} does not fit: {str(error)[:100]}")
     cases = []

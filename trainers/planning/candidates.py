@@ -55,8 +55,8 @@ class Candidate:
         return load_train_config(data, look_at_task=False)
 
 
-def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[Candidate]:
-    """Return the schemes for a config that its rules allow, with one process of all threads first.
+def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[tuple[Candidate, TrainConfig]]:
+    """Return the schemes for a config that its rules allow, each with its config; one process of all threads is first.
 
     Args:
         config: the config; its own strategy is not among them.
@@ -72,7 +72,7 @@ def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[Candid
         key = repr((made.strategy, made.resources, made.train))
         if key not in seen:
             seen.add(key)
-            found.append(candidate)
+            found.append((candidate, made))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What measurements for predictions find, as plain values: a dry run of a worker, and the layers of a pipeline."""
+"""Results of measurements for predictions, as plain values: of a dry run of a worker, of the layers of a pipeline."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DryStep:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run of one worker has measured.
+    """The result of a dry run of one worker.
 
     Args:
         every: the steps between two exchanges, as the config has them; 1: each step exchanges.

@@ -22,7 +22,7 @@ def goodput(interval_s: float, checkpoint_s: float, restart_s: float, mean_time_
 
     A segment of work and its checkpoint is repeated until no failure comes: on average it takes
     (M + R) (exp((tau + delta) / M) - 1) seconds. Daly (2006), "A higher order estimate of the optimum checkpoint
-    interval for restart dumps", equation 20, with the restart after each failure and not before the first.
+    interval for restart dumps", equation 20. Here a restart follows each failure, and none comes before the first.
 
     Args:
         interval_s: seconds of work between two checkpoints, tau.

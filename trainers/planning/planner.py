@@ -113,10 +113,10 @@ class Planner:
         tried = candidates(config, num_workers, self._cluster.machine.cores)
         made: list[Plan] = []
         unfit: list[Unfit] = []
-        for number, candidate in enumerate(tried):
+        for number, (candidate, applied) in enumerate(tried):
             report(number, len(tried))
             try:
-                made.append(self._plan(candidate.apply(config), candidate))
+                made.append(self._plan(applied, candidate))
             except OrchestrayError as error:
                 unfit.append(Unfit(candidate.name, str(error).removeprefix("config: ")))
         report(len(tried), len(tried))

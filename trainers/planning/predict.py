@@ -230,7 +230,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class _Made:
-    """What is put together for a plan."""
+    """The parts of a plan that depend on its scheme."""
 
     parts: Parts
     memory: Memory

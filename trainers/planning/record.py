@@ -1,7 +1,7 @@
 """The planner's record of its own errors: predicted and measured steps of real runs, kept on this machine.
 
-A prediction is corrected by the median of measured over predicted of its family of schemes, and its interval lies
-between the quantiles of what is left. So it is as wide as the planner has been wrong.
+A prediction is corrected by the median of measured over predicted of its family of schemes. Its interval lies between
+the quantiles of what is left, so it is as wide as the planner has been wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Correction:
-    """What the record says of a prediction.
+    """The correction of a prediction by the record.
 
     Args:
         factor: median of measured over predicted; 1 without a record.
@@ -165,7 +165,7 @@ def measured_step_s(lines: Iterable[Mapping[str, Any]]) -> float | None:
         return None
     usual = median(gaps)
     short = [gap for gap in gaps if gap <= _PAUSE * usual] if usual > 0 else gaps
-    # Steps that are seldom but regular, as those with an average over the replicas, are no pauses.
+    # Seldom but regular steps, as those with an average over the replicas, count.
     counted = short if len(gaps) - len(short) <= _SELDOM * len(gaps) else gaps
     return sum(counted) / len(counted)
 

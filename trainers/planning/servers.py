@@ -1,7 +1,7 @@
 """The step of workers that exchange with parameter servers, as a queue in front of each server.
 
-A worker computes, sends its gradient, waits its turn at the server, and gets the weights. For workers that do not wait
-for each other this is a closed queueing network, whose throughput mean value analysis gives exactly if times are
+A worker computes, sends its gradient, waits its turn at the server, and gets the weights. Workers that do not wait for
+each other make a closed queueing network. Its throughput follows exactly from mean value analysis if times are
 exponential (Reiser and Lavenberg 1980, "Mean-value analysis of closed multichain queueing networks").
 """
 

@@ -66,8 +66,8 @@ def _smaller(shape: tuple[int, int, int], sizes: Sequence[int]) -> tuple[int, in
 def product_s(m: int, n: int, k: int, dtype: torch.dtype) -> float:
     """Return the seconds of a product of matrices [m, k] and [k, n].
 
-    It is the mean of three: with both as they are, with the first and with the second transposed, as in the forward
-    pass of a linear layer and in its two gradients.
+    It is the mean of three: with both as they are, with the first transposed, and with the second. A linear layer has
+    these in its forward pass and its two gradients.
     """
     a, b = torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)
     a_turned, b_turned = torch.ones(k, m, dtype=dtype), torch.ones(n, k, dtype=dtype)

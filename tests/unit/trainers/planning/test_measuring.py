@@ -28,7 +28,7 @@ def wanted(strategy: dict[str, object], kind: str = "dry_run", at_once: int = 2)
 
 
 def test_workers_that_measure_at_once_are_measured_once(tmp_path: Path) -> None:
-    first, second = (Measurements(tmp_path, VERSIONS, 10_000) for _ in range(2))  # so many are never disturbed
+    first, second = (Measurements(tmp_path, VERSIONS, 10_000) for _ in range(2))  # nothing disturbs all of them
     two = wanted({"network": {"data": 2}})
     found = first.dry_runs(two)
     assert len(found) == 2
