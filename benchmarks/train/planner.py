@@ -137,9 +137,10 @@ def _judge(report: benchmark.Report, cases: Sequence[Case]) -> None:
             [
                 case.model, case.plan.name, f"{1e3 * case.plan.step_s:.1f}", f"{1e3 * predicted_s:.1f}",
                 f"{1e3 * case.measured_s:.1f}", f"{errors[-1]:+.1%}",
+                f"{case.plan.memory.resident / 1e6:.0f}", f"{max(case.result['memory']['peak_bytes']) / 1e6:.0f}",
             ]
         )  # fmt: skip
-    report.table(["model", "scheme", "predicted, ms", "corrected, ms", "measured, ms", "error"], rows)
+    report.table(["model", "scheme", "predicted, ms", "corrected, ms", "measured, ms", "error", "MB", "measured"], rows)
     sizes = sorted(abs(error) for error in errors)
     report.add("error of a corrected prediction", "%", [100 * size for size in sizes])
     report.add("error without correction", "%", sorted(100 * abs(error) for error in raw))

@@ -187,9 +187,11 @@ def _measure(wanted: Wanted, barrier: Barrier, results: Connection) -> None:
     """Measure in this process, and send the result."""
     import torch
 
+    from orchestray.platform.actors.member import keep_freed_memory
     from orchestray.trainers.planning import dry_run
 
     torch.set_num_threads(wanted.num_threads)
+    keep_freed_memory()  # as workers do
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)  # what the task prints is not the plan
 

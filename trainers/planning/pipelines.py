@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -63,12 +64,17 @@ def pipeline_step(
     placed = placement(schedule, workers, per_worker)
     bounds = _bounds(profiles[0], settings, workers * per_worker)
     tensor = settings.layout.tensor
-    forward = [_mean(profiles, "forward_s", part) / tensor + ACTION_S for part in bounds]
-    backward = [_mean(profiles, "backward_s", part) / tensor + ACTION_S for part in bounds]
-    if settings.recompute != "none":  # once more forward, before going back
-        backward = [back + ahead for back, ahead in zip(backward, forward, strict=True)]
     boundaries = [profiles[0].boundary_bytes[stop - 1] for _, stop in bounds[:-1]]
-    transfer_s = fmean(message_s(each) for each in boundaries) if boundaries else 0.0
+    messages_s = [0.0, *(message_s(each) for each in boundaries), 0.0]
+    # A message is copied by the cores that compute: an end of it takes them for about half of its time.
+    handling_s = [(before + after) / 2 + ACTION_S for before, after in pairwise(messages_s)]
+    transfer_s = fmean(messages_s[1:-1]) / 2 if boundaries else 0.0
+    ahead_s = [_mean(profiles, "forward_s", part) / tensor for part in bounds]
+    back_s = [_mean(profiles, "backward_s", part) / tensor for part in bounds]
+    if settings.recompute != "none":  # once more forward, before going back
+        back_s = [back + ahead for back, ahead in zip(back_s, ahead_s, strict=True)]
+    forward = [seconds + own for seconds, own in zip(ahead_s, handling_s, strict=True)]
+    backward = [seconds + own for seconds, own in zip(back_s, handling_s, strict=True)]
     count = settings.accumulate
     programs = make_programs(schedule, workers, per_worker, count)
     if settings.is_streaming:
