@@ -66,9 +66,8 @@ def pipeline_step(
     tensor = settings.layout.tensor
     boundaries = [profiles[0].boundary_bytes[stop - 1] for _, stop in bounds[:-1]]
     messages_s = [0.0, *(message_s(each) for each in boundaries), 0.0]
-    # A message is copied by the cores that compute: an end of it takes them for about half of its time.
+    # A message is copied by the cores that compute: each end of it takes them for half of its time.
     handling_s = [(before + after) / 2 + ACTION_S for before, after in pairwise(messages_s)]
-    transfer_s = fmean(messages_s[1:-1]) / 2 if boundaries else 0.0
     ahead_s = [_mean(profiles, "forward_s", part) / tensor for part in bounds]
     back_s = [_mean(profiles, "backward_s", part) / tensor for part in bounds]
     if settings.recompute != "none":  # once more forward, before going back
@@ -78,11 +77,11 @@ def pipeline_step(
     count = settings.accumulate
     programs = make_programs(schedule, workers, per_worker, count)
     if settings.is_streaming:
-        span_s, busy_s = _streamed(schedule, placed, forward, backward, transfer_s, settings)
+        span_s, busy_s = _streamed(schedule, placed, forward, backward, settings)
         age = staleness(make_programs(schedule, workers, per_worker, count * _STREAMED_BATCHES))
         stale = fmean(value for stage in age.updates for value in stage)
     else:
-        done = simulate(programs, placed, forward, backward, transfer_s=transfer_s)
+        done = simulate(programs, placed, forward, backward)
         span_s, busy_s, stale = done.span_s, max(done.busy_s), 0.0
     live = live_activations(programs)
     stage_bytes = [sum(profiles[0].parameter_bytes[start:stop]) // tensor for start, stop in bounds]
@@ -102,14 +101,13 @@ def _streamed(
     placed: Sequence[Sequence[int]],
     forward: Sequence[float],
     backward: Sequence[float],
-    transfer_s: float,
     settings: ReplicaSettings,
 ) -> tuple[float, float]:
     """Return the seconds of a batch in the steady state of a stream, and those that the busiest worker computes."""
     count, spans = settings.accumulate, []
     for batches in (_STREAMED_BATCHES, 2 * _STREAMED_BATCHES):
         programs = make_programs(schedule, len(placed), 1, count * batches)
-        spans.append(simulate(programs, placed, forward, backward, transfer_s=transfer_s))
+        spans.append(simulate(programs, placed, forward, backward))
     first, second = spans
     return (second.span_s - first.span_s) / _STREAMED_BATCHES, max(first.busy_s) / _STREAMED_BATCHES
 
