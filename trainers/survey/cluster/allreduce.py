@@ -48,8 +48,7 @@ def hierarchical_s(network: Network, num_bytes: float) -> float:
 
 def _ring(network: Network, num_bytes: float) -> list[tuple[Round, int]]:
     size = network.num_workers
-    ranks = np.arange(size)
-    return [(network.round(ranks, (ranks + 1) % size, num_bytes / size), 2 * (size - 1))]
+    return [(network.rings(np.arange(size)[None], num_bytes / size), 2 * (size - 1))]
 
 
 def _butterfly(network: Network, num_bytes: float) -> list[tuple[Round, int]]:
@@ -103,13 +102,11 @@ def _hierarchical(network: Network, num_bytes: float) -> list[tuple[Round, int]]
     group, num_nodes = int(counts[0]), len(counts)
     members = np.argsort(network.nodes, kind="stable").reshape(num_nodes, group)
     rounds: list[tuple[Round, int]] = []
-    within = (network.round(members.ravel(), np.roll(members, -1, axis=1).ravel(), num_bytes / group), group - 1)
+    within = (network.rings(members, num_bytes / group), group - 1)
     if group > 1:
         rounds.append(within)
     if num_nodes > 1:
-        part_bytes = num_bytes / group / num_nodes
-        between = network.round(members.ravel(), np.roll(members, -1, axis=0).ravel(), part_bytes)
-        rounds.append((between, 2 * (num_nodes - 1)))
+        rounds.append((network.rings(members.T, num_bytes / group / num_nodes), 2 * (num_nodes - 1)))
     if group > 1:
         rounds.append(within)
     return rounds

@@ -8,7 +8,7 @@ there are far links. A node has one port to the other nodes, which its workers s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -72,6 +72,15 @@ class Network:
     def link(self, *, is_far: bool) -> AlphaBeta:
         return (self.far or self.near) if is_far else self.near
 
+    def rings(self, members: Ranks, num_bytes: float) -> Round:
+        """Return a round in which every worker of a ring sends to the next, in several rings at the same time.
+
+        Args:
+            members: workers of each ring, in its order, [rings, places].
+            num_bytes: bytes of each message.
+        """
+        return replace(self.round(members.ravel(), np.roll(members, -1, axis=1).ravel(), num_bytes), members=members)
+
     def round(self, senders: Ranks, receivers: Ranks, num_bytes: float | Seconds) -> Round:
         """Return a round of messages; a worker sends one message at most, and receives one at most.
 
@@ -116,6 +125,8 @@ class Round:
     busy_s: Seconds
     arrival_s: Seconds
     num_bytes: Bytes
+    members: Ranks | None = None
+    """Workers of each ring, if the messages go around in rings, [rings, places]."""
 
     def after(self, ready_s: Seconds) -> Seconds:
         """Return the time at which each worker is done with the round.
@@ -129,14 +140,15 @@ class Round:
         return done_s
 
     def repeated(self, ready_s: Seconds, times: int) -> Seconds:
-        """Return the time at which each worker is done with a round from every worker to the next, done many times."""
+        """Return the time at which each worker is done with the round, done many times."""
+        if self.members is None:
+            for _ in range(times):
+                ready_s = self.after(ready_s)
+            return ready_s
         done_s = ready_s.copy()
-        arrives_s = np.empty_like(done_s)
-        for _ in range(times):
-            np.add(done_s, self.arrival_s, out=arrives_s)
-            np.add(done_s, self.busy_s, out=done_s)
-            np.maximum(done_s[1:], arrives_s[:-1], out=done_s[1:])
-            done_s[0] = max(done_s[0], arrives_s[-1])
+        busy_s, arrival_s = (each.reshape(self.members.shape) for each in (self.busy_s, self.arrival_s))
+        for ring, busy, arrival in zip(self.members, busy_s, arrival_s, strict=True):
+            done_s[ring] = around_ring(ready_s[ring], times, busy, arrival)
         return done_s
 
 
@@ -157,57 +169,88 @@ class Exchange:
             ready_s: time at which each worker begins, [num_workers].
         """
         for each, count in self.rounds:
-            ready_s = each.after(ready_s) if count == 1 else _many(each, count, ready_s)
+            ready_s = each.after(ready_s) if count == 1 else each.repeated(ready_s, count)
         return ready_s
 
 
-def _many(each: Round, count: int, ready_s: Seconds) -> Seconds:
-    ranks = np.arange(len(ready_s))
-    if not (np.array_equal(each.senders, ranks) and np.array_equal(each.receivers, (ranks + 1) % len(ranks))):
-        for _ in range(count):
-            ready_s = each.after(ready_s)
-        return ready_s
-    if np.ptp(each.busy_s) or np.ptp(each.arrival_s) or count < len(ready_s):
-        return each.repeated(ready_s, count)
-    return around_uniform_ring(ready_s, count, each.busy_s[0], each.arrival_s[0])
+_MOST_KINDS = 2
 
 
-def around_uniform_ring(ready_s: Seconds, count: int, busy_s: float, arrival_s: float) -> Seconds:
-    """Return what `count` rounds of a ring with equal links come to, in time that does not depend on `count`.
-
-    A worker's end is the longest path to it: it waits for its own port in some rounds, and for the worker before it in
-    the others. Those are j hops of `arrival_s` and count - j waits of `busy_s` from the worker j places before it. For
-    each of them the largest j counts, as a hop takes longer than a wait.
+def around_ring(ready_s: Seconds, count: int, busy_s: Seconds, arrival_s: Seconds) -> Seconds:
+    """Return what `count` rounds come to in which every worker of a ring sends to the next.
 
     Args:
         ready_s: time at which each worker begins, [num_workers].
-        count: rounds, at least the number of workers.
-        busy_s: seconds that the sender is busy.
-        arrival_s: seconds until the message has arrived, at least `busy_s`.
+        count: number of rounds.
+        busy_s: seconds for which each worker's port is busy with its message, [num_workers].
+        arrival_s: seconds until each worker's message has arrived at the next, at least `busy_s`, [num_workers].
     """
-    size, extra_s = len(ready_s), arrival_s - busy_s
+    if count >= len(ready_s) and len(np.unique(busy_s)) <= _MOST_KINDS:
+        return _longest_paths(ready_s, count, busy_s, arrival_s)
+    done_s, arrives_s = ready_s.copy(), np.empty_like(ready_s)
+    for _ in range(count):
+        np.add(done_s, arrival_s, out=arrives_s)
+        np.add(done_s, busy_s, out=done_s)
+        np.maximum(done_s[1:], arrives_s[:-1], out=done_s[1:])
+        done_s[0] = max(done_s[0], arrives_s[-1])
+    return done_s
+
+
+def _longest_paths(ready_s: Seconds, count: int, busy_s: Seconds, arrival_s: Seconds) -> Seconds:
+    """Return what `around_ring` returns, in time that hardly depends on `count`.
+
+    The end of worker i is the longest path to it. A path begins at a worker s when that is ready, and in each round it
+    hops to the next worker, or waits for the port of the worker where it is. All its waits are at the busiest port that
+    it passes. A path that goes all the way around passes the busiest of all.
+
+    `count` is at least the number of workers, and `busy_s` has two values at most.
+    """
+    size = len(ready_s)
+    places = np.arange(2 * size)  # two turns, so that no path passes the end of the array
+    ends = places[size:]
+    hops_s = np.concatenate([[0.0], np.cumsum(np.tile(arrival_s, 2))])[: 2 * size]
+    turn_s, most_s, least_s = float(arrival_s.sum()), float(busy_s.max()), float(busy_s.min())
+    begins_s = np.tile(ready_s, 2) - hops_s
     full, rest = divmod(count, size)
-    # From the worker at distance d, the largest j is full * size + d if d <= rest, else one turn less.
-    reached = np.concatenate([ready_s, ready_s]) - extra_s * np.arange(2 * size)
-    ends = np.arange(size, 2 * size)
-    most = _window_max(reached, rest + 1)[ends] + extra_s * (full * size)
-    if rest + 1 < size:
-        before = _window_max(reached, size - rest - 1)[ends - rest - 1] + extra_s * ((full - 1) * size)
-        most = np.maximum(most, before)
-    result: Seconds = most + extra_s * ends + count * busy_s
-    return result
+    busiest = _RangeMax(begins_s + places * most_s)
+    last_busiest = np.maximum.accumulate(np.where(np.tile(busy_s, 2) == most_s, places, -1))[ends]
+    done_s = hops_s[ends] + (count - ends) * most_s + busiest.between(ends - size + 1, last_busiest)
+    short = last_busiest < ends
+    if short.any():  # paths that pass no busiest port
+        near = _RangeMax(begins_s + places * least_s).between(last_busiest[short] + 1, ends[short])
+        short_s = hops_s[ends[short]] + (count - ends[short]) * least_s + near
+        done_s[short] = np.maximum(done_s[short], short_s)
+    for turns, nearest, farthest in [
+        (full, 0, rest),
+        (full - 1, rest + 1, size - 1),
+        (1, 0, size - 1 if full > 1 else rest),
+    ]:
+        if turns >= 1 and nearest <= farthest:
+            from_start = busiest.between(ends - farthest, ends - nearest)
+            around_s = hops_s[ends] + turns * turn_s + (count - turns * size - ends) * most_s + from_start
+            done_s = np.maximum(done_s, around_s)
+    return done_s
 
 
-def _window_max(values: Seconds, width: int) -> Seconds:
-    """Return the maximum of each value and the `width` - 1 before it; the first ones are those of what there is."""
-    padded = np.full(-(-len(values) // width) * width, -np.inf)
-    padded[: len(values)] = values
-    blocks = padded.reshape(-1, width)
-    up_to = np.maximum.accumulate(blocks, axis=1).reshape(-1)
-    from_here = np.maximum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].reshape(-1)
-    found = up_to.copy()
-    found[width - 1 :] = np.maximum(found[width - 1 :], from_here[: len(found) - width + 1])
-    return found[: len(values)]
+class _RangeMax:
+    """The maximum of any range of an array, by a table of the maxima of ranges of 1, 2, 4, ... values."""
+
+    def __init__(self, values: Seconds) -> None:
+        self._table = [values]
+        width = 1
+        while 2 * width <= len(values):
+            self._table.append(np.maximum(self._table[-1][:-width], self._table[-1][width:]))
+            width *= 2
+
+    def between(self, first: Ranks, last: Ranks) -> Seconds:
+        """Return the maximum of values first to last, both included, of each range."""
+        levels = np.frexp((last - first + 1).astype(np.float64))[1] - 1
+        found = np.empty(len(first))
+        for level in np.unique(levels):
+            of_level = levels == level
+            row = self._table[level]
+            found[of_level] = np.maximum(row[first[of_level]], row[last[of_level] + 1 - (1 << level)])
+        return found
 
 
 def joined(exchanges: Iterable[Exchange]) -> Exchange:

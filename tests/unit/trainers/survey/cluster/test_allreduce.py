@@ -15,7 +15,7 @@ from orchestray.platform.comm.allreduce.placement import crossings
 from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, schedule
 from orchestray.platform.sim.network import Link, SimulatedNetwork
 from orchestray.trainers.survey.cluster.allreduce import ALL_REDUCES, all_reduce, hierarchical_s
-from orchestray.trainers.survey.cluster.network import Network, Placement, around_uniform_ring
+from orchestray.trainers.survey.cluster.network import Network, Placement, around_ring
 
 NEAR, FAR = AlphaBeta(1e-3, 1e-6), AlphaBeta(5e-3, 4e-6)
 NUM_BYTES = 16 * 9 * 5 * 7 * 11  # every part of 2 to 17 workers is whole, or nearly
@@ -89,16 +89,19 @@ def test_a_hierarchical_all_reduce_takes_two_rings_within_and_one_between(
     assert exchange.num_bytes.far == pytest.approx(2 * (num_nodes - 1) * NUM_BYTES)
 
 
-@pytest.mark.parametrize("size", [2, 3, 10, 31])
-def test_a_uniform_ring_in_one_go_is_its_rounds_one_after_the_other(size: int) -> None:
+@pytest.mark.parametrize("size", [2, 3, 10, 12, 31])
+@pytest.mark.parametrize("far", [NEAR, FAR, AlphaBeta(1e-6, 4e-6), AlphaBeta(0.9, 1e-7)])
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_a_ring_in_one_go_is_its_rounds_one_after_the_other(size: int, far: AlphaBeta, group: int) -> None:
     draw = np.random.default_rng(size)
-    ready_s = draw.random(size) * 10
-    one_round = all_reduce("ring", Network(size, AlphaBeta(0.3, 1.0)), size * 0.1).rounds[0][0]
-    for count in (size, size + 1, 2 * (size - 1), 5 * size + 2):
-        if count < size:
-            continue
-        in_one_go = around_uniform_ring(ready_s, count, one_round.busy_s[0], one_round.arrival_s[0])
-        assert in_one_go == pytest.approx(one_round.repeated(ready_s, count), rel=1e-12)
+    one_round = all_reduce("ring", Network(size, NEAR, far, group), size * 1e5).rounds[0][0]
+    for count in (1, size - 1, size, size + 1, 2 * (size - 1), 3 * size - 1, 5 * size + 2):
+        for scale_s in (0.0, 0.1, 1.0, 10.0):
+            done_s = ready_s = draw.random(size) * scale_s
+            for _ in range(count):
+                done_s = one_round.after(done_s)
+            in_one_go = around_ring(ready_s, count, one_round.busy_s, one_round.arrival_s)
+            assert in_one_go == pytest.approx(done_s, rel=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
