@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from orchestray.platform.comm.allreduce.costs import AlphaBeta
 Seconds = NDArray[np.float64]
 Ranks = NDArray[np.intp]
 Placement = Literal["packed", "scattered", "random"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 
 @dataclass(frozen=True)
