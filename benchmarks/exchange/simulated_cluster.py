@@ -63,8 +63,8 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         "The parameter server is one node, and its port what all wait for: that is what sharding is for.",
         (
             f"The {_MANY_WORKERS:,} workers are on nodes of {_WORKERS_PER_NODE}, differ in speed by a tenth, and are "
-            "slow in 1 step of 100; `orchestray simulate` runs the same. Without stragglers, and on links that are all alike, "
-            "they take the closed forms."
+            "slow in 1 step of 100; `orchestray simulate` runs the same. Without stragglers, on equal links, they "
+            "take the closed forms."
         ),
     ]
 
@@ -133,6 +133,6 @@ def _row(name: str, num_steps: int, simulated: Any, expected_s: float, wall_s: f
 if __name__ == "__main__":
     benchmark.run(
         "simulated_cluster",
-        "100 steps of 1,000 and 10,000 workers in virtual time: how long that takes, and how near the closed forms are.",
+        "100 steps of 1,000 and 10,000 workers in virtual time: how long that takes, how near the closed forms are.",
         measure,
     )
