@@ -28,7 +28,8 @@ LAYERS = """
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
     trainers.parallel  trainers.sync.local
-    trainers.survey  trainers.survey.cluster  trainers.survey.networks  trainers.survey.operators
+    trainers.survey  trainers.survey.cluster  trainers.survey.convergence
+    trainers.survey.networks  trainers.survey.operators
     trainers.sync.compressed
     trainers.sync
     trainers.config
