@@ -1,7 +1,7 @@
 """Advice before a run: whether to distribute it, with or without a server, and how consistent the workers should be.
 
 One device where the data fit it, data parallelism for many or large samples, and a split model only where it does not
-fit. Of Ben-Nun and Hoefler (2019): centralisation in section 7.1, consistency in section 7.2.
+fit. On consistency and centralisation see Ben-Nun and Hoefler (2019), section 7.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def when_to_distribute(memory: Memory, device_bytes: float) -> Distributed:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a training needs, which decides whatever the network costs.
+    """Needs of a training, which decide before any cost does.
 
     Args:
         is_asynchronous: workers must not wait for one another.
@@ -96,9 +96,8 @@ class Centred:
 def centralised_or_not(num_workers: int, num_bytes: float, link: AlphaBeta, needs: Needs | None = None) -> Centred:
     """Return whether to use a server: needs first, then the least cost.
 
-    A server that combines pushes on their way through a tree costs what a tree costs (Ben-Nun and Hoefler, 2019,
-    section 7.1). All-reduces wait for every worker, so that asynchrony and workers that come and go want a server; if
-    there must be none, they want gossip.
+    A server that combines pushes on their way through a tree costs what a tree costs. All-reduces wait for every
+    worker, so asynchrony, and workers that come and go, want a server; if there must be none, they want gossip.
 
     Args:
         num_workers: workers.

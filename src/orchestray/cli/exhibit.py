@@ -213,4 +213,4 @@ EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
         "bert": ("data-parallel BERT on 1 to 32 GPUs from one row", _bert),
     }
 )
-"""What each one is, and the function that computes it, by name."""
+"""Line and function of each exhibit, by name."""

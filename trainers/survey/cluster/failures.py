@@ -79,8 +79,8 @@ def restarting(
 def restarting_goodput(interval_s: float, num_workers: int, failures: Failures) -> float:
     """Return the expected share of useful time of `restarting`.
 
-    With a rate L = W lambda, an interval takes exp(L R) (exp(L (tau + delta)) - 1) / L in the mean (Daly, "A higher
-    order estimate of the optimum checkpoint interval for restart dumps", 2006, equation 13).
+    With a rate L = W lambda, an interval takes exp(L R) (exp(L (tau + delta)) - 1) / L in the mean. See Daly, "A
+    higher order estimate of the optimum checkpoint interval for restart dumps" (2006).
     """
     rate_per_s = num_workers * failures.rate_per_s
     needed_s = interval_s + failures.checkpoint_s

@@ -1,9 +1,9 @@
 """AlexNet on several GPUs in the alpha-beta model: data parallelism, and convolutions and dense layers apart.
 
-In the hybrid scheme (Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014) the
-convolutions are data-parallel and the fully connected layers are split over the GPUs. Ben-Nun and Hoefler (2019),
-section 6.3, name speed-ups of 2.2 on 4 GPUs by one scheme alone, and of 3.1 by the hybrid in another implementation.
-The constants here are the sizes of the network and the first of the two; the second is predicted.
+In the hybrid scheme the convolutions are data-parallel, and the fully connected layers are split over the GPUs. See
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014). Ben-Nun and Hoefler (2019) name
+speed-ups on 4 GPUs: 2.2 by one scheme alone, and 3.1 by the hybrid in another implementation. The constants here are
+the sizes of the network and the first of the two; the second is predicted.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def data_parallel_s(machine: Machine, num_gpus: int) -> float:
 def hybrid_s(machine: Machine, num_gpus: int) -> float:
     """Return the seconds of exchange in a step of the hybrid.
 
-    A ring all-reduce of the gradients of the convolutions; and for each dense layer, each GPU sends the inputs that it
-    has, of its samples or of its part of the neurons, to every other, and gets the gradients back.
+    The gradients of the convolutions are summed by a ring. For each dense layer, each GPU sends the inputs that it has
+    to every other, and gets their gradients back: those of its samples, or of its part of the neurons.
     """
     convolutions_s = cost_s("ring", num_gpus, CONV_WEIGHTS * FLOAT_BYTES, machine.link)
     layers_s = sum(2 * (num_gpus - 1) * machine.link.time_s(SAMPLES * n * FLOAT_BYTES) for n in DENSE_INPUTS)

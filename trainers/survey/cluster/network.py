@@ -200,7 +200,7 @@ def around_ring(ready_s: Seconds, count: int, busy_s: Seconds, arrival_s: Second
 def _longest_paths(ready_s: Seconds, count: int, busy_s: Seconds, arrival_s: Seconds) -> Seconds:
     """Return what `around_ring` returns, in time that hardly depends on `count`.
 
-    The end of worker i is the longest path to it. A path begins at a worker s when that is ready, and in each round it
+    The end of worker i is the longest path to it. A path begins at a worker when that is ready. In each round it
     hops to the next worker, or waits for the port of the worker where it is. All its waits are at the busiest port that
     it passes. A path that goes all the way around passes the busiest of all.
 

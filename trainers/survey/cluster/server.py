@@ -1,9 +1,9 @@
 """A parameter server in virtual time: synchronous, stale-synchronous or asynchronous.
 
 Each worker computes, pushes its gradient, and goes on when it has pulled. A server's ports take in one message at a
-time, and send one at a time; sharded over k servers, each message occupies a port for 1/k of its time. With a bound s
-a worker gets its pull when it is at most s steps ahead of the slowest (Ho et al., "More Effective Distributed ML via a
-Stale Synchronous Parallel Parameter Server", 2013): 0 is the synchronous server, none the asynchronous one. All
+time, and send one at a time; sharded over k servers, each message occupies a port for 1/k of its time. With a bound s a
+worker gets its pull when it is at most s steps ahead of the slowest. 0 is the synchronous server, none the asynchronous
+one. See Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server" (2013). All
 workers take their steps from one pool, so a fast one does more of them.
 """
 
@@ -97,8 +97,8 @@ def parameter_server_s(
 ) -> float:
     """Return the seconds of an asynchronous server whose workers all compute alike.
 
-    C = compute + 2 alpha + 2 T is the step of a single worker, and T/k the time that a message occupies a port. The
-    last worker is W - 1 messages behind the first. From then on a step takes W T/k or C, whichever is longer.
+    C = compute + 2 alpha + 2 T is the step of a single worker. A message occupies a port for T/k. The last worker is W
+    - 1 messages behind the first. From then on a step takes W T/k or C, whichever is longer.
     """
     transfer_s = num_bytes * link.beta_s_per_byte
     port_s, alone_s = transfer_s / num_servers, compute_s + 2 * link.alpha_s + 2 * transfer_s

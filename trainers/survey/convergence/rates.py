@@ -1,9 +1,8 @@
 """Averaged SGD on sparse logistic regression, by one worker or by several that do not wait, in virtual time.
 
-For convex losses with bounded gradients the loss of the averaged weights comes within O(1 / sqrt(T)) of the least one
-in T steps (Nemirovski, Juditsky, Lan and Shapiro, 2009). m workers that update shared weights without waiting come
-within O(1 / sqrt(m T)) in the time of T steps, if gradients are sparse and not older than a bound (Niu, Recht, Re and
-Wright, "HOGWILD!", 2011; Lian, Huang, Li and Liu, 2015).
+For convex losses with bounded gradients, the loss of the averaged weights comes within O(1 / sqrt(T)) of the least one
+in T steps. m workers may update shared weights without waiting, if gradients are sparse and not older than a bound. In
+the time of T steps they come within O(1 / sqrt(m T)). See Niu, Recht, Re and Wright, "HOGWILD!" (2011).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def train(
 ) -> Trained:
     """Train with workers that each read the weights, compute a gradient, and add it when they are done.
 
-    Update n has the learning rate `learning_rate` / sqrt(n), whoever makes it. The weights are averaged over updates.
+    Update n has the learning rate `learning_rate` / sqrt(n), by any worker. The weights are averaged over updates.
 
     Args:
         problem: the problem.
