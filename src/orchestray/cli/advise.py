@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,7 +60,7 @@ def advise(
     link = AlphaBeta(latency_us * 1e-6, 8e-9 / gbit_s)
     centred = advice.centralised_or_not(workers, sizes.parameter_bytes, link, needs)
     if as_json:
-        answers = {"distribute": distributed, "consistency": consistent, "centre": centred}
+        answers: dict[str, Any] = {"distribute": distributed, "consistency": consistent, "centre": centred}
         print(
             json.dumps(
                 {"samples": sizes.num_samples} | {name: dataclasses.asdict(each) for name, each in answers.items()}

@@ -157,7 +157,7 @@ def simulate(
 def _table(results: Sequence[Result], setting: Setting) -> RenderableType:
     from rich.table import Table
 
-    fails = setting.failures.rate_per_s > 0
+    fails = setting.failures.rate_per_s > 0 or setting.checkpoint_every is not None
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("scheme", no_wrap=True)
     columns = [

@@ -44,6 +44,8 @@ def test_failures_add_goodput_and_the_interval_of_checkpoints() -> None:
     (given,) = found(*failing, "--checkpoint-every", "10")["schemes"]
     assert given["checkpoint_every"] == 10
     assert given["goodput"] < ring["goodput"]
+    saving = orchestray_here("simulate", "ring", "--checkpoint-every", "10", "--checkpoint-s", "5")
+    assert "goodput" in saving.stdout  # it costs something, even if none fails
 
 
 def test_what_does_not_fit_is_left_out_of_all_and_refused_by_name() -> None:

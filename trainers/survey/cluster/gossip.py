@@ -32,7 +32,7 @@ def gossip(
         return compute_s.sum(axis=0), Bytes()
     rings: list[Round] = [network.rings(draw.permutation(num_workers)[None], num_bytes) for _ in range(_NUM_RINGS)]
     sent = Bytes()
-    for row, which in zip(compute_s, draw.integers(_NUM_RINGS, size=num_steps), strict=True):
+    for row, which in zip(compute_s, draw.integers(_NUM_RINGS, size=(int(num_steps),)), strict=True):
         done_s = rings[which].after(done_s + row)
         sent += rings[which].num_bytes
     return done_s, sent.times(1 / num_steps)

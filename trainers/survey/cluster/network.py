@@ -215,7 +215,7 @@ def _longest_paths(ready_s: Seconds, count: int, busy_s: Seconds, arrival_s: Sec
     full, rest = divmod(count, size)
     busiest = _RangeMax(begins_s + places * most_s)
     last_busiest = np.maximum.accumulate(np.where(np.tile(busy_s, 2) == most_s, places, -1))[ends]
-    done_s = hops_s[ends] + (count - ends) * most_s + busiest.between(ends - size + 1, last_busiest)
+    done_s: Seconds = hops_s[ends] + (count - ends) * most_s + busiest.between(ends - size + 1, last_busiest)
     short = last_busiest < ends
     if short.any():  # paths that pass no busiest port
         near = _RangeMax(begins_s + places * least_s).between(last_busiest[short] + 1, ends[short])

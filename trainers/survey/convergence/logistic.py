@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,8 @@ class Logistic:
     def slopes(self, samples: NDArray[np.intp], products: Values) -> Values:
         """Return the derivative of each sample's loss by the product of its features and the weights."""
         labels = self.labels[samples]
-        return -labels / (1 + np.exp(labels * products))
+        slopes: Values = -labels / (1 + np.exp(labels * products))
+        return slopes
 
     @cached_property
     def least_loss(self) -> float:
@@ -87,7 +89,7 @@ class Slope:
     """Standard error of the slope over independent repetitions."""
 
 
-def log_log_slope(sizes: Values, errors: Values) -> Slope:
+def log_log_slope(sizes: NDArray[Any], errors: Values) -> Slope:
     """Fit the slope of log(error) over log(size) in each repetition.
 
     Args:
