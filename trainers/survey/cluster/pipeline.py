@@ -44,16 +44,17 @@ class Pipelines:
         order = simulate(self._programs, self._placement, 1.0, 2.0)
         self._order = sorted(order.times.values(), key=lambda timed: (timed.begin_s, timed.end_s))
 
-    def step_s(self, compute_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the time at which each worker has done its last action, if all begin at 0.
+    def step_s(self, compute_s: NDArray[np.float64], ready_s: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Return the time at which each worker has done its last action, [pipelines, workers].
 
         Args:
             compute_s: seconds of computation of each worker in the whole step, [pipelines, workers].
+            ready_s: time at which each worker may begin, [pipelines, workers]; default: 0.
         """
         part_s = compute_s / self._parts
         worker_of = {stage: worker for worker, stages in enumerate(self._placement) for stage in stages}
         end_s: dict[Action, NDArray[np.float64]] = {}
-        free_s = np.zeros_like(part_s)
+        free_s = np.zeros_like(part_s) if ready_s is None else ready_s.copy()
         for worker, action, _, _ in self._order:
             begin_s = free_s[:, worker]
             for needed in needs(action, len(worker_of), end_s):

@@ -155,8 +155,7 @@ def _pipeline(setting: Setting, compute_s: NDArray[np.float64]) -> Result:
     rounds = 2 * (num_pipelines - 1)
     done_s, ends_s = np.zeros(network.num_workers), []
     for row in compute_s:
-        begins_s = done_s.reshape(members.shape).max(axis=1, keepdims=True)  # when all of its stages may
-        done_s = (begins_s + pipelines.step_s(row[members])).ravel()
+        done_s = pipelines.step_s(row[members], done_s.reshape(members.shape)).ravel()
         done_s = done_s if ring is None else ring.repeated(done_s, rounds)
         ends_s.append(done_s.max())
     sent = Bytes() if ring is None else ring.num_bytes.times(rounds)

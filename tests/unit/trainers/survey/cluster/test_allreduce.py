@@ -128,6 +128,14 @@ def test_a_shared_port_sends_the_messages_of_its_workers_in_the_time_of_all_of_t
     assert butterfly_s(shares_port=True) == pytest.approx(within_s + alone_s + 3 * NUM_BYTES * FAR.beta_s_per_byte)
 
 
+def test_a_port_that_takes_in_several_messages_takes_the_time_of_all_of_them() -> None:
+    network = Network(16, NEAR, FAR, 4)
+    senders, receivers = np.asarray([4, 8, 12, 13]), np.asarray([0, 1, 2, 5])  # three into node 0, two out of node 3
+    one = network.round(senders, receivers, 1e6)
+    assert one.busy_s == pytest.approx(1e6 * FAR.beta_s_per_byte * np.asarray([3, 3, 3, 2]))
+    assert one.arrival_s == pytest.approx(FAR.alpha_s + one.busy_s)
+
+
 def test_a_name_without_rounds_and_uneven_nodes_are_refused() -> None:
     with pytest.raises(ValueError, match="hierarchical"):
         all_reduce("star", Network(4, NEAR), 8)

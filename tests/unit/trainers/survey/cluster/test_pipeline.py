@@ -34,6 +34,17 @@ def test_pipelines_whose_workers_differ_take_what_each_alone_takes(
         assert own_s.max() == pytest.approx(alone.span_s, rel=1e-12)
 
 
+def test_a_worker_that_is_ready_late_delays_what_needs_it_and_nothing_else() -> None:
+    pipelines, compute_s = Pipelines("gpipe", 3, 4), np.full((3, 3), 12.0)
+    at_once_s = pipelines.step_s(compute_s[:1])
+    filled_s = 2.0  # two stages of a forward pass of 1 s before the last one has anything to do
+    ready_s = np.asarray([[0.0, 0.0, filled_s], [0.0, 0.0, filled_s + 5.0], [5.0, 0.0, 0.0]])
+    found_s = pipelines.step_s(compute_s, ready_s)
+    assert found_s[0] == pytest.approx(at_once_s[0])
+    assert found_s[1] == pytest.approx(at_once_s[0] + 5.0)
+    assert found_s[2] == pytest.approx(at_once_s[0] + 5.0)
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("num_workers", "num_micro_batches"), [(2, 2), (4, 32), (8, 16)])
 def test_equal_workers_wait_for_the_bubble_of_the_closed_form(

@@ -72,6 +72,14 @@ def test_pipelines_wait_for_their_bubble_and_send_a_part_of_the_gradients_each()
     assert found.near_bytes == pytest.approx(4 * 3 * 2 * 6e4 * 4)
 
 
+def test_steps_of_pipelines_follow_one_another_and_stragglers_make_them_longer() -> None:
+    one_level = replace(setting(compute=UNEVEN, options=Options(stages=4)), network=Network(16, AlphaBeta(0.0, 0.0)))
+    longer = replace(one_level, num_steps=2 * one_level.num_steps)
+    step_s = simulate("pipeline", one_level).step_s
+    assert step_s > simulate("pipeline", replace(one_level, compute=Compute(0.1))).step_s
+    assert simulate("pipeline", longer).step_s == pytest.approx(step_s, rel=0.15)
+
+
 def test_with_stragglers_who_waits_for_fewer_takes_less() -> None:
     found = {name: simulate(name, setting(64, UNEVEN, num_steps=60)).step_s for name in SCHEMES}
     assert found["local"] < found["ring"]
