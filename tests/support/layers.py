@@ -27,7 +27,9 @@ LAYERS = """
     trainers.analysis  trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks  trainers.planning.machine
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
-    trainers.parallel  trainers.sync.local  trainers.survey  trainers.survey.networks  trainers.survey.operators
+    trainers.parallel  trainers.sync.local
+    trainers.survey  trainers.survey.cluster  trainers.survey.convergence
+    trainers.survey.networks  trainers.survey.operators
     trainers.sync.compressed
     trainers.sync
     trainers.config

@@ -1,0 +1,237 @@
+"""`orchestray exhibit`: results of the field that are computed here, each in seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+
+from orchestray.cli.options import Json
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.terminal.tables import show
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table, and a sentence on what it shows."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    sentence: str
+
+
+@app.command(epilog="Example: orchestray exhibit sgd-rate")
+def exhibit(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One of them; default: list all.", show_default=False)
+    ] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Compute a result of the field: a bound, a rate, a published table."""
+    if name is not None and name not in EXHIBITS:
+        raise ConfigError(f"There is no exhibit {name!r}: choose one of {', '.join(EXHIBITS)}.")
+    if name is None:
+        shown = Shown(["name", "what"], [[each, line] for each, (line, _) in EXHIBITS.items()], "")
+    else:
+        shown = EXHIBITS[name][1]()
+    if as_json:
+        print(
+            json.dumps(
+                {"rows": [dict(zip(shown.columns, row, strict=True)) for row in shown.rows], "shows": shown.sentence}
+            )
+        )
+        return
+    _print(shown)
+
+
+def _print(shown: Shown) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, name in enumerate(shown.columns):
+        is_text = bool(shown.rows) and isinstance(shown.rows[0][number], str)
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    for row in shown.rows:
+        table.add_row(
+            *(
+                cell if isinstance(cell, str) else f"{cell:,}" if isinstance(cell, int) else f"{cell:.4g}"
+                for cell in row
+            )
+        )
+    show(table)
+    if shown.sentence:
+        print(f"\n{shown.sentence}")
+
+
+def _descent_lemma() -> Shown:
+    import numpy as np  # late, as all of these
+
+    from orchestray.trainers.survey.convergence.descent_lemma import descend
+
+    found = descend(np.geomspace(0.1, 4.0, 12), 0.1, num_steps=30)
+    steps = zip(found.losses.tolist(), found.expected.tolist(), found.bounds.tolist(), strict=True)
+    holds = "no mean is above its bound" if found.holds else "a mean is above its bound"
+    return Shown(
+        ["step", "loss", "mean after it", "bound"],
+        [[number, *values] for number, values in enumerate(steps) if number % 3 == 0],
+        f"Descent lemma: over 10,000 draws of each of {len(found.losses)} steps, {holds}.",
+    )
+
+
+def _sgd_rate() -> Shown:
+    import numpy as np
+
+    from orchestray.trainers.survey.convergence.logistic import drawn, log_log_slope
+    from orchestray.trainers.survey.convergence.rates import doublings, train
+
+    sizes = doublings(128, 16_384)
+    found = train(drawn(400, 20, 4, np.random.default_rng(0)), 1, sizes.tolist(), 2.0)
+    fit = log_log_slope(sizes, found.errors)
+    rows = [[int(size), float(error)] for size, error in zip(sizes, found.errors.mean(axis=0), strict=True)]
+    return Shown(
+        ["steps", "loss above the least"],
+        rows,
+        f"Slope of the logarithms: {fit.slope:.3f} +- {fit.error:.3f}; a rate of 1/sqrt(T) is -0.5 or less.",
+    )
+
+
+def _asynchronous_rate() -> Shown:
+    import numpy as np
+
+    from orchestray.trainers.survey.convergence.logistic import drawn, log_log_slope
+    from orchestray.trainers.survey.convergence.rates import staleness_bound, train
+
+    problem, steps, workers = drawn(400, 20, 4, np.random.default_rng(0)), 1024, (1, 2, 4, 8)
+    trained = {m: train(problem, m, [m * steps], 2.0, seed=m) for m in workers}
+    alone = train(problem, 1, [m * steps for m in workers], 2.0).errors.mean(axis=0)
+    fit = log_log_slope(np.asarray(workers), np.stack([trained[m].errors[:, -1] for m in workers], axis=1))
+    rows = [
+        [m, float(found.errors.mean()), float(one), found.most_stale, staleness_bound(m)]
+        for (m, found), one in zip(trained.items(), alone, strict=True)
+    ]
+    return Shown(
+        ["workers", "loss above the least", "one worker, as many updates", "staleness", "its bound"],
+        rows,
+        f"In the time of {steps:,} steps of one worker. Slope of the logarithms over the workers: {fit.slope:.3f} +- "
+        f"{fit.error:.3f}; a rate of 1/sqrt(m T) is -0.5 or less.",
+    )
+
+
+def _hybrid() -> Shown:
+    from orchestray.trainers.survey.cluster import hybrid
+
+    machine, size = hybrid.calibrated(), hybrid.NUM_GPUS
+    pure_s, both_s = hybrid.data_parallel_s(machine, size), hybrid.hybrid_s(machine, size)
+    found = {"data parallel": (pure_s, hybrid.PURE_SPEEDUP), "hybrid": (both_s, hybrid.HYBRID_SPEEDUP)}
+    rows = [
+        [name, 1e3 * seconds, hybrid.speedup(machine, size, seconds), reported]
+        for name, (seconds, reported) in found.items()
+    ]
+    gigabytes = 1e-9 / machine.link.beta_s_per_byte
+    return Shown(
+        ["scheme", "exchange, ms", "speed-up of 4 GPUs", "reported"],
+        rows,
+        f"Constants: {hybrid.SAMPLES} samples a GPU in {1e3 * machine.compute_s:.0f} ms, a latency of "
+        f"{1e6 * hybrid.LATENCY_S:.0f} us, and {gigabytes:.3g} GB/s, which the first speed-up calibrates. "
+        "Predicted, not measured here.",
+    )
+
+
+def _host_staged() -> Shown:
+    from orchestray.platform.comm.allreduce.costs import AlphaBeta
+    from orchestray.trainers.survey.cluster import copies
+
+    bus, memory, network = AlphaBeta(10e-6, 1 / 12e9), AlphaBeta(1e-6, 1 / 10e9), AlphaBeta(30e-6, 1 / 12.5e9)
+    paths = {
+        "direct": copies.direct(network),
+        "host-staged": copies.host_staged(bus, network),
+        "object store": copies.through_object_store(bus, memory, network),
+    }
+    rows = [
+        [
+            name,
+            " > ".join(hop.name for hop in hops),
+            len(hops),
+            *(1e3 * copies.path_s(hops, 1e8, chunks) for chunks in (1, 25)),
+        ]
+        for name, hops in paths.items()
+    ]
+    return Shown(
+        ["path", "hops", "copies", "100 MB, ms", "in 25 chunks, ms"],
+        rows,
+        "Constants: a bus of 12 GB/s, memory of 10 GB/s, a network of 100 Gbit/s. Each hop is a copy; chunks overlap.",
+    )
+
+
+def _checkpoints() -> Shown:
+    import numpy as np
+
+    from orchestray.trainers.survey.cluster.failures import Failures, restarting, restarting_goodput, young_daly_s
+
+    workers, failures = 1000, Failures(rate_per_s=1 / (365 * 86_400), checkpoint_s=30.0, restart_s=300.0)
+    best_s = young_daly_s(workers, failures)
+    rows = []
+    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+        interval_s = factor * best_s
+        found = restarting(np.full(100_000, interval_s), workers, failures, np.random.default_rng(0))
+        expected = restarting_goodput(interval_s, workers, failures)
+        rows.append([f"{factor:g}", interval_s / 60, f"{found.goodput:.2%}", f"{expected:.2%}"])
+    return Shown(
+        ["of Young and Daly's", "interval, minutes", "goodput, simulated", "closed form"],
+        rows,
+        "1,000 workers that each fail once a year, 30 s for a checkpoint and 300 s for a restart.",
+    )
+
+
+def _gpipe() -> Shown:
+    from orchestray.trainers.survey.cluster.published import GPIPE_TRANSFORMER, gpipe_speedups
+
+    found = gpipe_speedups()
+    rows = [
+        [size, found[size], reported, f"{found[size] / reported - 1:+.1%}"]
+        for size, reported in GPIPE_TRANSFORMER.items()
+    ]
+    return Shown(
+        ["accelerators", "predicted", "published", "error"],
+        rows,
+        "GPipe's Transformer, 32 micro-batches (Huang et al., 2019, table 2), calibrated at 2 accelerators.",
+    )
+
+
+def _bert() -> Shown:
+    from orchestray.trainers.survey.cluster.published import BERT_SAMPLES_PER_S, bert_scaling
+
+    rows = [
+        [samples, size, scaling.predicted[size], scaling.measured[size], f"{scaling.errors[size]:+.1%}"]
+        for samples in BERT_SAMPLES_PER_S
+        for scaling in [bert_scaling(samples)]
+        for size in scaling.measured
+    ]
+    return Shown(
+        ["samples a GPU", "GPUs", "predicted, samples/s", "published", "error"],
+        rows,
+        "BERT-Base with DistributedDataParallel on nodes of 8 V100 (DLPerf of OneFlow, 2020). From the speeds of "
+        "one GPU, and of 16 with 32 samples each.",
+    )
+
+
+EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
+    {
+        "descent-lemma": ("how much a step of SGD lowers the loss, and its bound", _descent_lemma),
+        "sgd-rate": ("averaged SGD comes within 1/sqrt(T) of the least loss", _sgd_rate),
+        "asynchronous-rate": ("m workers that do not wait come within 1/sqrt(m T)", _asynchronous_rate),
+        "hybrid": ("AlexNet on 4 GPUs: data parallelism, and the hybrid, by the alpha-beta model", _hybrid),
+        "host-staged": ("a tensor from GPU to GPU through the memory of hosts", _host_staged),
+        "checkpoints": ("how often to save: goodput around Young and Daly's interval", _checkpoints),
+        "gpipe": ("GPipe's speed-ups from one of them", _gpipe),
+        "bert": ("data-parallel BERT on 1 to 32 GPUs from one row", _bert),
+    }
+)
+"""Line and function of each exhibit, by name."""

@@ -1,0 +1,46 @@
+"""`orchestray exhibit` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestray.cli.exhibit import EXHIBITS
+from support.cli import orchestray_here
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    done = orchestray_here("exhibit", name, "--json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["rows"]
+    return found
+
+
+def test_without_a_name_all_are_listed_and_an_unknown_one_is_refused() -> None:
+    listed = orchestray_here("exhibit")
+    assert [line.split()[0] for line in listed.stdout.splitlines()[1:]] == list(EXHIBITS)
+    refused = orchestray_here("exhibit", "sgd")
+    assert (refused.returncode, "sgd-rate" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_each_prints_a_table_and_says_what_it_shows(name: str) -> None:
+    done = orchestray_here("exhibit", name)
+    assert done.returncode == 0, done.stderr
+    table, sentence = done.stdout.rsplit("\n\n", 1)
+    assert len(table.splitlines()) > 2
+    assert sentence.strip().endswith(".")
+
+
+def test_the_numbers_are_the_ones_to_show() -> None:
+    assert all(row["mean after it"] <= row["bound"] for row in rows("descent-lemma"))
+    rates = rows("sgd-rate")
+    assert rates[-1]["loss above the least"] < rates[0]["loss above the least"] * (128 / 16_384) ** 0.5
+    assert [row["workers"] for row in rows("asynchronous-rate")] == [1, 2, 4, 8]
+    assert [row["reported"] for row in rows("hybrid")] == [2.2, 3.1]
+    assert [row["copies"] for row in rows("host-staged")] == [1, 3, 4]
+    goodputs = {row["of Young and Daly's"]: row["goodput, simulated"] for row in rows("checkpoints")}
+    assert max(goodputs, key=lambda factor: float(goodputs[factor].rstrip("%"))) == "1"
+    assert max(abs(float(row["error"].rstrip("%"))) for row in rows("gpipe") + rows("bert")) < 10

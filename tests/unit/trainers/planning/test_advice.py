@@ -1,0 +1,104 @@
+"""Advice follows the rules of the surveys, and single-process training of small data is faster indeed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from orchestray.platform.comm.allreduce.costs import AlphaBeta, cost_s
+from orchestray.platform.comm.allreduce.schedules import ALGORITHMS
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.planning.advice import (
+    Memory,
+    Needs,
+    centralised_or_not,
+    when_to_distribute,
+    which_consistency,
+)
+from orchestray.trainers.survey.cluster.stragglers import Compute
+from support.threads import run_replicas
+
+DEVICE_BYTES = 16e9
+MNIST = Memory(model_bytes=16 * 1.2e6, activation_bytes=5e6, data_bytes=60_000 * 784 * 4)
+IMAGENET = Memory(model_bytes=16 * 25.6e6, activation_bytes=3e9, data_bytes=1_281_167 * 3 * 224 * 224 * 4)
+OVERSIZE = Memory(model_bytes=16 * 7e9, activation_bytes=4e9, data_bytes=1e9)
+
+
+def test_when_to_distribute_is_never_for_mnist_by_data_for_imagenet_and_by_parts_for_a_model_that_fits_nowhere() -> (
+    None
+):
+    advice = [when_to_distribute(each, DEVICE_BYTES) for each in (MNIST, IMAGENET, OVERSIZE)]
+    assert [each.choice for each in advice] == ["single", "data parallel", "split"]
+    assert [each.least_parts for each in advice] == [1, 1, 8]
+    assert "188 MB of data fit" in advice[0].reason
+    both = when_to_distribute(Memory(OVERSIZE.model_bytes, 0.0, IMAGENET.data_bytes), DEVICE_BYTES)
+    assert both.choice == "split and data parallel"
+
+
+def test_single_process_training_at_mnist_s_size_is_faster_than_two_replicas() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 784), torch.randint(10, (64,))
+
+    def steps_s(batch: slice, collective: Collective | None) -> float:
+        model = nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+        times_s = []
+        for _ in range(60):
+            began_s = time.perf_counter()
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                if collective is not None:
+                    collective.all_reduce(parameter.grad)
+            times_s.append(time.perf_counter() - began_s)
+        return statistics.median(times_s)
+
+    def replica(collective: Collective) -> float:
+        return steps_s(slice(32 * collective.rank, 32 * collective.rank + 32), collective)
+
+    alone_s = steps_s(slice(0, 64), None)
+    assert alone_s < max(run_replicas(2, replica))
+
+
+def table() -> list[tuple[int, float, Needs, str]]:
+    small, large = 1e3, 1e8
+    return [
+        (8, small, Needs(), "all-reduce"),
+        (8, large, Needs(), "all-reduce"),
+        (1000, large, Needs(), "all-reduce"),
+        (2, 0.0, Needs(has_no_centre=True), "all-reduce"),
+        (8, large, Needs(is_asynchronous=True), "server"),
+        (8, large, Needs(is_elastic=True), "server"),
+        (8, large, Needs(is_elastic=True, has_no_centre=True), "gossip"),
+        (8, large, Needs(is_asynchronous=True, has_no_centre=True), "gossip"),
+        (1, large, Needs(), "server"),  # nothing to exchange: no all-reduce costs less
+    ]
+
+
+@pytest.mark.parametrize(("num_workers", "num_bytes", "needs", "choice"), table())
+def test_centralised_or_not_is_the_least_cost_unless_asynchrony_or_faults_decide(
+    num_workers: int, num_bytes: float, needs: Needs, choice: str
+) -> None:
+    link = AlphaBeta(3e-5, 8e-10)
+    found = centralised_or_not(num_workers, num_bytes, link, needs)
+    assert found.choice == choice
+    costs = {name: cost_s(name, num_workers, num_bytes, link) for name in ALGORITHMS}
+    assert found.all_reduce_s == min(costs.values()) == costs[found.algorithm]
+    assert found.server_s == costs["tree"]
+    if needs == Needs():
+        assert (found.choice == "all-reduce") == (found.all_reduce_s < found.server_s)
+
+
+def test_consistency_follows_the_stragglers() -> None:
+    even = which_consistency(Compute(0.1, speed_spread=0.01), 32)
+    assert (even.choice, even.bound) == ("synchronous", 0)
+    sometimes = which_consistency(Compute(0.1, slow_probability=0.01, slow_factor=4.0), 32)
+    assert sometimes.choice == "stale-synchronous"
+    assert sometimes.bound is not None
+    assert sometimes.slowdowns[-1][1] <= 1.1 < sometimes.slowdowns[-2][1]
+    always = which_consistency(Compute(0.1, speed_spread=0.5), 32)
+    assert (always.choice, always.bound) == ("asynchronous", None)

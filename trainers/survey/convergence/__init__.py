@@ -1,0 +1,1 @@
+"""Bounds and rates of stochastic gradient descent, measured."""
