@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from orchestray.trainers.planning.analyse import Analysis, PassCost
+    from orchestray.trainers.planning.subject import Subject
 
 app = typer.Typer()
 
@@ -41,19 +42,37 @@ def analyse(
             help="Shape of a module's input, as 8,3,224,224 or 8,128:int64; repeatable.",
         ),
     ] = None,
+    predict: Annotated[
+        bool,
+        typer.Option("--predict", help="The time of a step by models of the literature; needs `orchestray calibrate`."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Count the work, depth and bytes of each layer of a model, forward and backward; nothing is computed."""
     from orchestray.trainers.planning.analyse import analyse as analysis_of  # torch: late
     from orchestray.trainers.planning.subject import subject_of
 
-    analysis = analysis_of(subject_of(source, overrides or (), inputs or ()))
+    subject = subject_of(source, overrides or (), inputs or ())
+    analysis = analysis_of(subject)
+    predicted_s = _predicted_s(subject) if predict else {}
     if as_json:
-        print(json.dumps(analysis.to_json()))
+        print(json.dumps(analysis.to_json() | ({"predicted_s": predicted_s} if predict else {})))
         return
     show(_table(analysis))
     for line in _lines(analysis):
         print(line)
+    if predict:
+        times = ", ".join(f"{name} {1e3 * time_s:.3g} ms" for name, time_s in predicted_s.items())
+        print(f"A step with one thread, by models of the literature: {times}.")
+
+
+def _predicted_s(subject: Subject) -> dict[str, float]:
+    from orchestray.trainers.planning.machine import kept
+    from orchestray.trainers.survey.cost_models.counted import counted
+    from orchestray.trainers.survey.cost_models.models import side_by_side_s
+
+    profile = kept.load()
+    return side_by_side_s(counted(subject.forward, subject.model.parameters()), profile)
 
 
 def _table(analysis: Analysis) -> RenderableType:
