@@ -31,6 +31,7 @@ BENCHMARKS = (
     "recompute",
     "split",
     "layouts",
+    "cost_models",
     "local_sgd",
     "simulated_cluster",
     "parameter_server",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from orchestray.trainers.planning.analyse import Analysis, PassCost
     from orchestray.trainers.planning.measured import Measured
+    from orchestray.trainers.planning.subject import Subject
 
 app = typer.Typer()
 
@@ -47,6 +48,10 @@ def analyse(
     is_measured: Annotated[
         bool, typer.Option("--measure", help="Run the layers as well, and each algorithm for each convolution.")
     ] = False,
+    predict: Annotated[
+        bool,
+        typer.Option("--predict", help="The time of a step by models of the literature; needs `orchestray calibrate`."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Count the work, depth and bytes of each layer of a model, forward and backward, before anything runs."""
@@ -55,14 +60,17 @@ def analyse(
     from orchestray.trainers.planning.analyse import analyse as analysis_of
     from orchestray.trainers.planning.subject import subject_of
 
-    analysis = analysis_of(subject_of(source, overrides or (), inputs or ()))
+    subject = subject_of(source, overrides or (), inputs or ())
+    analysis = analysis_of(subject)
     measured = None
     if is_measured:
         from orchestray.trainers.planning.measured import measure
 
         measured = measure(subject_of(source, overrides or (), inputs or (), device=torch.device("cpu")), analysis)
+    predicted_s = _predicted_s(subject) if predict else {}
     if as_json:
-        print(json.dumps({**analysis.to_json(), "measured": measured and measured.to_json()}))
+        more = {"predicted_s": predicted_s} if predict else {}
+        print(json.dumps({**analysis.to_json(), "measured": measured and measured.to_json(), **more}))
         return
     show(_table(analysis))
     for line in _lines(analysis):
@@ -72,6 +80,9 @@ def analyse(
         show(_table_of_times(analysis, measured))
         print()
         print(_sentence_of_ceilings(analysis, measured))
+    if predict:
+        times = ", ".join(f"{name} {1e3 * time_s:.3g} ms" for name, time_s in predicted_s.items())
+        print(f"A step with one thread, by models of the literature: {times}.")
 
 
 def _table_of_times(analysis: Analysis, measured: Measured) -> RenderableType:
@@ -106,6 +117,15 @@ def _sentence_of_ceilings(analysis: Analysis, measured: Measured) -> str:
         f"A step takes {measured.step_s * 1e3:.3g} ms; the limit of this machine is {limit_s * 1e3:.3g} ms: it does "
         f"at most {rates} a second."
     )
+
+
+def _predicted_s(subject: Subject) -> dict[str, float]:
+    from orchestray.trainers.planning.machine import kept
+    from orchestray.trainers.survey.cost_models.counted import counted
+    from orchestray.trainers.survey.cost_models.models import side_by_side_s
+
+    profile = kept.load()
+    return side_by_side_s(counted(subject.forward, subject.model.parameters()), profile)
 
 
 def _table(analysis: Analysis) -> RenderableType:

@@ -86,9 +86,9 @@ def test_wrong_arguments_end_with_status_2_and_no_traceback(arguments: list[str]
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest_and_status_2_and_no_traceback() -> None:
-    done = script("valdate")
+    done = script("dashbord")
     assert done.returncode == 2
-    assert "Did you mean 'validate'?" in done.stderr
+    assert "Did you mean 'dashboard'?" in done.stderr
     assert "Traceback" not in done.stderr
 
 

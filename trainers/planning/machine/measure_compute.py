@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.process import torch_threads
+from orchestray.trainers.planning.machine import kept
 from orchestray.trainers.planning.machine.gemm import GemmTable, shapes
 from orchestray.trainers.planning.machine.profile import Compute
 
@@ -23,7 +25,9 @@ _SAMPLE_S = 1e-4
 """Least seconds of a sample: shorter calls are repeated within one."""
 _LONG_S = 1e-3
 _MOST_S = 10e-3
-"""Seconds beyond which a product is not measured: its time grows like its work."""
+"""Seconds of a product, at the highest speed so far, beyond which it is not measured."""
+_TABLE_S = 8.0
+"""Seconds after which a table is filled by what there is: only a machine that does much else needs as long."""
 _COPIED_BYTES = 64 << 20
 _FILE_BYTES, _FILE_CHUNK_BYTES = 128 << 20, 8 << 20
 _FILE_LIMIT_S = 2.0
@@ -39,18 +43,21 @@ def computing(threads: int, sizes: Sequence[int] = SIZES) -> Compute:
 def gemm_table(dtype: torch.dtype, sizes: Sequence[int] = SIZES, passes: int = 2) -> GemmTable:
     """Measure products of matrices of every shape of some sizes, with the current number of threads.
 
-    Of several passes over all shapes the shortest time of each is kept: what else runs comes and goes.
+    Of several passes over all shapes the shortest time of each is kept: what else runs comes and goes. A product that
+    would take long is not measured; its time is that of a smaller one, grown like the work.
     """
     every = shapes(sizes)
     found: dict[tuple[int, int, int], float] = {}
+    products_per_s, began_s = 0.0, perf_counter()
     for _ in range(passes):
-        for shape in sorted(every, key=lambda each: each[0] * each[1] * each[2]):
-            smaller = _smaller(shape, sizes)
-            ratio = shape[0] * shape[1] * shape[2] / max(1, smaller[0] * smaller[1] * smaller[2])
-            if smaller in found and found[smaller] * ratio > _MOST_S:
-                found[shape] = found[smaller] * ratio
-            else:
-                found[shape] = min(product_s(*shape, dtype), found.get(shape, float("inf")))
+        for shape in sorted(every, key=math.prod):
+            work, smaller = math.prod(shape), _smaller(shape, sizes)
+            is_long = work > products_per_s * _MOST_S or perf_counter() - began_s > _TABLE_S
+            if is_long and smaller in found:
+                found[shape] = min(found[smaller] * work / math.prod(smaller), found.get(shape, math.inf))
+                continue
+            found[shape] = min(product_s(*shape, dtype), found.get(shape, math.inf))
+            products_per_s = max(products_per_s, work / found[shape])
     return GemmTable(tuple(sizes), tuple(found[shape] for shape in every))
 
 
@@ -66,8 +73,8 @@ def _smaller(shape: tuple[int, int, int], sizes: Sequence[int]) -> tuple[int, in
 def product_s(m: int, n: int, k: int, dtype: torch.dtype) -> float:
     """Return the seconds of a product of matrices [m, k] and [k, n].
 
-    It is the mean of three: with both as they are, with the first transposed, and with the second. A linear layer has
-    these in its forward pass and its two gradients.
+    It is the mean of three, as a linear layer and its gradients need them. In one the matrices are as they are, in one
+    the first is transposed, in one the second.
     """
     a, b = torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)
     a_turned, b_turned = torch.ones(k, m, dtype=dtype), torch.ones(n, k, dtype=dtype)
@@ -110,8 +117,8 @@ def small_op_s() -> float:
 
 
 def reference_s() -> float:
-    """Return the seconds of one product that is measured again and again, to tell how steady the machine is."""
-    with torch_threads.using(1):
+    """Return the seconds of one product by all cores, measured again and again to tell how steady the machine is."""
+    with torch_threads.using(kept.cores()):
         a = torch.ones(512, 512)
         return median(_timed(lambda: a @ a, 1) for _ in range(25))
 

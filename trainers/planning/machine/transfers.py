@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -62,7 +62,6 @@ class Curve:
         return {
             "sizes_bytes": list(self.sizes_bytes),
             "times_s": [float(f"{time_s:.4g}") for time_s in self.times_s],
-            "fit": {name: float(f"{value:.4g}") for name, value in asdict(self.fit).items()},
         }
 
     @classmethod

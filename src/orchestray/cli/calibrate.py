@@ -1,0 +1,109 @@
+"""`orchestray calibrate`: how fast this machine computes, copies, sends and writes, measured once and kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from orchestray.cli.options import Json
+from orchestray.platform.terminal.tables import show
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from orchestray.platform.comm.allreduce.costs import AlphaBeta
+    from orchestray.trainers.planning.machine.profile import MachineProfile
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: orchestray calibrate")
+def calibrate(
+    *,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", metavar="FILE", help="Where to keep the numbers; default: this machine's own place."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Keep them even if the machine is busy.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine for half a minute, and keep what predictions of training times need to know of it."""
+    from orchestray.trainers.planning.machine import calibrate as calibration
+    from orchestray.trainers.planning.machine import kept
+
+    if not force:
+        calibration.check_quiet()
+    found = calibration.calibrate(say=_say)
+    if not force:
+        calibration.check_steady(found)
+    file = profile or kept.default_file()
+    kept.save(found, file)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    print(f"{found.name}, {found.memory_bytes / 1e9:.3g} GB of memory, torch {found.versions['torch']}\n")
+    show(_compute(found))
+    print()
+    show(_transfers(found))
+    for line in ("", *_lines(found), f"Kept in {file}."):
+        print(line)
+
+
+def _say(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"  measured: {line}", file=sys.stderr)
+
+
+def _compute(profile: MachineProfile) -> Table:
+    table = _table("one process alone", *(f"{count} thread{'s' * (count > 1)}" for count in profile.compute))
+    each = profile.compute.values()
+    for dtype in next(iter(each)).gemm:
+        table.add_row(f"products, {dtype}, GFLOP/s", *(f"{one.gemm[dtype].peak_flops_per_s / 1e9:.4g}" for one in each))
+    table.add_row("copies, GB/s", *(f"{one.copy_bytes_per_s / 1e9:.3g}" for one in each))
+    table.add_row("one small operation, us", *(f"{one.small_op_s * 1e6:.3g}" for one in each))
+    return table
+
+
+_CHANNELS = {"tcp": "message, TCP", "shared_memory": "message, memory"}
+_SHOWN_BYTES = {"1 kB, us": 1 << 10, "1 MB, us": 1 << 20, "16 MB, us": 1 << 24}
+
+
+def _transfers(profile: MachineProfile) -> Table:
+    table = _table("operation", "ranks", "alpha, us", "1/beta, GB/s", *_SHOWN_BYTES)
+    for kind, by_ranks in profile.collectives.curves.items():
+        for ranks, curve in by_ranks.items():
+            times = (f"{curve.seconds(size) * 1e6:.4g}" for size in _SHOWN_BYTES.values())
+            table.add_row(kind.replace("_", "-"), str(ranks), *_fitted(curve.fit), *times)
+    for channel, curve in profile.channels.items():
+        times = (f"{curve.seconds(size) * 1e6:.4g}" for size in _SHOWN_BYTES.values())
+        table.add_row(_CHANNELS.get(channel, channel), "2", *_fitted(curve.fit), *times)
+    return table
+
+
+def _fitted(fit: AlphaBeta) -> tuple[str, str]:
+    rate = 1 / fit.beta_s_per_byte / 1e9 if fit.beta_s_per_byte else float("inf")
+    return f"{fit.alpha_s * 1e6:.4g}", f"{rate:.3g}"
+
+
+def _lines(profile: MachineProfile) -> list[str]:
+    most = max(profile.contention.products)
+    slower = [f"{each[most]:.2f} x for {name}" for name, each in vars(profile.contention).items()]
+    return [
+        f"Time of {most} processes at once over that of one: {slower[0]}, {slower[1]}.",
+        f"Part of an all-reduce that a computation hides: {profile.overlap:.0%}.",
+        f"A file gets {profile.disk_bytes_per_s / 1e6:.4g} MB/s until it is on the disk.",
+        f"Repeats of one product are up to {profile.spread:.0%} apart.",
+    ]
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return table

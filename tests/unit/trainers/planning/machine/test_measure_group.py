@@ -1,0 +1,51 @@
+"""Measurements of several members give times of every kind, size and number of ranks, at rank 0."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.planning.machine import measure_group
+from orchestray.trainers.planning.machine.measure_group import channel_times, collective_times, contention, overlap
+from orchestray.trainers.planning.machine.transfers import KINDS
+from support.threads import run_replicas
+
+SIZES_BYTES = (1 << 10, 1 << 14)
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_group, "SIZES_BYTES", SIZES_BYTES)
+    monkeypatch.setattr(measure_group, "_POINTS", tuple((size, 2) for size in SIZES_BYTES))
+    monkeypatch.setattr(measure_group, "_BLOCK_S", 0.01)
+
+
+def test_every_kind_is_timed_with_every_number_of_ranks_and_known_at_rank_0() -> None:
+    first, *others = run_replicas(4, lambda world: collective_times(world, (2, 4)))
+    assert {kind: {*by_ranks} for kind, by_ranks in first.curves.items()} == {kind: {2, 4} for kind in KINDS}
+    assert all(curve.sizes_bytes == SIZES_BYTES for by_ranks in first.curves.values() for curve in by_ranks.values())
+    assert others == [None, None, None]
+
+
+def test_one_process_alone_is_not_slowed_down_and_more_are_not_sped_up() -> None:
+    first, second = run_replicas(2, lambda world: contention(world, (1, 2)))
+    assert second is None
+    for factors in (first.products, first.copies):
+        assert {*factors} == {1, 2}
+        assert factors[1] == 1.0
+        assert factors[2] >= 1.0
+
+
+def test_the_hidden_part_is_a_part() -> None:
+    def hidden(world: Collective) -> float:
+        return overlap(world, repeats=2)
+
+    assert all(0 <= part <= 1 for part in run_replicas(2, hidden))
+
+
+def test_both_channels_are_timed_in_every_size() -> None:
+    curves, _ = run_replicas(2, channel_times)
+    assert {name: curve.sizes_bytes for name, curve in curves.items()} == {
+        "tcp": SIZES_BYTES,
+        "shared_memory": SIZES_BYTES,
+    }

@@ -1,0 +1,1 @@
+"""Models of the literature that predict the time of training: small, readable, each with what it leaves out."""
