@@ -66,6 +66,7 @@ class Plan:
         num_workers: workers, without servers.
         num_servers: parameter servers.
         num_steps: steps of the whole run; 0: unknown.
+        steps_per_epoch: steps of an epoch; 0: unknown.
         samples: samples of a step, over all workers.
         parts: parts of the time of a step.
         memory: memory of a worker.
@@ -89,6 +90,7 @@ class Plan:
     num_bytes: Mapping[str, int] = field(default_factory=dict)
     num_servers: int = 0
     num_steps: int = 0
+    steps_per_epoch: int = 0
     staleness: float = 0.0
     keeps_result: bool = True
     interval_s: tuple[float, float] | None = None
@@ -100,6 +102,11 @@ class Plan:
     def step_s(self) -> float:
         """Seconds of a step."""
         return self.parts.total_s
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds of an epoch, as its number of steps times a step; 0: unknown."""
+        return self.steps_per_epoch * self.step_s
 
     @property
     def samples_per_s(self) -> float:
@@ -124,6 +131,7 @@ class Plan:
             "changes": dict(self.changes),
             "step_s": self.step_s,
             "interval_s": None if self.interval_s is None else list(self.interval_s),
+            "epoch_s": self.epoch_s,
             "samples": self.samples,
             "samples_per_s": self.samples_per_s,
             "parts": asdict(self.parts),

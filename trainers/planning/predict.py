@@ -94,6 +94,7 @@ class Predictor:
             num_workers=network.data * network.tensor * network.pipeline,
             num_servers=made.num_servers,
             samples=config.train.batch_size,
+            steps_per_epoch=made.steps_per_epoch,
             num_steps=config.train.steps or (config.train.epochs or 0) * made.steps_per_epoch,
             parts=made.parts.scaled(1.0)
             if self._cluster.slowness == 1.0
@@ -180,7 +181,9 @@ class Predictor:
             memory_of(known).process,
         )
         sent = {"pipeline": step.link_bytes * layout.data, **({"data": data_bytes * layout.data} if data_bytes else {})}
-        return _Made(parts, memory, sent, steps_per_epoch=known.steps_per_epoch, staleness=step.staleness)
+        return _Made(
+            parts, memory, sent, steps_per_epoch=ceil(known.steps_per_epoch / layout.data), staleness=step.staleness
+        )
 
     def _pipeline_step(self, layers: Wanted, settings: ReplicaSettings) -> PipelineStep:
         size = settings.layout.size
@@ -222,7 +225,7 @@ class Predictor:
             parts,
             memory_of(runs[0]),
             {} if shared else {"server": round(sent)},
-            steps_per_epoch=runs[0].steps_per_epoch * data,
+            steps_per_epoch=ceil(runs[0].steps_per_epoch / data),
             staleness=step.staleness,
             num_servers=load.num_servers,
         )

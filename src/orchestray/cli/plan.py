@@ -201,6 +201,8 @@ def _explained(plan: Plan) -> RenderableType:
         ("  reading, recording", parts.loop_s),
     ):
         table.add_row(name, f"{1e3 * seconds:.4g} ms", f"{seconds / plan.step_s:.0%}" if plan.step_s else "")
+    if plan.epoch_s:
+        table.add_row("an epoch", f"{plan.epoch_s:.4g} s", f"{plan.steps_per_epoch} steps")
     table.add_row("exchange behind computation", f"{1e3 * parts.hidden_s:.4g} ms", "")
     for kind, number in plan.memory.to_json().items():
         table.add_row(f"memory: {kind}", size(number), "")

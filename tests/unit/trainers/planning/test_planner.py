@@ -63,7 +63,8 @@ class Known(Measurements):
         call = NotedCall("all_reduce", "world", layout.size, self._exchanged, compute_s, compute_s)
         calls = (call,) if layout.size > 1 else ()
         step = DryStep(compute_s, compute_s, 0.0, 0.0, calls)
-        return [DryRun(1, None, step, MB, MB, MB, MB, self._resident, 20, (compute_s,))]
+        steps_per_epoch = -(-1437 // wanted.settings.batch_size)  # digits
+        return [DryRun(1, None, step, MB, MB, MB, MB, self._resident, steps_per_epoch, (compute_s,))]
 
     def profiles(self, wanted: Wanted) -> list[LayerProfile]:
         micro_batch = wanted.settings.batch_size // wanted.settings.accumulate
@@ -122,6 +123,13 @@ def test_where_nothing_fits_the_error_says_by_how_much_and_what_would_help() -> 
 def test_a_price_is_that_of_all_workers_for_the_whole_run() -> None:
     plan = planner(Known(), price_per_worker_hour=36.0).plans(CONFIG, 2).find("2 replicas")
     assert plan.price == pytest.approx(2 * 100 * plan.step_s / 100)
+
+
+@pytest.mark.parametrize("name", ["one process", "2 replicas", "2 workers, asynchronous server"])
+def test_an_epoch_takes_its_number_of_steps(name: str) -> None:
+    plan = planner(Known()).plans(CONFIG, 2).find(name)
+    assert plan.steps_per_epoch == 1437 // 64 + 1
+    assert plan.epoch_s == plan.steps_per_epoch * plan.step_s
 
 
 def test_machines_that_are_far_apart_exchange_over_the_link_between_them() -> None:
