@@ -7,6 +7,7 @@ meets both. Nothing here names hosts, users or absolute paths.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import datetime as dt
 import json
@@ -148,6 +149,7 @@ def run(
     report = Report(name, claim)
     began = _now()
     load_before = os.getloadavg()[0]
+    _compile_ours()
     try:
         with _workspace(arguments.workspace) as workspace:
             filesystem = machine.filesystem(workspace)
@@ -165,6 +167,19 @@ def run(
         (directory / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         (directory / f"{name}.md").write_text(text, encoding="utf-8")
     sys.exit(STATUS_DONE if report.met else STATUS_GOAL_MISSED)
+
+
+def _compile_ours() -> None:
+    """Write the bytecode of our modules, as pip has done for those of the peers.
+
+    Where PYTHONDONTWRITEBYTECODE is set, each process that imports from a source tree compiles it again, in 0.2 s.
+    """
+    import orchestray
+
+    for folder, _, names in os.walk(Path(orchestray.__file__).parent, followlinks=True):
+        for name in names:
+            if name.endswith(".py"):
+                compileall.compile_file(Path(folder, name), quiet=2)
 
 
 @dataclass(frozen=True)

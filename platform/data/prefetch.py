@@ -22,8 +22,13 @@ class Prefetch(Generic[Item]):
     """
 
     def __init__(self, items: Generator[Item, None, None], depth: int) -> None:
+        """
+        Args:
+            items: the generator.
+            depth: number of items; 0: the consumer's thread runs it, item by item.
+        """
         self._items = items
-        self._depth = max(1, depth)
+        self._depth = depth
         self._ready: deque[Item] = deque()
         self._changed = threading.Condition()
         self._ended = False
@@ -45,6 +50,8 @@ class Prefetch(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
+        if not self._depth:
+            return _counted(next(self._items))
         self._start()
         with self._changed:
             while not self._ready and not self._ended and not self._closed:
@@ -52,9 +59,7 @@ class Prefetch(Generic[Item]):
             if self._ready and not self._closed:
                 item = self._ready.popleft()
                 self._changed.notify()
-                PULSE.beats += 1
-                PULSE.shares += 1
-                return item
+                return _counted(item)
         self.close()
         if self._error is not None:
             error, self._error = self._error, None
@@ -74,7 +79,7 @@ class Prefetch(Generic[Item]):
             self._thread.join()
 
     def _start(self) -> None:
-        if self._thread is None and not self._closed:
+        if self._depth and self._thread is None and not self._closed:
             # A daemon, so that a consumer abandoned half-way does not keep the process alive.
             self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
             self._thread.start()
@@ -101,3 +106,9 @@ class Prefetch(Generic[Item]):
             self._ready.append(item)
             self._changed.notify()
             return True
+
+
+def _counted(item: Item) -> Item:
+    PULSE.beats += 1
+    PULSE.shares += 1
+    return item

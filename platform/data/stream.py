@@ -121,7 +121,7 @@ class SampleStream:
 
         Args:
             source: source of the samples.
-            to_batch: turns rows into tensors (a method of the task). It must depend on the rows alone: it runs in a
+            to_batch: turns rows into tensors (a method of the task). It must depend on the rows alone: it may run in a
                 background thread, where random numbers would come in no fixed order. It may overwrite the rows' memory.
             to_training_batch: turns rows into tensors in its place, and changes them at random (a method that a task
                 may have); None: it has none, or the samples are not for training.
@@ -170,7 +170,9 @@ class SampleStream:
         """
         if not 0 <= start_step <= self.steps_per_epoch:
             raise ValueError(f"start_step must be from 0 to {self.steps_per_epoch}, got {start_step}")
-        return Prefetch(self._shares(epoch, start_step, start_step if cuts_first else -1), self._prefetch)
+        # Nothing can be prepared beside the last share: a thread would only cost time.
+        depth = max(1, self._prefetch) if self.steps_per_epoch - start_step > 1 else 0
+        return Prefetch(self._shares(epoch, start_step, start_step if cuts_first else -1), depth)
 
     def one_sample(self) -> Batch:
         """Return a batch of the data's first sample; it belongs to the caller."""

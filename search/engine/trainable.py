@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
-from ray.tune import PlacementGroupFactory, Trainable
 
-from orchestray.search.checkpoints.trial_folder import write_state
+from orchestray.platform.process import gc_control
 from orchestray.search.engine.messages import TrialLimits, TrialResult, TrialTask
 from orchestray.search.engine.trial_process import prepare_process
+
+with gc_control.pause():
+    from ray.tune import PlacementGroupFactory, Trainable
+
+    from orchestray.search.checkpoints.trial_folder import write_state
 
 if TYPE_CHECKING:
     from orchestray.search.engine.trial_output import TrialOutput
@@ -53,8 +57,9 @@ class HostedTrial(Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         """Prepare the process; the trial itself comes with the first task."""
         prepare_process(self.limits.num_threads)
-        from orchestray.search.engine.trial_output import TrialOutput
-        from orchestray.search.engine.trial_worker import TrialHost
+        with gc_control.pause():
+            from orchestray.search.engine.trial_output import TrialOutput
+            from orchestray.search.engine.trial_worker import TrialHost
 
         self._host = TrialHost(self.limits, address=ray.util.get_node_ip_address())
         self._output = TrialOutput(self.limits.logs)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from orchestray.platform.process import gc_control
+
 PROGRAMS: Mapping[str, str] = {
     "training": "orchestray.search.trials.training:TrainingTrial",
     "gang": "orchestray.search.trials.gang:GangTrial",
@@ -37,4 +39,5 @@ def find_program(name: str) -> Any:
         name: a key of `PROGRAMS`, or "module:Class" of any other program.
     """
     module, _, class_name = PROGRAMS.get(name, name).partition(":")
-    return getattr(import_module(module), class_name)
+    with gc_control.pause():
+        return getattr(import_module(module), class_name)

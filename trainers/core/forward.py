@@ -91,6 +91,9 @@ class Forward:
     def backward(self, loss: Tensor, weight: float = 1.0, *, step: int, rank: int) -> None:
         """Add the gradient of `weight` times the loss to every `.grad`."""
         with user_code(step, rank):
+            if weight == 1.0:  # an explicit gradient makes torch import sympy, 0.2 s
+                loss.backward()  # type: ignore[no-untyped-call]
+                return
             # The weight is the initial gradient: multiplying the loss would add two operations.
             start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
             loss.backward(start)  # type: ignore[no-untyped-call]

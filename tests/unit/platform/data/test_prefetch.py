@@ -97,3 +97,25 @@ def test_closing_twice_or_before_the_start_is_harmless() -> None:
     items.close()
     items.close()
     assert list(items) == []
+
+
+def test_without_depth_the_consumer_makes_each_item_in_its_own_thread_when_it_asks_for_it() -> None:
+    counting = Counting(3)
+    with Prefetch(counting.items(), 0) as items:
+        for asked in range(1, 4):
+            assert next(items) == counting.made - 1
+            assert counting.made == asked
+            assert prefetch_threads() == []
+        assert list(items) == []
+    assert counting.closed.is_set()
+
+
+def test_without_depth_leaving_early_closes_the_generator_and_an_error_comes_in_its_place() -> None:
+    counting = Counting(10, fail_at=1)
+    with pytest.raises(ValueError, match="number 1"), Prefetch(counting.items(), 0) as items:
+        list(items)
+    counting = Counting(10)
+    with Prefetch(counting.items(), 0) as items:
+        next(items)
+    assert counting.closed.is_set()
+    assert list(items) == []

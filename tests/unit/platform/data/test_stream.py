@@ -80,6 +80,22 @@ def test_batches_are_the_global_order_cut_up_whatever_the_number_of_replicas(
     assert batches == [order[start : start + batch_size] for start in range(0, num_samples, batch_size)]
 
 
+@pytest.mark.parametrize("start_step", [0, 6, 7])
+def test_the_last_share_of_an_epoch_is_prepared_without_a_thread_and_is_the_same(start_step: int) -> None:
+    threads: list[str] = []
+
+    def noted(columns: pa.Table) -> dict[str, Tensor]:
+        threads.append(threading.current_thread().name)
+        return to_batch(columns)
+
+    whole = SampleStream(open_source(numbered(0, 60)), noted, batch_size=8, seed=5)
+    with whole.epoch(1, start_step) as items:
+        shares = list(items)
+    own = threading.current_thread().name
+    assert {name == own for name in threads} == {start_step == whole.steps_per_epoch - 1}
+    assert [used(share) for share in shares] == [used(share) for share in shares_of(whole, 1)[start_step:]]
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     num_samples=st.integers(1, 60), batch_size=st.integers(1, 70), accumulate=st.integers(1, 5), rank=st.integers(0, 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,3 +204,20 @@ def test_a_last_batch_of_one_value_a_channel_names_the_key_that_drops_it() -> No
         with pytest.raises(TrainingError, match=r"more than 1 value per channel.*set train\.drop_last to true"):
             trained(task, **layout)
         assert len(trained(task, drop_last=True, **layout).losses) == 6
+
+
+_GRADIENTS = """
+import sys, torch
+from orchestray.trainers.core.forward import Forward
+for weight in (1.0, 0.25):
+    model = torch.nn.Linear(1, 1, bias=False)
+    forward = Forward(None, model, "float32", torch.device("cpu"))
+    forward.backward(model(torch.full((1, 1), 3.0)).sum(), weight, step=1, rank=0)
+    print(model.weight.grad.item(), "sympy" in sys.modules)
+"""
+
+
+def test_a_gradient_of_the_whole_loss_imports_no_sympy_and_is_that_of_its_weight() -> None:
+    done = subprocess.run([sys.executable, "-c", _GRADIENTS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == "3.0 False"
+    assert done.stdout.splitlines()[1].startswith("0.75 ")
