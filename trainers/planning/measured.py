@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.trainers.planning.analyse import Analysis, PassCost
+from orchestray.platform.errors import TaskError
+from orchestray.trainers.planning.analyse import Analysis, PassCost, analyse
 from orchestray.trainers.planning.subject import Subject
 from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, time_s
 
@@ -83,6 +84,22 @@ class Measured:
             "forward_s": dict(self.forward_s),
             "convolutions": times,
         }
+
+
+def analysed_on(subject: Callable[[str], Subject]) -> Analysis:
+    """Analyse a model on `meta`, or if it looks at values, as it runs on the CPU; the notes say so.
+
+    Args:
+        subject: returns the model on a device.
+
+    Raises:
+        TaskError: it runs on neither.
+    """
+    try:
+        return analyse(subject("meta"))
+    except TaskError as error:
+        note = f"counted as it ran, with the values at hand: it {str(error).partition(' ')[2].partition('. With')[0]}"
+        return analyse(replace(found := subject("cpu"), notes=(*found.notes, note)))
 
 
 def measure(subject: Subject, analysis: Analysis) -> Measured:
