@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestray.cli.analyse_text import lines_of, sentence_of_ceilings, table_of_layers, table_of_times
+from orchestray.cli.analyse_text import lines_of, sentence_of_ceilings, table_of_layers, table_of_splits, table_of_times
 from orchestray.cli.options import Json
 from orchestray.platform.run.files import storage_errors, write_atomic
 from orchestray.platform.terminal.tables import show
@@ -79,6 +79,9 @@ def analyse(
         return
     show(table_of_layers(analysis))
     print()
+    if (splits := table_of_splits(analysis)) is not None:
+        show(splits)
+        print()
     for line in lines_of(analysis):
         print(line)
     if measured is not None:

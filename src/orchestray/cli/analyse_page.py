@@ -104,7 +104,9 @@ def _bar(kind: str, start: int, stop: int, end: int, title: str) -> str:
 def _layers(analysis: Analysis) -> str:
     columns = columns_of(analysis)
     rows = [[f"{layer.name or '-'}", layer.kind, *(cell(layer) for _, cell in columns)] for layer in analysis.layers]
-    return _table(["layer", "", *(name for name, _ in columns)], rows, ["all", "", *totals_of(analysis)], texts=2)
+    return _table(
+        ["layer", "", *(name for name, _ in columns)], rows, ["all", "", *totals_of(analysis, columns)], texts=2
+    )
 
 
 def _times(analysis: Analysis, measured: Measured | None) -> str:

@@ -16,13 +16,24 @@ Column = tuple[str, "Callable[[LayerCost], str]"]
 
 
 def columns_of(analysis: Analysis) -> list[Column]:
-    """Return the columns of numbers of the table of layers; those of splits only if there is something to split."""
-    columns: list[Column] = [
-        ("params", lambda layer: number(layer.parameters)),
-        *((name, _of_passes(place)) for place, name in enumerate(("work", "depth", "W/D", "op/byte"))),
-        ("saved", lambda layer: size(layer.saved_bytes)),
-        ("output", lambda layer: size(layer.output_bytes)),
-    ]
+    """Return the columns of numbers of a table of layers; those of splits only if there is something to split."""
+    return [*_COSTS, *_splits(analysis)]
+
+
+def _of_passes(place: int) -> Callable[[LayerCost], str]:
+    return lambda layer: cells(layer.forward, layer.backward)[place]
+
+
+_COSTS: list[Column] = [
+    ("params", lambda layer: number(layer.parameters)),
+    *((name, _of_passes(place)) for place, name in enumerate(("work", "depth", "W/D", "op/byte"))),
+    ("saved", lambda layer: size(layer.saved_bytes)),
+    ("output", lambda layer: size(layer.output_bytes)),
+]
+
+
+def _splits(analysis: Analysis) -> list[Column]:
+    columns: list[Column] = []
     if any(layer.halo_bytes for layer in analysis.layers):
         columns.append(("halo", lambda layer: size(layer.halo_bytes) if layer.halo_bytes else ""))
     if any(layer.tensor_bytes for layer in analysis.layers):
@@ -30,12 +41,8 @@ def columns_of(analysis: Analysis) -> list[Column]:
     return columns
 
 
-def _of_passes(place: int) -> Callable[[LayerCost], str]:
-    return lambda layer: cells(layer.forward, layer.backward)[place]
-
-
-def totals_of(analysis: Analysis) -> list[str]:
-    """Return the last row of the table of layers, one text for each of its columns."""
+def totals_of(analysis: Analysis, columns: Sequence[Column]) -> list[str]:
+    """Return the last row of a table of layers, one text for each of its columns."""
     layers = analysis.layers
     sums = {"halo": sum(layer.halo_bytes for layer in layers), "tensor": sum(layer.tensor_bytes for layer in layers)}
     known = {
@@ -44,21 +51,31 @@ def totals_of(analysis: Analysis) -> list[str]:
         "saved": size(analysis.saved_bytes),
         **{name: size(value) for name, value in sums.items()},
     }
-    return [known.get(name, "") for name, _ in columns_of(analysis)]
+    return [known.get(name, "") for name, _ in columns]
 
 
 def table_of_layers(analysis: Analysis) -> RenderableType:
     """Return a row for each layer, and one for all."""
+    return _table(analysis, analysis.layers, _COSTS)
+
+
+def table_of_splits(analysis: Analysis) -> RenderableType | None:
+    """Return a row for each layer for which workers send something to each other; None if there is none."""
+    if not (columns := _splits(analysis)):
+        return None
+    return _table(analysis, [layer for layer in analysis.layers if layer.halo_bytes or layer.tensor_bytes], columns)
+
+
+def _table(analysis: Analysis, layers: Sequence[LayerCost], columns: Sequence[Column]) -> RenderableType:
     from rich.table import Table
 
-    columns = columns_of(analysis)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("layer", overflow="fold", min_width=10)
     for name, _ in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for layer in analysis.layers:
+    for layer in layers:
         table.add_row(f"{layer.name or '-'} {layer.kind}", *(cell(layer) for _, cell in columns))
-    table.add_row("all", *totals_of(analysis), style="bold")
+    table.add_row("all", *totals_of(analysis, columns), style="bold")
     return table
 
 
