@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.analysis.cost import NOTHING, Cost, levels, product, total
+from orchestray.trainers.analysis.rarer_formulas import RARER
 
 Formula: TypeAlias = Callable[..., Cost]
 """Gets the operation's arguments and, by the name `out`, its result."""
@@ -350,7 +351,9 @@ _BY_NAME: Mapping[Formula, tuple[str, ...]] = {
     _attention: (*(f"_scaled_dot_product_{one}" for one in _ATTENTIONS), "_scaled_dot_product_attention_math"),
     _attention_backward: tuple(f"_scaled_dot_product_{one}_backward" for one in _ATTENTIONS),
     _loss: ("mse_loss", "binary_cross_entropy", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
-    _loss_backward: tuple(f"{one}_backward" for one in ("mse_loss", "binary_cross_entropy", "smooth_l1_loss")),
+    _loss_backward: tuple(
+        f"{one}_backward" for one in ("mse_loss", "binary_cross_entropy", "smooth_l1_loss", "huber_loss")
+    ),
     _sum: ("sum", "nansum", "trace"),
     _mean: ("mean", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
     _extreme: ("amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "aminmax", "count_nonzero"),
@@ -387,7 +390,10 @@ _BY_NAME: Mapping[Formula, tuple[str, ...]] = {
     _dropout_backward: ("native_dropout_backward",),
 }
 FORMULAS: Mapping[Any, Formula] = {
-    getattr(_aten, name): formula for formula, names in _BY_NAME.items() for name in names if hasattr(_aten, name)
+    getattr(_aten, name): formula
+    for formula, names in (*_BY_NAME.items(), *RARER.items())
+    for name in names
+    if hasattr(_aten, name)
 }
 """Maps operations (torch's `OpOverloadPacket`) to their formulas."""
 
@@ -397,21 +403,16 @@ _MOVES = (
     *("unfold_backward", "im2col", "lift_fresh", "lift_fresh_copy", "detach", "masked_select", "slice_scatter"),
     *("select_scatter", "fill", "fill_", "zero", "zero_", "reflection_pad2d", "replication_pad2d", "eye", "linspace"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "masked_scatter", "diagonal_backward", "one_hot"),
-    *(
-        "_conj_physical",
-        "view_as_real",
-        "view_as_complex",
-        "resize_",
-        "_unsafe_index",
-        "bucketize",
-        "searchsorted",
-        "_reshape_copy",
-    ),
+    *("_conj_physical", "view_as_real", "view_as_complex", "resize_", "_unsafe_index", "bucketize", "searchsorted"),
+    *("_reshape_copy", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "median", "kthvalue"),
+    *("diag_embed", "cummax", "cummin", "replication_pad1d", "reflection_pad1d", "reflection_pad3d"),
     *("_local_scalar_dense", "sort", "topk", "nonzero", "scalar_tensor", "split_with_sizes_copy", "scatter_", "set_"),
 )
 _MAKERS = ("empty", "new_empty", "zeros", "new_zeros", "ones", "new_ones", "full", "new_full")
 MOVES = frozenset(getattr(_aten, name) for name in _MOVES if hasattr(_aten, name))
-"""Operations that move values and compute nothing. Sorting is one: its comparisons are not counted."""
+"""Operations that move values and compute nothing. Sorting, and what finds the largest of all so far, is among them:
+comparisons are not counted there.
+"""
 MAKERS = frozenset(
     getattr(_aten, name)
     for name in (*_MAKERS, *(f"{one}_like" for one in _MAKERS), "empty_strided", "new_empty_strided")
@@ -419,5 +420,16 @@ MAKERS = frozenset(
 )
 """Operations that make values of nothing: of what they get, they look at shapes alone."""
 
-RANDOM = frozenset(getattr(_aten, name) for name in ("bernoulli", "bernoulli_", "rand", "randn", "uniform_", "normal_"))
+RANDOM = frozenset(
+    getattr(_aten, name) for name in ("bernoulli", "bernoulli_", "rand", "randn", "uniform_", "normal_", "exponential_")
+)
 """Operations that draw a number for each element."""
+
+PRODUCTS = frozenset(
+    name
+    for formula in (_mm, _bmm, _mv, _dot, _convolution, _convolution_backward, _attention, _attention_backward)
+    for name in _BY_NAME[formula]
+) | {"addmm", "baddbmm", "addmv"}
+"""Names of the operations that are products of matrices or vectors, or convolutions."""
+TRANSFORMS = frozenset(_BY_NAME[_fourier])
+"""Names of the Fourier transforms."""

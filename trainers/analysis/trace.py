@@ -18,6 +18,7 @@ from torch.utils.module_tracker import ModuleTracker
 from orchestray.trainers.analysis.cost import NOTHING, Cost
 from orchestray.trainers.analysis.formulas import FORMULAS, MAKERS, MOVES, RANDOM, pointwise
 from orchestray.trainers.analysis.graph import Operation, OperatorGraph
+from orchestray.trainers.analysis.rarer_formulas import ELEMENTWISE
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -116,8 +117,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return formula(*args, **kwargs, out=out)
         if packet in RANDOM:
             return Cost(others=out.numel(), depth=1)
-        if torch.Tag.pointwise in func.tags and isinstance(out, Tensor):
-            return pointwise(_name(func), out)
+        first = out[0] if isinstance(out, tuple | list) and out else out
+        if isinstance(first, Tensor) and (torch.Tag.pointwise in func.tags or _name(func) in ELEMENTWISE):
+            return pointwise(_name(func), first)
         if packet not in MOVES and packet not in MAKERS:
             self._uncounted[_name(func)] += 1
         return NOTHING

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from orchestray.trainers.analysis.cost import levels
+from orchestray.trainers.analysis.flops import flops_of
 from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.operators import closed_forms
@@ -56,6 +57,7 @@ def test_products_of_matrices_and_convolutions_are_those_that_torch_counts_forwa
     with FlopCounterMode(display=False) as counter:
         module(x).sum().backward()
     assert products_of(graph) == counter.get_total_flops() // 2
+    assert flops_of(graph) == counter.get_total_flops()
     assert graph.uncounted == {}
 
 
