@@ -28,7 +28,7 @@ LAYERS = """
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
     trainers.parallel  trainers.sync.local  trainers.survey  trainers.survey.networks  trainers.survey.operators
-    trainers.sync.compressed
+    trainers.survey.lab  trainers.sync.compressed
     trainers.sync
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol

@@ -339,7 +339,7 @@ def _fourier(x: Tensor, dimensions: Any, *_: Any, out: Tensor, **__: Any) -> Cos
 
 _ATTENTIONS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 _BY_NAME: Mapping[Formula, tuple[str, ...]] = {
-    _mm: ("mm",),
+    _mm: ("mm", "_int_mm"),
     _bmm: ("bmm",),
     _plus(_mm): ("addmm",),
     _plus(_bmm): ("baddbmm",),
