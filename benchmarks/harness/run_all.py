@@ -27,6 +27,7 @@ BENCHMARKS = (
     "pipeline",
     "sharding",
     "tensor_parallel",
+    "operators",
     "recompute",
     "split",
     "layouts",

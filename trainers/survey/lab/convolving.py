@@ -83,10 +83,11 @@ def convolving(rounds: int = 7, shapes: Sequence[Shape] = SHAPES) -> Exhibit:
         cells = [times[name] * 1e3 if name in times else None for name in ALL]
         rows.append([shape.name, *cells, f"{best}, {others[best] / times['torch']:.2g} x torch"])
     columns = ["kernel, inputs", *(f"{name}, ms" for name in ALL), "best other"]
-    return Exhibit("convolutions", "Convolutions by every algorithm", columns, rows, list(_findings(medians)))
+    return Exhibit("convolutions", "Convolutions by every algorithm", columns, rows, list(findings(medians)))
 
 
-def _findings(medians: Mapping[Shape, Mapping[str, float]]) -> list[str]:
+def findings(medians: Mapping[Shape, Mapping[str, float]]) -> list[str]:
+    """Return what the median seconds of each algorithm show, by shape."""
     loops = [times["direct loops"] / times["im2col"] for times in medians.values()]
     ahead = sum(one > 1 for one in loops)
     ratios = f"{min(loops):.2g} to {max(loops):.2g}"

@@ -74,12 +74,12 @@ def times(kernels: Sequence[int], fft: Sequence[float]) -> dict[convolving.Shape
 
 
 def test_the_kernel_from_which_fft_wins_is_the_first_after_which_it_always_does() -> None:
-    found = convolving._findings(times((3, 5, 7, 11), (1.2, 2.0, 1.4, 0.5)))
+    found = convolving.findings(times((3, 5, 7, 11), (1.2, 2.0, 1.4, 0.5)))
     assert "FFT beats im2col from kernels of 7 x 7 on." in found
     assert "im2col is faster than the loops for 4 of 4 shapes, 2 to 2 times as fast." in found
     assert "torch's own is the fastest for 3 of 4 shapes." in found
     assert found[-1].endswith("11x11, 1 x 1 x 8 x 8: FFT (2 times as fast).")
-    assert "FFT never beats im2col here." in convolving._findings(times((3, 5), (1.0, 2.0)))
+    assert "FFT never beats im2col here." in convolving.findings(times((3, 5), (1.0, 2.0)))
 
 
 def test_the_error_of_winograd_grows_with_the_tile_while_products_shrink(exhibits: dict[str, Exhibit]) -> None:
