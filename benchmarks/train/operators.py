@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from harness import benchmark
-from orchestray.trainers.survey.lab import convolving, moving, multiplying, settings
+from orchestray.trainers.survey.lab import convolving, deadline, moving, multiplying, settings
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.timing import threads
 
@@ -33,6 +33,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
             multiplying.fully_connected(rounds),
             settings.onednn(rounds),
             moving.persistent(rounds),
+            deadline.deadline(20 if options.quick else 200),
         ):
             _show(report, exhibit)
     _show(report, settings.thread_sweep(rounds, _THREADS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from orchestray.trainers.survey.lab import convolving, moving, multiplying, settings
+from orchestray.trainers.survey.lab import convolving, deadline, moving, multiplying, settings
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 
 
@@ -34,6 +34,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "fully-connected": Experiment(multiplying.fully_connected, "samples one by one, batched, and in fixed point"),
     "onednn": Experiment(settings.onednn, "torch's operations with oneDNN on and off"),
     "threads": Experiment(settings.thread_sweep, "torch's operations on one thread and more"),
+    "deadline": Experiment(deadline.deadline, "the most accurate network that answers in time", 200),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "traffic": Experiment(moving.traffic, "words moved by tiled convolutions, against their lower bound", 0),
 }

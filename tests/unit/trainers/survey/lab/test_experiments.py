@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from orchestray.trainers.survey.lab import convolving, moving, multiplying, settings
+from orchestray.trainers.survey.lab import convolving, deadline, moving, multiplying, settings
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.registry import EXPERIMENTS
 from orchestray.trainers.survey.operators import convolutions
@@ -32,6 +32,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "fully-connected": lambda: multiplying.fully_connected(1, (64,), samples=8),
     "onednn": lambda: settings.onednn(1),
     "threads": lambda: settings.thread_sweep(1, (1, 2)),
+    "deadline": lambda: deadline.deadline(3),
     "persistent": lambda: moving.persistent(1, (1, 2), steps=4, hidden=8),
     "traffic": moving.traffic,
 }
@@ -106,6 +107,13 @@ def test_speeds_of_products_are_operations_over_time_and_the_line_is_that_of_lea
     x, y = torch.tensor([1.0, 2.0, 4.0]).double(), torch.tensor([3.0, 5.0, 9.5]).double()
     slope, offset = torch.linalg.lstsq(torch.stack([x, torch.ones_like(x)], 1), y[:, None]).solution.flatten()
     torch.testing.assert_close(multiplying.fitted(x, y), slope * x + offset)
+
+
+def test_a_batch_as_one_product_is_its_samples_one_by_one() -> None:
+    torch.manual_seed(0)
+    network, x = multiplying._Network(16, 24, 2, 8).double(), torch.randn(9, 16).double()
+    with torch.no_grad():
+        torch.testing.assert_close(multiplying._one_by_one(network, x), network(x), rtol=1e-6, atol=1e-6)
 
 
 def test_fixed_point_names_the_class_that_full_precision_names(exhibits: dict[str, Exhibit]) -> None:
