@@ -14,7 +14,7 @@ from orchestray.trainers.survey.lab import convolving, deadline, moving, multipl
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.timing import threads
 
-_THREADS = (1, 2)
+_THREADS = {1: "one thread", 2: "two threads"}
 
 
 def measure(report: benchmark.Report, options: benchmark.Options) -> None:
@@ -36,7 +36,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
             deadline.deadline(20 if options.quick else 200),
         ):
             _show(report, exhibit)
-    _show(report, settings.thread_sweep(rounds, _THREADS))
+    _show(report, settings.thread_sweep(rounds, tuple(_THREADS)))
     report.notes += [
         "Products and convolutions are those of float32, with values that are normal random numbers.",
         "Ways are timed in turns; a number of a table is the median of the rounds.",
@@ -46,7 +46,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
 def _convolutions(report: benchmark.Report, shapes: Sequence[convolving.Shape], rounds: int, count: int) -> None:
     medians, rows = {}, []
     for shape in shapes:
-        benchmark.say(f"{shape.name}, {count} thread(s)")
+        benchmark.say(f"{shape.name}, {_THREADS[count]}")
         taken = convolving.timed(shape, rounds)
         times = medians[shape] = {name: median(each) for name, each in taken.items()}
         fastest = min(times, key=times.__getitem__)
@@ -55,14 +55,14 @@ def _convolutions(report: benchmark.Report, shapes: Sequence[convolving.Shape], 
         )
         others = {name: each for name, each in taken.items() if name != "torch"}
         best = min(others, key=lambda name: times[name])
-        report.compare(f"{shape.name}, {count} thread(s): {best} / torch", taken[best], taken["torch"])
-    report.table([f"{count} thread(s)", *(f"{name}, ms" for name in convolving.ALL), "fastest"], rows)
-    report.notes += [f"On {count} thread(s): {finding}" for finding in convolving.findings(medians)]
+        report.compare(f"{shape.name}, {_THREADS[count]}: {best} / torch", taken[best], taken["torch"])
+    report.table([f"{_THREADS[count]}", *(f"{name}, ms" for name in convolving.ALL), "fastest"], rows)
+    report.notes += [f"Convolutions on {_THREADS[count]}: {finding}" for finding in convolving.findings(medians)]
 
 
 def _show(report: benchmark.Report, exhibit: Exhibit) -> None:
     report.table(exhibit.columns, exhibit.texts())
-    report.notes += exhibit.findings
+    report.notes += [f"{exhibit.title}: {finding}" for finding in exhibit.findings]
 
 
 if __name__ == "__main__":

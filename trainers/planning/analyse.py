@@ -84,7 +84,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """A layer's forward or backward pass in a step on a machine with a processor for each operation."""
 
     layer: str
@@ -123,7 +123,7 @@ class Analysis:
     layers: tuple[LayerCost, ...]
     critical_path: tuple[tuple[str, int], ...]
     """Layers on the longest chain, in their order, each with its depth there."""
-    spans: tuple[Span, ...]
+    intervals: tuple[Interval, ...]
     """The passes of all layers in the order in which they begin."""
     uncounted: Mapping[str, int]
     """Calls of operations that no number here includes."""
@@ -140,7 +140,7 @@ class Analysis:
             "traffic": [{**asdict(each), "num_bytes": each.num_bytes} for each in self.traffic],
             "layers": [layer.to_json() for layer in self.layers],
             "critical_path": [{"layer": layer, "depth": depth} for layer, depth in self.critical_path],
-            "spans": [asdict(each) for each in self.spans],
+            "intervals": [asdict(each) for each in self.intervals],
             "uncounted": dict(self.uncounted),
             "notes": list(self.notes),
         }
@@ -184,7 +184,7 @@ def analyse(subject: Subject) -> Analysis:
         traffic=traffic,
         layers=_layers(subject.model, graph, saved, shapes, auto),
         critical_path=_critical_path(graph),
-        spans=_spans(graph),
+        intervals=_intervals(graph),
         uncounted=graph.uncounted,
         notes=(
             *subject.notes,
@@ -276,7 +276,7 @@ def _critical_path(graph: OperatorGraph) -> tuple[tuple[str, int], ...]:
     return tuple(path)
 
 
-def _spans(graph: OperatorGraph) -> tuple[Span, ...]:
+def _intervals(graph: OperatorGraph) -> tuple[Interval, ...]:
     on_path = set(graph.critical_path())
     within: dict[tuple[str, bool], list[tuple[int, int]]] = {}
     chosen: dict[tuple[str, bool], list[tuple[int, int]]] = {}
@@ -291,7 +291,7 @@ def _spans(graph: OperatorGraph) -> tuple[Span, ...]:
                 part = parts.pop()[0], part[1]
             parts.append(part)
     found = [
-        Span(*key, min(begin for begin, _ in parts), max(end for _, end in parts), tuple(chosen.get(key, ())))
+        Interval(*key, min(begin for begin, _ in parts), max(end for _, end in parts), tuple(chosen.get(key, ())))
         for key, parts in within.items()
     ]
-    return tuple(sorted(found, key=lambda span: span.begin))
+    return tuple(sorted(found, key=lambda interval: interval.begin))

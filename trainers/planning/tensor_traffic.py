@@ -72,8 +72,12 @@ def _traffic(subject: Subject, kind: str, degree: int) -> Traffic | None:
         plan = make_plan(task, model, kind, degree)
         member = LoneMember(degree, recorder)
         split = split_model(model, plan, lambda: member, member.rank, degree)
+        divided = replace(subject, model=model)
+        with torch.no_grad():  # the first pass looks at sizes with copies of layers, which a recorder takes for them
+            divided.forward()
+        member.sent_bytes.clear()
         with recorder:
-            loss = replace(subject, model=model).forward()
+            loss = divided.forward()
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
     except (OrchestrayError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from string import Template
@@ -22,7 +23,7 @@ from orchestray.cli.analyse_text import (
 from orchestray.search.results.report import asset
 
 if TYPE_CHECKING:
-    from orchestray.trainers.planning.analyse import Analysis, Span
+    from orchestray.trainers.planning.analyse import Analysis, Interval
     from orchestray.trainers.planning.measured import Measured
 
 
@@ -67,17 +68,17 @@ def _tile(name: str, value: str) -> str:
 
 def _chain(analysis: Analysis) -> str:
     """Return a row for each layer, with the depths at which its passes begin and end."""
-    by_layer: dict[str, list[Span]] = {layer.name: [] for layer in analysis.layers}
-    for span in analysis.spans:
-        by_layer.setdefault(span.layer, []).append(span)
-    end = max((span.end for span in analysis.spans), default=1)
+    by_layer: dict[str, list[Interval]] = {layer.name: [] for layer in analysis.layers}
+    for interval in analysis.intervals:
+        by_layer.setdefault(interval.layer, []).append(interval)
+    end = max((interval.end for interval in analysis.intervals), default=1)
     rows = []
-    for layer, spans in by_layer.items():
-        if not spans:
+    for layer, intervals in by_layer.items():
+        if not intervals:
             continue
-        bars = "".join(_bars(span, end) for span in spans)
+        bars = "".join(_bars(interval, end) for interval in intervals)
         name = html.escape(layer or "-")
-        is_on_path = any(span.on_path for span in spans)
+        is_on_path = any(interval.on_path for interval in intervals)
         rows.append(
             f'<div class="lane{"" if is_on_path else " beside"}"><span title="{name}"><bdi>{name}</bdi></span>'
             f'<div class="track">{bars}</div></div>'
@@ -85,15 +86,15 @@ def _chain(analysis: Analysis) -> str:
     return "".join(rows)
 
 
-def _bars(span: Span, end: int) -> str:
+def _bars(interval: Interval, end: int) -> str:
     """Return the whole of a pass as a pale bar, and the parts of it on the longest chain as full ones."""
-    which = "backward" if span.is_backward else "forward"
-    depth = sum(stop - start for start, stop in span.on_path)
-    title = f"{span.layer or '-'}, {which}: {span.begin:,} to {span.end:,}" + (
+    which = "backward" if interval.is_backward else "forward"
+    depth = sum(stop - start for start, stop in interval.on_path)
+    title = f"{interval.layer or '-'}, {which}: {interval.begin:,} to {interval.end:,}" + (
         f", {depth:,} on the longest chain" if depth else ""
     )
-    pale = _bar(f"{which} pale", span.begin, span.end, end, title)
-    return pale + "".join(_bar(which, start, stop, end, title) for start, stop in span.on_path)
+    pale = _bar(f"{which} pale", interval.begin, interval.end, end, title)
+    return pale + "".join(_bar(which, start, stop, end, title) for start, stop in interval.on_path)
 
 
 def _bar(kind: str, start: int, stop: int, end: int, title: str) -> str:
@@ -115,7 +116,8 @@ def _times(analysis: Analysis, measured: Measured | None) -> str:
     names = list(dict.fromkeys(name for times in measured.convolutions.values() for name in times))
     found = {row[0]: row for row in rows_of_times(analysis, measured)}
     table = _table(["layer", "forward, ms", "of the limit"], [row[:3] for row in found.values()], texts=1)
-    text = f"<section><h2>Measured</h2><p>{html.escape(sentence_of_ceilings(analysis, measured))}</p>{table}</section>"
+    sentence = html.escape(sentence_of_ceilings(analysis, measured))
+    text = f"<section><h2>Measured</h2><p>{sentence}</p>{_roofline(analysis, measured)}{table}</section>"
     if names:
         rows = [
             [layer, *("-" if times[name] == float("inf") else f"{times[name] * 1e3:.3g}" for name in names)]
@@ -124,6 +126,39 @@ def _times(analysis: Analysis, measured: Measured | None) -> str:
         table = _table(["layer", *names], rows, texts=1)
         text += f"<section><h2>Each convolution by each algorithm, ms</h2>{table}</section>"
     return text
+
+
+def _roofline(analysis: Analysis, measured: Measured) -> str:
+    """Return a plot of the forward passes: operations a byte across, operations a second upwards, on scales of logs."""
+    points = [
+        (layer.name, layer.forward.intensity, layer.forward.work / measured.forward_s[layer.name])
+        for layer in analysis.layers
+        if layer.name in measured.forward_s and layer.forward.work
+    ]
+    if not points:
+        return ""
+    most, rate = measured.ceilings.operations_per_s, measured.ceilings.bytes_per_s
+    across = [most / rate, *(intensity for _, intensity, _ in points)]
+    left, right = min(across) / 2, max(across) * 2
+    low, high = min(rate * left, *(speed for *_, speed in points)) / 2, most * 2
+
+    def place(intensity: float, speed: float) -> tuple[float, float]:
+        x = math.log(intensity / left) / math.log(right / left)
+        return 100 * x, 100 * math.log(speed / low) / math.log(high / low)
+
+    corners = [place(left, rate * left), place(most / rate, most), place(right, most)]
+    line = " ".join(f"{x:.2f},{100 - y:.2f}" for x, y in corners)
+    dots = ""
+    for name, intensity, speed in points:
+        x, y = place(intensity, speed)
+        title = html.escape(f"{name}: {intensity:.3g} operations a byte, {speed / 1e9:.3g} G operations a second")
+        dots += f'<i style="left:{x:.2f}%;bottom:{y:.2f}%" title="{title}"></i>'
+    return (
+        '<p class="hint">Forward passes below their limit: each layer by its operations a byte '
+        f"({left:.2g} to {right:.2g}) and operations a second ({low / 1e9:.2g} G to {high / 1e9:.2g} G), on scales of "
+        'logarithms.</p><div class="roofline"><svg viewBox="0 0 100 100" preserveAspectRatio="none"><polyline '
+        f'points="{line}" vector-effect="non-scaling-stroke"/></svg>{dots}</div>'
+    )
 
 
 def _recomputation(analysis: Analysis) -> str:

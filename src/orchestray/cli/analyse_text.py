@@ -98,7 +98,7 @@ def rows_of_times(analysis: Analysis, measured: Measured) -> list[Sequence[str]]
     return [
         (
             layer.name,
-            f"{measured.forward_s[layer.name] * 1e3:.3g}",
+            _milliseconds(measured.forward_s[layer.name]),
             f"{measured.limit_share(layer.name, layer.forward):.0%}",
             _fastest(measured.convolutions.get(layer.name, {})),
         )
@@ -120,10 +120,12 @@ def sentence_of_ceilings(analysis: Analysis, measured: Measured) -> str:
     rates = (
         f"{measured.ceilings.operations_per_s / 1e9:.3g} G operations and {measured.ceilings.bytes_per_s / 1e9:.3g} GB"
     )
-    return (
-        f"A step takes {measured.step_s * 1e3:.3g} ms; the limit of this machine is {limit_s * 1e3:.3g} ms: it does "
-        f"at most {rates} a second."
-    )
+    step, limit = _milliseconds(measured.step_s), _milliseconds(limit_s)
+    return f"A step takes {step} ms; the limit of this machine is {limit} ms: it does at most {rates} a second."
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 1 else f"{seconds * 1e3:.3g}"
 
 
 def cells(forward: PassCost, backward: PassCost) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The page of an analysis needs no network, and its bars are the spans of the layers."""
+"""The page of an analysis needs no network, and its bars are the intervals of the layers."""
 
 from __future__ import annotations
 
@@ -45,18 +45,33 @@ def test_it_loads_nothing_and_runs_nothing_and_a_name_is_text(analysis: Analysis
     assert "<own> & $model" in parsed.texts
 
 
-def test_each_span_is_a_bar_of_its_part_of_the_depth_with_the_longest_chain_above_it(analysis: Analysis) -> None:
+def test_each_interval_is_a_bar_of_its_part_of_the_depth_with_the_longest_chain_above_it(analysis: Analysis) -> None:
     bars = [attrs for tag, attrs in Parsed(page_of(analysis)).tags if tag == "i" and "style" in attrs]
-    end = max(span.end for span in analysis.spans)
+    end = max(interval.end for interval in analysis.intervals)
     wanted = sorted(
         (100 * begin / end, 100 * (stop - begin) / end)
-        for span in analysis.spans
-        for begin, stop in ((span.begin, span.end), *span.on_path)
+        for interval in analysis.intervals
+        for begin, stop in ((interval.begin, interval.end), *interval.on_path)
     )
     found = sorted(tuple(map(float, re.findall(r"[\d.]+(?=%)", str(attrs["style"])))) for attrs in bars)
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         assert one == pytest.approx(other, abs=1e-3)
+
+
+def test_a_measured_layer_is_a_dot_within_the_plot_that_is_higher_the_faster_it_is(analysis: Analysis) -> None:
+    names = [layer.name for layer in analysis.layers if layer.name and layer.forward.work]
+
+    def heights(slower: str) -> list[float]:
+        times = {name: 2e-3 if name == slower else 1e-3 for name in names}
+        page = page_of(analysis, Measured(Ceilings(1e12, 1e12), 2e-3, times, {}))
+        dots = [attrs for tag, attrs in Parsed(page).tags if tag == "i" and "bottom" in str(attrs.get("style"))]
+        places = [tuple(map(float, re.findall(r"[\d.]+(?=%)", str(each["style"])))) for each in dots]
+        assert len(places) == len(names)
+        assert all(0 < x < 100 and 0 < y < 100 for x, y in places)
+        return [y for _, y in places]
+
+    assert heights(names[0])[0] < heights(names[-1])[0]
 
 
 def test_the_tables_have_each_layer_each_split_and_what_was_measured(analysis: Analysis) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,7 +75,8 @@ def timed(shape: Shape, rounds: int) -> dict[str, list[float]]:
 
 def convolving(rounds: int = 7, shapes: Sequence[Shape] = SHAPES) -> Exhibit:
     """Compare all algorithms, by shape."""
-    rows, medians = [], {}
+    rows: list[list[Any]] = []
+    medians: dict[Shape, dict[str, float]] = {}
     for shape in shapes:
         times = {name: median(taken) for name, taken in timed(shape, rounds).items()}
         medians[shape] = times
@@ -113,14 +115,14 @@ def winograd_error(rounds: int = 0) -> Exhibit:
     del rounds
     x, weight = Shape(2, 16, 24, 3).tensors()
     exact = functional.conv2d(x.double(), weight.double())
-    rows = []
+    rows: list[list[Any]] = []
     for outputs in (2, 3, 4, 6, 8):
         off = (winograd.winograd(x, weight, outputs).double() - exact).abs()
         tile = (outputs + 2) ** 2
         rows.append([f"F({outputs}x{outputs}, 3x3)", tile, 9 * outputs**2, 9 * outputs**2 / tile, float(off.max())])
     own = float((functional.conv2d(x, weight).double() - exact).abs().max())
     rows.append(["torch", None, None, 1.0, own])
-    growth = float(rows[-2][4]) / float(rows[0][4])  # type: ignore[arg-type]
+    growth = float(rows[-2][4]) / float(rows[0][4])
     return Exhibit(
         "winograd",
         "The error of Winograd's convolution",
@@ -132,7 +134,7 @@ def winograd_error(rounds: int = 0) -> Exhibit:
 
 def layouts(rounds: int = 7, shapes: Sequence[Shape] = SHAPES[:4]) -> Exhibit:
     """Compare images with samples outermost (NCHW) and innermost (CHWN), in both by im2col, and pooling."""
-    rows = []
+    rows: list[list[Any]] = []
     for shape in shapes:
         x, weight = shape.tensors()
         chwn = x.permute(1, 2, 3, 0).contiguous()

@@ -21,7 +21,7 @@ from orchestray.trainers.tasks.digits import Digits
 
 _PROBES = (3, 6, 12, 24, 48, 96)
 """Widths of the networks whose times are measured to fit the model."""
-_FAMILY = (2, 4, 8, 16, 32, 64)
+_FAMILY = (4, 8, 16, 32, 64)
 """Widths of the networks to choose from."""
 _IMAGES = 32
 """Images of a request."""
@@ -33,7 +33,7 @@ class Performance:
     """A model of the time that a network takes: a fixed part, a part for each operation, and the spread above it."""
 
     fixed_s: float
-    a_operation_s: float
+    operation_s: float
     spread: float
     """Largest 95th percentile of a measured network, over its predicted time."""
 
@@ -52,7 +52,7 @@ class Performance:
 
     def p95_s(self, work: int) -> float:
         """Return the seconds that 95 % of the answers of a network of this work should keep."""
-        return self.spread * (self.fixed_s + self.a_operation_s * work)
+        return self.spread * (self.fixed_s + self.operation_s * work)
 
 
 def most_accurate_within(
@@ -88,7 +88,7 @@ def deadline(rounds: int = 200) -> Exhibit:
         )
         accuracy = {width: float((networks[width](images).argmax(1) == labels).double().mean()) for width in _FAMILY}
         predicted_s = {width: model.p95_s(work[width]) for width in _FAMILY}
-        rows = []
+        rows: list[list[Any]] = []
         for deadline_s in _deadlines_s(sorted(predicted_s.values())):
             chosen = most_accurate_within(accuracy, predicted_s, deadline_s)
             if chosen is None:
@@ -131,9 +131,10 @@ def _network(width: int, *, is_trained: bool) -> nn.Module:
         images, labels = _images("training")
         optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
         for _ in range(4):
-            for chosen in torch.randperm(len(images)).split(64):
+            for chosen in torch.split(torch.randperm(len(images)), 64):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(network(images[chosen]), labels[chosen]).backward()
+                loss = nn.functional.cross_entropy(network(images[chosen]), labels[chosen])
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     return network.eval()
 

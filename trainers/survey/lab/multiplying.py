@@ -26,27 +26,27 @@ def gemm(rounds: int = 7, sides: Sequence[int] = SIDES) -> Exhibit:
     work = torch.tensor([2.0 * side**3 for side in sides], dtype=torch.float64)
     line = fitted(work, times)
     off = (line - times) / times
-    rows = [
+    rows: list[list[Any]] = [
         [side, float(each * 1e6), float(operations / each / 1e9), float(of_line * 1e6), f"{float(part):+.0%}"]
         for side, each, operations, of_line, part in zip(sides, times, work, line, off, strict=True)
     ]
     rates = [float(row[2]) for row in rows]
     falls = sum(after < before for before, after in pairwise(rates))
-    spread = float((line - times).square().sum() / (times - times.mean()).square().sum())
     typical, most = float(off.abs().median()), float(off.abs().max())
     findings = [
         f"From {min(rates):.3g} to {max(rates):.3g} GFLOP/s; the speed falls {falls} times from a size to the next.",
-        f"A line through the times leaves {spread:.2%} of their variance.",
-        f"It is off by {typical:.0%} in the median, and by {most:.0%} at most.",
+        f"The line of the least relative errors is off by {typical:.0%} in the median, and by {most:.0%} at most.",
     ]
     columns = ["side", "us", "GFLOP/s", "line, us", "line is off by"]
     return Exhibit("gemm", "Products of square matrices", columns, rows, findings)
 
 
 def fitted(x: Tensor, y: Tensor) -> Tensor:
-    """Return the values of the line of least squares at `x`."""
-    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
-    return y.mean() + slope * (x - x.mean())
+    """Return the values at `x` of the line with the least squares of relative errors."""
+    columns = torch.stack([1 / y, x / y], dim=1)
+    offset, slope = torch.linalg.lstsq(columns, torch.ones_like(y)[:, None]).solution.flatten()
+    line: Tensor = offset + slope * x
+    return line
 
 
 class _Network(nn.Sequential):

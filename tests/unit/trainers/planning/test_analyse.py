@@ -92,14 +92,14 @@ def test_parameters_of_an_attention_s_parts_and_of_tied_layers_are_counted_once_
     assert analysis.parameter_bytes == 4 * (analysis.parameters - 12)
 
 
-def test_the_spans_of_layers_hold_the_whole_of_the_longest_chain_and_nothing_ends_later() -> None:
+def test_the_intervals_of_layers_hold_the_whole_of_the_longest_chain_and_nothing_ends_later() -> None:
     model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 2))
     analysis = analyse(subject(model, 3, 6))
     whole = sum(depth for _, depth in analysis.critical_path)
-    parts = sorted(part for span in analysis.spans for part in span.on_path)
-    assert sum(end - begin for begin, end in parts) == whole == max(span.end for span in analysis.spans)
+    parts = sorted(part for interval in analysis.intervals for part in interval.on_path)
+    assert sum(end - begin for begin, end in parts) == whole == max(interval.end for interval in analysis.intervals)
     assert all(before[1] == after[0] for before, after in itertools.pairwise(parts))
-    assert {(span.layer, span.is_backward) for span in analysis.spans} >= {("0", False), ("2", True)}
+    assert {(interval.layer, interval.is_backward) for interval in analysis.intervals} >= {("0", False), ("2", True)}
 
 
 def test_a_model_that_looks_at_values_is_a_sentence() -> None:

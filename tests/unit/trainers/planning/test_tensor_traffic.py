@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.collective import Collective, ring_bytes
 from orchestray.trainers.parallel.tensor.apply import split_model
 from orchestray.trainers.planning.analyse import analyse
 from orchestray.trainers.planning.subject import Subject
@@ -68,6 +68,19 @@ def test_each_layer_of_an_analysis_has_the_bytes_of_the_plan_that_is_found() -> 
     assert {layer.name: layer.tensor_bytes for layer in analysis.layers if layer.tensor_bytes} == auto.layer_bytes
     assert sum(layer.tensor_bytes for layer in analysis.layers) == auto.num_bytes
     assert auto.plan == {"0": "output", "2": "input"}
+
+
+def test_a_layer_of_a_spatial_split_sends_its_halo_forward_and_backward_and_its_part_of_the_gradient() -> None:
+    make, shape = MODELS["spatial"]
+    subject = Subject("model", make().to("meta").train(), torch.zeros(shape, device="meta"), shape[0])
+    analysis = analyse(subject)
+    (spatial,) = (each for each in analysis.traffic if each.kind == "spatial")
+    (last,) = (layer for layer in analysis.layers if layer.name == "3")
+    gradients = sum(ring_bytes(each, 2) for each in make()[3].parameters())
+    assert last.halo_bytes == 2 * (2 * 8 * 4 * 4)  # a row of two samples, eight channels and four columns, each way
+    gathered = 2 * 4 * 2 * 4 * 4  # its rows of the outputs, where the split ends
+    assert spatial.layer_bytes["3"] == last.halo_bytes + gradients + gathered
+    assert "" not in spatial.layer_bytes
 
 
 def test_a_model_that_no_plan_fits_has_no_traffic_and_is_left_whole() -> None:

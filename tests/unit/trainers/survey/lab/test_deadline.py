@@ -39,7 +39,7 @@ def test_times_that_are_a_line_are_predicted_for_other_work_with_the_spread_that
 @pytest.mark.parametrize("times", [[5.0, 5.0, 4.0], [1.0, 1000.0, 1e6]])
 def test_neither_part_of_a_time_is_negative_whatever_was_measured(times: list[float]) -> None:
     model = Performance.fitted([10, 100, 1000], times, times)
-    assert min(model.fixed_s, model.a_operation_s) >= 0
+    assert min(model.fixed_s, model.operation_s) >= 0
     for work, taken in zip([10, 100, 1000], times, strict=True):
         assert model.p95_s(work) >= taken * (1 - 1e-9)
 
