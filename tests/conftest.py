@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Lanes(), "lanes")
     # torch asks for the name of every address that it connects to; a name server that drops a question costs 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
+    # A machine that was calibrated keeps a record of its runs, and those of tests are none of them.
+    os.environ["XDG_CACHE_HOME"] = str(Path(tempfile.gettempdir()) / f"orchestray-tests-cache-{os.getuid()}")
     # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every command they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

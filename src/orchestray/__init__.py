@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestray.search.results.run import SearchRun, load_search
     from orchestray.serving.api import serve
     from orchestray.trainers.driver.training import train
+    from orchestray.trainers.planning.plan import plan
     from orchestray.trainers.saved.run import Run, load_run
 
 _find_moved_modules()
@@ -42,6 +43,7 @@ __all__ = [
     "load_run",
     "load_search",
     "pad_lists",
+    "plan",
     "search",
     "serve",
     "stack_columns",
@@ -61,6 +63,7 @@ _HOMES = {
     "load_run": "orchestray.trainers.saved.run",
     "load_search": "orchestray.search.results.run",
     "pad_lists": "orchestray.platform.data.ragged",
+    "plan": "orchestray.trainers.planning.plan",
     "search": "orchestray.search",
     "serve": "orchestray.serving.api",
     "stack_columns": "orchestray.platform.data.tensors",

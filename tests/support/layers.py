@@ -25,7 +25,7 @@ LAYERS = """
     trainers.aggregation  trainers.compression  trainers.layout  trainers.optim  trainers.trackers
     trainers.core
     trainers.analysis  trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
-    trainers.parallel.recompute  trainers.ensemble  trainers.tasks
+    trainers.parallel.recompute  trainers.ensemble  trainers.tasks  trainers.planning.machine
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
     trainers.parallel  trainers.sync.local  trainers.survey  trainers.survey.networks  trainers.survey.operators
     trainers.survey.lab  trainers.sync.compressed
@@ -33,7 +33,8 @@ LAYERS = """
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
     trainers.distill
-    trainers.loop  trainers.planning  trainers.validate
+    trainers.loop  trainers.validate
+    trainers.planning
     trainers.ps.coordinator
     trainers.ps.server
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker

@@ -150,10 +150,24 @@ def _attempt(
         result = result_of(outcome, run_progress)
         if (timeline := timeline_of(outcome.usage)) is not None:
             directory.write_timeline(timeline)
+        writer.flush()
+        if result["status"] == "succeeded" and (noted := _noted(config, directory)):
+            result["predicted"] = noted
         _close(directory, writer, progress, feeds, result)
     if result["status"] == "interrupted":
         text = f"Interrupted at step {result['steps']}, with a checkpoint saved. Go on with --resume."
         raise Interrupted(text, asked.number)
+
+
+def _noted(config: TrainConfig, directory: RunDirectory) -> dict[str, Any] | None:
+    """Return the planner's prediction of a run beside what it took; None: this machine is not calibrated."""
+    from orchestray.trainers.planning.machine import kept
+
+    if not kept.default_file().exists():
+        return None
+    from orchestray.trainers.planning.plan import note_run  # late: most machines are not calibrated
+
+    return note_run(config, read_lines(directory.paths.metrics))
 
 
 def _run_engine(

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, ring_bytes
-from orchestray.platform.comm.pending import DONE, Pending
+from orchestray.platform.comm.collective import ring_bytes
+from orchestray.platform.comm.dry import Call, DryCollective
 from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.analysis.trace import Recorder
 from orchestray.trainers.parallel.tensor.apply import split_model
 from orchestray.trainers.parallel.tensor.assemble import make_plan
+from orchestray.trainers.planning.layer_watch import plain_name
 from orchestray.trainers.planning.subject import Subject
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-    from orchestray.platform.comm.collective import Operation
 
 KINDS = ("auto", "channels", "spatial", "branches", "one_weird_trick")
 """Values of `strategy.network.plan`."""
@@ -70,90 +65,52 @@ def _traffic(subject: Subject, kind: str, degree: int) -> Traffic | None:
     recorder: Any = Recorder()
     try:
         plan = make_plan(task, model, kind, degree)
-        member = LoneMember(degree, recorder)
+        calls = _Calls(recorder)
+        member = calls.member = DryCollective(0, degree, calls)
         split = split_model(model, plan, lambda: member, member.rank, degree)
         divided = replace(subject, model=model)
         with torch.no_grad():  # the first pass looks at sizes with copies of layers, which a recorder takes for them
             divided.forward()
-        member.sent_bytes.clear()
+        calls.layer_bytes.clear()
         with recorder:
             loss = divided.forward()
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
     except (OrchestrayError, RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
         return None
-    sent = Counter({layer.partition(".")[2]: count for layer, count in member.sent_bytes.items()})
+    sent = calls.layer_bytes
     for name, parameter in model.named_parameters():
         if name in split.partial and parameter.requires_grad:
             sent[name.rpartition(".")[0]] += ring_bytes(parameter, degree)
-    return Traffic(kind, degree, dict(plan), dict(sent), sum(each.numel() for each in model.parameters()))
+    return Traffic(
+        kind,
+        degree,
+        dict(plan),
+        {layer: count for layer, count in sent.items() if count},
+        sum(each.numel() for each in model.parameters()),
+    )
 
 
-class LoneMember(Collective):
-    """The first member of a group whose others are not there: it counts what it would send, and computes shapes.
+class _Calls(list[Call]):
+    """The operations of a dry member, with the bytes that it would send for each layer.
 
     Args:
-        size: number of members.
         recorder: knows the layer whose operation runs.
 
     Attributes:
-        sent_bytes: bytes that each layer would send, as `Collective.bytes_sent` counts them.
+        layer_bytes: bytes that each layer would send, as `Collective.bytes_sent` counts them.
     """
 
-    def __init__(self, size: int, recorder: Recorder) -> None:
-        super().__init__(_Nobody(size))
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
         self._recorder = recorder
-        self.sent_bytes: Counter[str] = Counter()
+        self._counted = 0
+        self.layer_bytes: Counter[str] = Counter()
+        self.member: DryCollective | None = None
 
-    def start_all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> Pending:
-        self._count(ring_bytes(tensor, self.size))
-        return DONE
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        self._count((self.size - 1) * tensor.nbytes)
-        return torch.stack([tensor] * self.size)
-
-    def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
-        self._check_parts(part, whole)
-        self._count((self.size - 1) * part.nbytes)
-        return DONE
-
-    def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
-        self._check_parts(part, whole)
-        self._count((self.size - 1) * part.nbytes)
-        return DONE
-
-    def start_exchange(self, send: Mapping[int, Tensor], receive: Mapping[int, Tensor]) -> Pending:
-        del receive
-        self._count(sum(tensor.nbytes for tensor in send.values()))
-        return DONE
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        if source == self.rank:
-            self._count((self.size - 1) * tensor.nbytes)
-
-    def barrier(self) -> None:
-        return
-
-    def sibling(self, name: str) -> Collective:
-        del name
-        return self
-
-    def subgroup(self, name: str, ranks: Sequence[int]) -> Collective:
-        if list(ranks) == list(range(self.size)):
-            return self
-        raise ValueError(f"a lone member has no group {name!r}")
-
-    def prefix_store(self, name: str) -> Store:
-        raise ValueError("a lone member has nobody to meet")
-
-    def _count(self, num_bytes: int) -> None:
-        self.sent_bytes[self._recorder.layer] += num_bytes
-
-
-class _Nobody:
-    """A stand-in for a process group."""
-
-    def __init__(self, size: int) -> None:
-        self.rank = lambda: 0
-        self.size = lambda: size
+    def append(self, call: Call) -> None:
+        super().append(call)
+        assert self.member is not None
+        sent = self.member.bytes_sent  # counted before the operation starts
+        self.layer_bytes[plain_name(self._recorder.layer)] += sent - self._counted
+        self._counted = sent

@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "Measure the latency of an endpoint under load.",
     "serve": "Serve a trained model over HTTP.",
     "analyse": "Count what a step of a model costs: work, depth, bytes.",
+    "plan": "Predict what each scheme would cost a config.",
     "lab": "Compare the survey's operators on this machine.",
     "validate": "Check configs without starting anything.",
     "runs": "The runs there are, and what came of them.",

@@ -37,6 +37,12 @@ def train(
     resume: options.Resume = False,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan", metavar="auto", help="Train by the fastest plan that keeps the result (orchestray plan)."
+        ),
+    ] = None,
     replay: Annotated[
         Path | None,
         typer.Option(
@@ -48,6 +54,8 @@ def train(
 ) -> None:
     """Train a model under the scheme of its config; print progress and, at the end, a table."""
     status = 0
+    if plan is not None:
+        overrides = _planned(config, overrides or [], plan, replay=replay is not None, resume=resume, quiet=quiet)
     try:
         # Imported here: it is slow to load.
         if replay is not None:
@@ -75,6 +83,22 @@ def train(
     finally:
         leave_cluster()
     raise typer.Exit(status)
+
+
+def _planned(config: str, overrides: list[str], plan: str, *, replay: bool, resume: bool, quiet: bool) -> list[str]:
+    """Return the overrides with those of the best plan, and say which it is."""
+    if plan != "auto":
+        raise ConfigError(f"--plan takes auto, got {plan}; for another plan, give the keys that orchestray plan shows")
+    if replay or resume:
+        raise ConfigError("--plan chooses a scheme for a new run; take --resume and --replay out")
+    from orchestray.trainers.planning import plan as planning
+
+    best = planning.plan(config, overrides=overrides).best
+    if best is None:
+        raise ConfigError("--plan auto: no scheme that fits keeps the result; choose one of orchestray plan")
+    if not quiet:
+        print(f"plan: {best.name}, {1e3 * best.step_s:.3g} ms a step", flush=True)
+    return [*overrides, *planning.overrides_of(best)]
 
 
 def _check_beside_replay(*, resume: bool, address: str | None) -> None:

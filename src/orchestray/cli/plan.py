@@ -1,0 +1,269 @@
+"""`orchestray plan`: what each scheme would cost, before paying for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestray.cli import options
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.terminal.format import size
+from orchestray.platform.terminal.tables import show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from orchestray.trainers.planning.planner import Plans
+    from orchestray.trainers.planning.plans import Plan
+
+app = typer.Typer()
+
+_SHOWN = 12
+_EPILOG = """Examples:
+
+orchestray plan configs/train/digits.yaml
+
+orchestray plan configs/train/digits.yaml --why 1 "one process"
+
+orchestray plan configs/train/digits.yaml --workers 64 --nodes 8 --machine cluster.json
+"""
+
+
+@app.command(epilog=_EPILOG)
+def plan(
+    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)] = None,
+    overrides: options.Overrides = None,
+    *,
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", help="Most workers; default: the cores of all machines.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Number of machines.")] = 1,
+    machine: Annotated[
+        Path | None,
+        typer.Option("--machine", metavar="FILE", help="Profile of each machine; default: this one, as calibrated."),
+    ] = None,
+    this: Annotated[bool, typer.Option("--this", help="Predict the config as it stands, and nothing else.")] = False,
+    why: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--why", metavar="A B", help="Show which part decides between two plans, by name or place."),
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="A", help="Show where the time of a plan goes.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All plans, and the schemes that do not fit.")] = False,
+    mtbf_h: Annotated[
+        float | None,
+        typer.Option("--mtbf-hours", metavar="H", help="Mean hours between failures: show the expected goodput."),
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Show the errors of earlier predictions; CONFIG may be a runs directory.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Predict the time, memory and traffic of each scheme for a config, ranked, with the planner's own errors."""
+    if history:
+        _history(config, as_json=as_json)
+        return
+    if config is None:
+        raise ConfigError("name the config to plan: orchestray plan CONFIG")
+    from orchestray.trainers.planning import plan as planning
+
+    if this:
+        one = planning.plan_as_it_stands(config, overrides=overrides or (), nodes=nodes, machine=machine)
+        if as_json:
+            print(json.dumps([one.to_json()]))
+        else:
+            show(_explained(one))
+        return
+    plans = planning.plan(
+        config, overrides=overrides or (), workers=workers, nodes=nodes, machine=machine, report=_reporter()
+    )
+    if as_json:
+        print(json.dumps([each.to_json() for each in plans.plans]))
+    elif why is not None:
+        show(_difference(plans.find(why[0]), plans.find(why[1])))
+    elif explain is not None:
+        show(_explained(plans.find(explain)))
+    else:
+        show(_table(plans, everything=everything))
+        print()
+        for line in _closing(plans, config, mtbf_h, everything=everything):
+            print(line)
+
+
+def _reporter() -> Any:
+    """Return a function that shows how many schemes are done, on a terminal."""
+
+    def report(done: int, number: int) -> None:
+        if sys.stderr.isatty():
+            end = "\r" if done < number else "\r\033[K"
+            sys.stderr.write(f"\r\033[K{done} of {number} schemes{end}" if done < number else end)
+            sys.stderr.flush()
+
+    return report
+
+
+def _table(plans: Plans, *, everything: bool) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("")
+    table.add_column("scheme")
+    for name in ("step, ms", "80 % of runs", "samples/s", "memory", "sent", "stale"):
+        table.add_column(name, justify="right")
+    rows: list[tuple[str, Plan]] = [(str(place), each) for place, each in enumerate(plans.plans, start=1)]
+    shown = rows if everything else rows[:_SHOWN]
+    # Doing nothing is always shown, and what the config says.
+    shown += [row for row in rows if row[1].name == "one process" and row not in shown]
+    shown += [("", plans.this)] if plans.this is not None else []
+    for place, each in shown:
+        mark = "" if each.keeps_result else " *"
+        table.add_row(
+            place,
+            each.name + mark,
+            f"{1e3 * each.step_s:.3g}",
+            "-" if each.interval_s is None else "{:.3g} to {:.3g}".format(*(1e3 * bound for bound in each.interval_s)),
+            f"{each.samples_per_s:,.0f}",
+            size(each.memory.resident),
+            size(sum(each.num_bytes.values())),
+            f"{each.staleness:.2g}" if each.staleness else "",
+        )
+    return table
+
+
+def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: bool) -> Iterator[str]:
+    if any(not each.keeps_result for each in plans.plans):
+        yield "* ends with other weights than a single process does."
+    if plans.plans[0].interval_s is None:
+        yield "No intervals yet: the planner's record has fewer than 5 runs here (orchestray plan --history)."
+    if plans.num_disturbed:
+        yield (
+            f"This machine was busy with other programs during {plans.num_disturbed} measurements: their times are too "
+            "long, and were not kept. Plan again when it is quiet."
+        )
+    if everything:
+        for unfit in plans.unfit:
+            yield f"{unfit.name}: {unfit.why}"
+    elif plans.unfit:
+        yield f"{len(plans.unfit)} schemes do not fit (--all says why)."
+    best = plans.best
+    if best is None:
+        return
+    from orchestray.trainers.planning.plan import overrides_of
+
+    yield f"Fastest with the result of one process: {best.name}."
+    if mtbf_h is not None:
+        yield _goodput_line(best, mtbf_h)
+    keys = " ".join(f"'{each}'" for each in overrides_of(best))
+    yield f"orchestray train {config} {keys}"
+
+
+def _goodput_line(plan: Plan, mtbf_h: float) -> str:
+    from orchestray.trainers.planning.goodput import best_interval_s, goodput
+    from orchestray.trainers.planning.machine import kept
+
+    kept_bytes = plan.memory.parameters + plan.memory.optimizer
+    checkpoint_s = max(1e-3, kept_bytes / kept.load().disk_bytes_per_s)
+    mean_s = 3600 * mtbf_h
+    interval_s = best_interval_s(checkpoint_s, mean_s)
+    steps = max(1, round(interval_s / plan.step_s))
+    part = goodput(interval_s, checkpoint_s, _RESTART_S, mean_s)
+    return (
+        f"With a failure every {mtbf_h:g} h: goodput {part:.1%} with a checkpoint every {steps:,} steps "
+        f"({interval_s:.3g} s, Young); checkpoint.every_steps={steps}"
+    )
+
+
+_RESTART_S = 2.0
+"""Seconds from a worker's death to the next step (benchmarks/results/recovery.md)."""
+
+
+def _explained(plan: Plan) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column("")
+    table.add_column("", justify="right")
+    table.add_column("", justify="right")
+    table.add_row(plan.name, f"{1e3 * plan.step_s:.4g} ms", f"{plan.samples_per_s:,.0f} samples/s")
+    parts = plan.parts
+    for name, seconds in (
+        ("  forward and backward", parts.compute_s),
+        ("  exchange, not hidden", parts.exchange_s),
+        ("  bubble and queues", parts.bubble_s),
+        ("  optimizer", parts.optimizer_s),
+        ("  reading, recording", parts.loop_s),
+    ):
+        table.add_row(name, f"{1e3 * seconds:.4g} ms", f"{seconds / plan.step_s:.0%}" if plan.step_s else "")
+    table.add_row("exchange behind computation", f"{1e3 * parts.hidden_s:.4g} ms", "")
+    for kind, number in plan.memory.to_json().items():
+        table.add_row(f"memory: {kind}", size(number), "")
+    for link, number in plan.num_bytes.items():
+        table.add_row(f"sent a step: {link}", size(number), "")
+    if plan.staleness:
+        table.add_row("staleness", f"{plan.staleness:.3g}", "updates")
+    if plan.price is not None:
+        table.add_row("price of the run", f"{plan.price:.4g}", "")
+    return table
+
+
+def _difference(one: Plan, other: Plan) -> RenderableType:
+    from rich.table import Table
+
+    from orchestray.trainers.planning.planner import why
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("us a sample")
+    for name in (one.name, other.name, "difference"):
+        table.add_column(name, justify="right")
+    for part, first, second in why(one, other):
+        table.add_row(part, f"{1e6 * first:.3g}", f"{1e6 * second:.3g}", f"{1e6 * (second - first):+.3g}")
+    totals = (1e6 * one.step_s / one.samples, 1e6 * other.step_s / other.samples)
+    table.add_row("in all", f"{totals[0]:.3g}", f"{totals[1]:.3g}", f"{totals[1] - totals[0]:+.3g}")
+    return table
+
+
+def _history(runs: str | None, *, as_json: bool) -> None:
+    """Show the record; add the runs of a directory that are not in it."""
+    from statistics import median
+
+    from rich.table import Table
+
+    from orchestray.trainers.planning import record as records
+    from orchestray.trainers.planning.machine import kept
+    from orchestray.trainers.planning.plan import note_later
+
+    machine = kept.load().name
+    if runs is not None:
+        for config in sorted(Path(runs).glob("*/config.yaml")):
+            try:
+                if note_later(config.parent) is None:
+                    print(f"{config.parent.name}: it made too few steps", file=sys.stderr)
+            except ConfigError as error:
+                print(f"{config.parent.name}: {error}", file=sys.stderr)
+    record = records.load_record(machine)
+    families = sorted({entry.family for entry in record.entries})
+    rows = []
+    for family in (*families, None):
+        errors = [abs(each) for each in record.errors(family)]
+        if errors:
+            rows.append({"family": family or "all", "runs": len(errors), "median": median(errors), "max": max(errors)})
+    if as_json:
+        print(json.dumps(rows))
+        return
+    if not rows:
+        print("No run was predicted here yet: plan a config, then train it.")
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("scheme")
+    for name in ("runs", "median error", "largest"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(str(row["family"]), str(row["runs"]), f"{row['median']:.1%}", f"{row['max']:.1%}")
+    show(table)

@@ -1,0 +1,89 @@
+"""`orchestray plan` without a profile says what to do, and shows plans, reasons and errors with one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestray.cli.plan import app
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.planning import record as records
+from orchestray.trainers.planning.machine import kept
+from orchestray.trainers.planning.machine.profile import MachineProfile
+from unit.trainers.planning.test_planner import machine
+
+CONFIG = """
+task: {type: digits, hidden: [16]}
+train: {batch_size: 32, steps: 100, optimizer: {type: sgd, lr: 0.1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of this module: what one test measures another finds."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def profile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> MachineProfile:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    # A busy machine measures again each time.
+    monkeypatch.setattr("orchestray.trainers.planning.measuring._DISTURBED", 2.0)
+    made = machine(processor=kept.processor(), cores=kept.cores(), versions=kept.versions(), memory_bytes=10**11)
+    kept.save(made, kept.default_file())
+    return made
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "small.yaml"
+    file.write_text(CONFIG, encoding="utf-8")
+    return str(file)
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_without_a_profile_the_error_says_how_to_get_one(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"there is no profile of this machine .* run `orchestray calibrate`"):
+        run(config)
+
+
+@pytest.mark.usefixtures("profile")
+def test_the_plans_of_one_worker_are_shown_with_the_command_that_runs_the_best(config: str) -> None:
+    shown = run(config, "--workers", "1", "--mtbf-hours", "2")
+    assert "one process" in shown
+    assert "as it stands" in shown
+    assert "Fastest with the result of one process: one process" in shown
+    assert "goodput" in shown
+    assert f"orchestray train {config} 'strategy.network={{}}'" in shown
+    plans = json.loads(run(config, "--workers", "1", "--json"))
+    assert {"step_s", "interval_s", "memory_bytes", "bytes", "staleness", "price", "config"} <= plans[0].keys()
+
+
+@pytest.mark.usefixtures("profile")
+def test_a_plan_is_explained_by_its_parts_and_compared_with_another(config: str) -> None:
+    explained = run(config, "--workers", "1", "--explain", "one process")
+    assert "forward and backward" in explained
+    assert "memory: parameters" in explained
+    compared = run(config, "--workers", "1", "--why", "one process", "one process, recompute sqrt")
+    assert "difference" in compared
+    assert json.loads(run(config, "--this", "--json"))[0]["name"] == "as it stands"
+
+
+def test_the_history_shows_the_errors_of_each_family(profile: MachineProfile) -> None:
+    assert "No run was predicted here yet" in run("--history")
+    for ratio in (1.0, 1.1, 1.2):
+        records.append(records.Entry("zero", "run", 1.0, ratio, "", profile.name))
+    rows = json.loads(run("--history", "--json"))
+    assert [(row["family"], row["runs"]) for row in rows] == [("zero", 3), ("all", 3)]
+    assert rows[0]["median"] == pytest.approx(1 - 1 / 1.1)

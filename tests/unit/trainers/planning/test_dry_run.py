@@ -1,0 +1,94 @@
+"""A dry run sends on paper what real workers send, holds what they hold, and needs nobody."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.thread_group import run_members
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.loop.host import ReplicaHost
+from orchestray.trainers.planning.dry_run import dry_run, profile
+from orchestray.trainers.planning.pricing import sent_bytes
+
+_STEPS = 12
+SCHEMES: dict[str, dict[str, Any]] = {
+    "all-reduce": {"network": {"data": 2}},
+    "three replicas": {"network": {"data": 3}},
+    "ZeRO-1": {"network": {"data": 2}, "exchange": {"type": "allreduce", "shard": "optimizer"}},
+    "ZeRO-2": {"network": {"data": 2}, "exchange": {"type": "allreduce", "shard": "gradients"}},
+    "ZeRO-3": {"network": {"data": 2}, "exchange": {"type": "allreduce", "shard": "parameters"}},
+    "rabenseifner": {"network": {"data": 4}, "exchange": {"type": "allreduce", "algorithm": "rabenseifner"}},
+    "one bit": {"network": {"data": 2}, "compression": {"type": "onebit", "error_feedback": True}},
+    "averaged": {"network": {"data": 2}, "exchange": {"type": "averaging", "every": 4}},
+    "elastic": {"network": {"data": 2}, "exchange": {"type": "elastic_averaging", "every": 2}},
+    "gossip": {"network": {"data": 4}, "exchange": {"type": "gossip"}},
+    "tensor": {"network": {"tensor": 2}},
+    "data and tensor": {"network": {"data": 2, "tensor": 2}},
+}
+
+
+def settings_of(strategy: dict[str, Any], **train: Any) -> ReplicaSettings:
+    config = load_train_config(
+        {
+            "task": {"type": "digits", "hidden": [32, 32]},
+            "train": {"batch_size": 48, "steps": 10_000, "optimizer": {"type": "adam", "lr": 0.01}, **train},
+            "strategy": strategy,
+        }
+    )
+    settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+    return replace(settings, checkpoint_storage=None, model_directory=None)
+
+
+class Host(ReplicaHost):
+    def run(self, world: Collective) -> Outcome:
+        self._replica.connect(world)
+        return self._replica.run(time.time())
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_the_bytes_of_a_step_are_those_of_real_workers(name: str) -> None:
+    settings = settings_of(SCHEMES[name])
+    sent = []
+    for steps in (_STEPS, 2 * _STEPS):  # the difference, as the end of a run sends as well
+        real = replace(settings, pause_at=steps, validate_every_steps=10_000)
+        sent.append(run_members(settings.layout.size, lambda world, real=real: Host(real).run(world))[0].bytes_sent)
+    predicted = sum(sent_bytes(dry_run(settings), settings.layout).values())
+    few = 0.01 if settings.diverges else 0.0  # diverging workers agree on their losses now and then
+    assert predicted == pytest.approx((sent[1] - sent[0]) / _STEPS, rel=few, abs=0.5)
+
+
+def test_sharded_parameters_gradients_and_state_are_held_in_parts() -> None:
+    whole = dry_run(settings_of(SCHEMES["all-reduce"]))
+    shards = {name: dry_run(settings_of(SCHEMES[name])) for name in ("ZeRO-1", "ZeRO-2", "ZeRO-3")}
+    num_values = 64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10
+    assert whole.parameter_bytes == whole.gradient_bytes == 4 * num_values
+    assert whole.optimizer_bytes == pytest.approx(8 * num_values, rel=0.01)
+    assert shards["ZeRO-1"].parameter_bytes == shards["ZeRO-2"].parameter_bytes == whole.parameter_bytes
+    assert shards["ZeRO-3"].parameter_bytes == pytest.approx(whole.parameter_bytes / 2, rel=0.01)
+    for shard in shards.values():
+        assert shard.optimizer_bytes == pytest.approx(whole.optimizer_bytes / 2, rel=0.02)
+        assert shard.gradient_bytes == pytest.approx(whole.gradient_bytes / 2, rel=0.01)
+
+
+def test_steps_with_and_without_an_average_are_told_apart_whatever_the_period() -> None:
+    strategy = {"network": {"data": 2}, "exchange": {"type": "averaging", "every": 500}}
+    found = dry_run(settings_of(strategy))
+    assert found.every == 500
+    assert found.plain is not None
+    assert found.plain.calls == ()
+    assert sum(call.num_bytes for call in found.exchanging.calls) == found.parameter_bytes
+
+
+def test_a_measured_layer_has_the_bytes_of_its_parameters_and_of_a_cut_after_it() -> None:
+    found = profile(settings_of({"network": {"pipeline": 2, "microbatches": 4}}))
+    assert found.micro_batch_samples == 12
+    assert sum(found.parameter_bytes) == 4 * (64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10)
+    assert set(found.boundary_bytes[:-1]) == {4 * 12 * 32}
+    assert found.boundary_bytes[-1] == 0

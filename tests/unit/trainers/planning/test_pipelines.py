@@ -1,0 +1,98 @@
+"""A pipeline of measured layers: the closed forms of its bubble, its memory and its links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestray.trainers.config.settings import PipelineSettings, ReplicaSettings
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.planning import pipelines
+from orchestray.trainers.planning.found import LayerProfile
+from orchestray.trainers.planning.pipelines import pipeline_step
+
+LAYERS = LayerProfile(
+    names=tuple("abcdefgh"),
+    forward_s=(1.0,) * 8,
+    backward_s=(2.0,) * 8,
+    parameter_bytes=(10,) * 8,
+    activation_bytes=(5,) * 8,
+    boundary_bytes=(7,) * 7 + (0,),
+    forbidden_cuts=(),
+    micro_batch_samples=4,
+    steps_per_epoch=9,
+)
+
+
+def settings(
+    stages: int, micro_batches: int, schedule: str = "gpipe", recompute: str = "none", tensor: int = 1
+) -> ReplicaSettings:
+    return ReplicaSettings(
+        task=None,  # type: ignore[arg-type] - nothing looks at it
+        batch_size=64,
+        epochs=None,
+        steps=1,
+        optimizer={},
+        lr_schedule={},
+        accumulate=micro_batches,
+        layout=Layout(pipeline=stages, tensor=tensor),
+        pipeline=PipelineSettings(schedule=schedule),
+        recompute=recompute,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _without_work_beside_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "ACTION_S", 0.0)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (8, 8), (4, 1)])
+def test_the_bubble_of_even_stages_is_that_of_huang_et_al(schedule: str, stages: int, micro_batches: int) -> None:
+    step = pipeline_step([LAYERS], settings(stages, micro_batches, schedule), lambda _: 0.0)
+    each_s = 3.0 * 8 / stages
+    assert step.span_s == pytest.approx((micro_batches + stages - 1) * each_s)
+    assert step.busy_s == pytest.approx(micro_batches * each_s)
+
+
+def test_a_transfer_delays_each_crossing_of_the_first_micro_batch() -> None:
+    without, with_it = (pipeline_step([LAYERS], settings(4, 1), lambda _, s=s: s).span_s for s in (0.0, 0.5))
+    assert with_it - without == pytest.approx(2 * 3 * 0.5)
+
+
+def test_recomputing_goes_forward_once_more() -> None:
+    step = pipeline_step([LAYERS], settings(2, 4, recompute="blocks"), lambda _: 0.0)
+    assert step.busy_s == pytest.approx(4 * 4 * (1.0 + 3.0))
+
+
+def test_every_micro_batch_crosses_every_cut_both_ways() -> None:
+    assert pipeline_step([LAYERS], settings(4, 8), lambda _: 0.0).link_bytes == 2 * 8 * 3 * 7
+
+
+def test_gpipe_holds_all_micro_batches_and_1f1b_those_in_flight() -> None:
+    held = {
+        schedule: pipeline_step([LAYERS], settings(4, 8, schedule), lambda _: 0.0).activation_bytes
+        for schedule in ("gpipe", "1f1b")
+    }
+    assert held["gpipe"] == (8 * 2 * 5,) * 4
+    assert held["1f1b"] == (4 * 2 * 5, 3 * 2 * 5, 2 * 2 * 5, 1 * 2 * 5)
+
+
+def test_a_tensor_group_shares_the_work_and_the_weights_of_a_stage() -> None:
+    step = pipeline_step([LAYERS], settings(2, 4, tensor=2), lambda _: 0.0)
+    assert step.busy_s == pytest.approx(4 * 4 * 3.0 / 2)
+    assert step.parameter_bytes == (20, 20)
+
+
+def test_pipedream_has_no_bubble_in_its_steady_state_and_staleness_instead() -> None:
+    step = pipeline_step([LAYERS], settings(4, 8, "pipedream"), lambda _: 0.0)
+    assert step.span_s == pytest.approx(8 * 2 * 3.0)
+    assert step.staleness == pytest.approx((3 + 2 + 1 + 0) / 4, abs=0.2)
+
+
+def test_uneven_layers_are_cut_where_the_run_would_cut_them() -> None:
+    uneven = replace(LAYERS, forward_s=(7.0,) + (1.0,) * 7, backward_s=(0.0,) * 8)
+    step = pipeline_step([uneven], settings(2, 4), lambda _: 0.0)
+    assert step.parameter_bytes == (10, 70)
+    assert step.busy_s == pytest.approx(4 * 7.0)

@@ -1,0 +1,156 @@
+"""Plans are ranked by time, corrected by the record, bounded by memory; none is chosen that loses to one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestray.platform.comm.allreduce.costs import AlphaBeta
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall
+from orchestray.trainers.planning.machine.gemm import GemmTable
+from orchestray.trainers.planning.machine.profile import Compute, Contention, Links, MachineProfile
+from orchestray.trainers.planning.machine.transfers import KINDS, CollectiveTimes, Curve
+from orchestray.trainers.planning.measuring import Measurements, Wanted
+from orchestray.trainers.planning.planner import Planner, why
+from orchestray.trainers.planning.predict import Cluster
+from orchestray.trainers.planning.record import Entry, Record
+
+MB = 10**6
+CONFIG = load_train_config(
+    {
+        "task": {"type": "digits"},
+        "train": {"batch_size": 64, "steps": 100, "optimizer": {"type": "sgd", "lr": 0.1}},
+    }
+)
+
+
+def machine(**changes: Any) -> MachineProfile:
+    curve = Curve((1, 10**9), (1e-4, 1.0))
+    table = GemmTable((8, 64), (1e-6,) * 8)
+    link = AlphaBeta(1e-3, 1e-8)
+    made = MachineProfile(
+        name="here",
+        processor="p",
+        cores=2,
+        memory_bytes=1000 * MB,
+        versions={"torch": "1"},
+        compute={1: Compute({"float32": table}, 1e10, 1e-6), 2: Compute({"float32": table}, 1e10, 1e-6)},
+        collectives=CollectiveTimes({kind: {2: curve} for kind in KINDS}),
+        contention=Contention({1: 1.0, 2: 1.0}, {1: 1.0, 2: 1.0}),
+        overlap=0.0,
+        channels={"tcp": curve, "shared_memory": curve},
+        disk_bytes_per_s=1e8,
+        links=Links(link, link),
+    )
+    return replace(made, **changes)
+
+
+class Known(Measurements):
+    """Measurements of a model whose forward and backward pass takes `sample_s` a sample and thread."""
+
+    def __init__(self, sample_s: float = 1e-3, exchanged: int = MB, resident: int = 100 * MB) -> None:
+        super().__init__(None, {}, 2)
+        self._sample_s, self._exchanged, self._resident = sample_s, exchanged, resident
+
+    def dry_runs(self, wanted: Wanted) -> list[DryRun]:
+        layout = wanted.settings.layout
+        samples = wanted.settings.batch_size / layout.size
+        compute_s = samples * self._sample_s / wanted.num_threads
+        call = NotedCall("all_reduce", "world", layout.size, self._exchanged, compute_s, compute_s)
+        calls = (call,) if layout.size > 1 else ()
+        step = DryStep(compute_s, compute_s, 0.0, 0.0, calls)
+        return [DryRun(1, None, step, MB, MB, MB, MB, self._resident, 20, (compute_s,))]
+
+    def profiles(self, wanted: Wanted) -> list[LayerProfile]:
+        micro_batch = wanted.settings.batch_size // wanted.settings.accumulate
+        each_s = micro_batch * self._sample_s / 16
+        layers = tuple("abcdefgh")
+        return [LayerProfile(layers, (each_s,) * 8, (each_s,) * 8, (MB,) * 8, (MB,) * 8, (1,) * 8, (), micro_batch, 20)]
+
+
+def planner(measurements: Measurements, record: Record | None = None, **changes: Any) -> Planner:
+    return Planner(Cluster(machine(**changes)), measurements, record or Record())
+
+
+def test_plans_are_ranked_by_the_time_of_a_sample_and_found_by_name_or_place() -> None:
+    plans = planner(Known()).plans(CONFIG, 2)
+    times = [plan.step_s / plan.samples for plan in plans.plans]
+    assert times == sorted(times)
+    assert plans.find("1") is plans.plans[0]
+    assert plans.find("one process").num_workers == 1
+    with pytest.raises(ConfigError, match="no plan 'two process'"):
+        plans.find("two process")
+
+
+def test_doing_nothing_is_chosen_where_an_exchange_costs_more_than_it_gains() -> None:
+    assert planner(Known(exchanged=100 * MB)).plans(CONFIG, 2).best.name == "one process"  # type: ignore[union-attr]
+
+
+def test_a_plan_that_changes_the_result_is_never_the_best() -> None:
+    plans = planner(Known()).plans(CONFIG, 2)
+    assert any(not plan.keeps_result for plan in plans.plans)
+    assert plans.best is not None
+    assert plans.best.keeps_result
+
+
+def test_the_record_corrects_the_time_and_gives_the_interval() -> None:
+    entries = [Entry("single", "run", 1.0, ratio, "", "here") for ratio in (1.8, 1.9, 2.0, 2.1, 2.2)]
+    plain, corrected = (planner(Known(), Record(each)).this(CONFIG) for each in ([], entries))
+    assert plain.interval_s is None
+    assert corrected.step_s == pytest.approx(2 * plain.step_s)
+    assert corrected.interval_s is not None
+    low, high = corrected.interval_s
+    assert low == pytest.approx(0.9 * corrected.step_s, rel=0.01)
+    assert high == pytest.approx(1.1 * corrected.step_s, rel=0.01)
+
+
+def test_a_plan_that_needs_more_than_the_memory_is_not_among_them() -> None:
+    plans = planner(Known(resident=600 * MB)).plans(CONFIG, 2)
+    assert {plan.num_workers + plan.num_servers for plan in plans.plans} == {1}
+    assert any("1.20 GB a machine, which has 0.95 GB" in each.why for each in plans.unfit)
+
+
+def test_where_nothing_fits_the_error_says_by_how_much_and_what_would_help() -> None:
+    with pytest.raises(ConfigError, match=r"needs 2\.00 GB a machine, 1\.05 GB more than there are; what would help"):
+        planner(Known(resident=2000 * MB)).plans(CONFIG, 2)
+
+
+def test_a_price_is_that_of_all_workers_for_the_whole_run() -> None:
+    plan = planner(Known(), price_per_worker_hour=36.0).plans(CONFIG, 2).find("2 replicas")
+    assert plan.price == pytest.approx(2 * 100 * plan.step_s / 100)
+
+
+def test_machines_that_are_far_apart_exchange_over_the_link_between_them() -> None:
+    near = Planner(Cluster(machine()), Known(), Record()).plans(CONFIG, 2).find("2 replicas")
+    far = Planner(Cluster(machine(), num_nodes=2), Known(), Record()).plans(CONFIG, 2).find("2 replicas")
+    assert far.parts.exchange_s == pytest.approx(2 * (1e-3 + MB / 2 * 1e-8))
+    assert near.parts.exchange_s != far.parts.exchange_s
+
+
+def test_a_machine_that_computes_at_half_the_speed_takes_twice_the_time_and_the_same_exchange() -> None:
+    here, there = (
+        Planner(Cluster(machine(), 1, slowness), Known(), Record()).plans(CONFIG, 2).find("2 replicas")
+        for slowness in (1.0, 2.0)
+    )
+    assert there.parts.compute_s == 2 * here.parts.compute_s
+    assert there.parts.exchange_s == here.parts.exchange_s
+
+
+def test_the_difference_of_two_plans_names_the_part_that_decides_first() -> None:
+    plans = planner(Known(exchanged=100 * MB)).plans(CONFIG, 2)
+    parts = why(plans.find("one process"), plans.find("2 replicas"))
+    assert parts[0][0] == "exchange"
+    assert sum(b for _, _, b in parts) == pytest.approx(plans.find("2 replicas").step_s / 64)
+
+
+def test_a_plan_says_all_of_itself_as_json_and_its_config_runs_as_it_is() -> None:
+    plan = planner(Known()).plans(CONFIG, 2).find("2 replicas, ZeRO-2")
+    data = plan.to_json()
+    assert {"step_s", "interval_s", "memory_bytes", "bytes", "staleness", "price", "config"} <= data.keys()
+    assert data["memory_bytes"]["resident"] == 100 * MB
+    config = load_train_config(data["config"])
+    assert (config.strategy.network.data, config.strategy.exchange.shard) == (2, "gradients")  # type: ignore[union-attr]

@@ -1,0 +1,179 @@
+"""The schemes that a plan compares: settings of a config that run it on some workers, each by itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.schema import TrainConfig
+
+_SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "dual_pipe_v", "pipedream")
+_MICRO_BATCHES = (1, 2, 4, 8)
+"""Micro-batches for each worker of a pipeline."""
+_AVERAGING = (4, 20, 100)
+_COMPRESSIONS: tuple[Mapping[str, Any], ...] = (
+    {"type": "float16"},
+    {"type": "qsgd", "bits": 8},
+    {"type": "onebit", "error_feedback": True},
+    {"type": "powersgd", "rank": 2},
+    {"type": "topk", "ratio": 0.01},
+)
+_PLANS = ("auto", "spatial", "channels", "branches", "one_weird_trick")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scheme for a config.
+
+    Args:
+        name: short name.
+        changes: dotted keys of the config that it sets.
+        keeps_result: True if the run should end with the weights of a single process, up to rounding.
+    """
+
+    name: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    keeps_result: bool = True
+
+    def apply(self, config: TrainConfig) -> TrainConfig:
+        """Return the config with the changes.
+
+        Raises:
+            ConfigError: the rules between keys forbid them.
+        """
+        data = copy.deepcopy(config.model_dump(mode="json"))
+        for path, value in self.changes.items():
+            *sections, key = path.split(".")
+            section = data
+            for name in sections:
+                section = section[name]
+            section[key] = copy.deepcopy(value)
+        return load_train_config(data, look_at_task=False)
+
+
+def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[Candidate]:
+    """Return the schemes for a config that its rules allow, with one process of all threads first.
+
+    Args:
+        config: the config; its own strategy is not among them.
+        num_workers: most workers.
+        cores: cores of a machine, which workers there share as threads.
+    """
+    found, seen = [], set[str]()
+    for candidate in _all(config, num_workers, cores):
+        try:
+            made = candidate.apply(config)
+        except ConfigError:
+            continue
+        key = repr((made.strategy, made.resources, made.train))
+        if key not in seen:
+            seen.add(key)
+            found.append(candidate)
+    return found
+
+
+def _all(config: TrainConfig, num_workers: int, cores: int) -> Iterator[Candidate]:
+    yield Candidate("one process", _changes(threads=cores))
+    for recompute in ("blocks", "sqrt"):
+        yield Candidate(f"one process, recompute {recompute}", _changes(threads=cores, recompute=recompute))
+    for workers in _counts(num_workers):
+        threads = max(1, cores // workers)
+        yield from _of_replicas(workers, threads)
+        for tensor in _counts(workers):
+            yield from _of_tensors(workers // tensor, tensor, threads)
+        for stages in _counts(workers):
+            if workers % stages == 0:
+                yield from _of_pipelines(config, workers // stages, stages, threads)
+        yield from _of_loose_replicas(workers, threads)
+        yield from _of_servers(workers, threads)
+
+
+def _counts(most: int) -> list[int]:
+    """Return the numbers of workers to try: powers of two, and the most."""
+    powers = [1 << level for level in range(1, most.bit_length()) if 1 << level <= most]
+    return sorted({*powers, *([most] if most > 1 else [])})
+
+
+def _of_replicas(workers: int, threads: int) -> Iterator[Candidate]:
+    network = {"data": workers}
+    for shard, name in (("none", ""), ("optimizer", ", ZeRO-1"), ("gradients", ", ZeRO-2"), ("parameters", ", ZeRO-3")):
+        exchange = {"type": "allreduce", "shard": shard}
+        yield Candidate(f"{workers} replicas{name}", _changes(network, exchange, threads=threads))
+    for recompute in ("blocks", "sqrt"):
+        changes = _changes(network, {"type": "allreduce"}, threads=threads, recompute=recompute)
+        yield Candidate(f"{workers} replicas, recompute {recompute}", changes)
+
+
+def _of_tensors(replicas: int, tensor: int, threads: int) -> Iterator[Candidate]:
+    if replicas < 1:
+        return
+    prefix = "" if replicas == 1 else f"{replicas} x "
+    for plan in _PLANS:
+        network = {"data": replicas, "tensor": tensor, "plan": plan}
+        yield Candidate(f"{prefix}tensor {tensor}, {plan}", _changes(network, threads=threads))
+
+
+def _of_pipelines(config: TrainConfig, replicas: int, stages: int, threads: int) -> Iterator[Candidate]:
+    prefix = "" if replicas == 1 else f"{replicas} x "
+    for schedule in _SCHEDULES:
+        for each in _MICRO_BATCHES:
+            count = each * stages
+            if config.train.batch_size < replicas * count:
+                continue
+            network = {"data": replicas, "pipeline": stages, "schedule": schedule, "microbatches": count}
+            name = f"{prefix}pipeline {stages}, {schedule}, {count} micro-batches"
+            yield Candidate(name, _changes(network, threads=threads), schedule != "pipedream")
+
+
+def _of_loose_replicas(workers: int, threads: int) -> Iterator[Candidate]:
+    network = {"data": workers}
+    for compression in _COMPRESSIONS:
+        changes = _changes(network, {"type": "allreduce"}, threads=threads, compression=compression)
+        yield Candidate(f"{workers} replicas, {compression['type']}", changes, keeps_result=False)
+    for every in _AVERAGING:
+        exchange: dict[str, Any] = {"type": "averaging", "every": every}
+        yield Candidate(f"{workers} averaged every {every}", _changes(network, exchange, threads=threads), False)
+        outer = {**exchange, "outer_optimizer": {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}}
+        yield Candidate(f"{workers} by DiLoCo every {every}", _changes(network, outer, threads=threads), False)
+    elastic = {"type": "elastic_averaging", "every": 4}
+    yield Candidate(f"{workers} elastic", _changes(network, elastic, threads=threads), False)
+    if workers > 2:
+        yield Candidate(f"{workers} gossiping", _changes(network, {"type": "gossip"}, threads=threads), False)
+
+
+def _of_servers(workers: int, threads: int) -> Iterator[Candidate]:
+    network = {"data": workers}
+    kinds: tuple[tuple[str, dict[str, Any], bool], ...] = (
+        ("synchronous server", {"consistency": "synchronous"}, True),
+        ("server, stale 2", {"consistency": "stale", "staleness": 2}, False),
+        ("asynchronous server", {"consistency": "asynchronous"}, False),
+        ("HOGWILD", {"consistency": "asynchronous", "transport": "shared_memory"}, False),
+    )
+    for name, keys, keeps in kinds:
+        exchange = {"type": "parameter_server", **keys}
+        yield Candidate(f"{workers} workers, {name}", _changes(network, exchange, threads=threads), keeps)
+
+
+def _changes(
+    network: Mapping[str, Any] | None = None,
+    exchange: Mapping[str, Any] | None = None,
+    *,
+    threads: int,
+    compression: Mapping[str, Any] | None = None,
+    recompute: str = "none",
+) -> dict[str, Any]:
+    """Return the keys of a scheme; all that is not given is as without it."""
+    return {
+        "strategy.network": dict(network or {}),
+        "strategy.exchange": dict(exchange or {"type": "allreduce"}),
+        "strategy.compression": dict(compression or {"type": "none"}),
+        "strategy.aggregation": {"type": "mean"},
+        "train.recompute": recompute,
+        "train.accumulate": 1,
+        "resources.cpus_per_worker": float(threads),
+        "engine": "actors",
+    }

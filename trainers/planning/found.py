@@ -1,0 +1,127 @@
+"""What measurements for predictions find, as plain values: a dry run of a worker, and the layers of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NotedCall:
+    """An operation of the exchange in a step.
+
+    Args:
+        kind: see `platform.comm.dry.Call`.
+        axis: axis of the layout that its group lies along: `data`, `tensor`, `model` or `world`.
+        size: number of members.
+        num_bytes: bytes of the whole tensor.
+        began_s: seconds from the begin of the step to its start.
+        waited_s: seconds from the begin of the step to the wait for its result; None: nothing waits for it.
+    """
+
+    kind: str
+    axis: str
+    size: int
+    num_bytes: int
+    began_s: float
+    waited_s: float | None
+
+
+@dataclass(frozen=True)
+class DryStep:
+    """A kind of step of a dry run, by the medians of all steps of that kind.
+
+    Args:
+        step_s: seconds of the whole step.
+        backward_s: seconds of forward and backward passes.
+        exchange_s: seconds of this worker's own work for the exchange: packing, encoding, decoding.
+        optimizer_s: seconds of the update.
+        calls: operations of the exchange.
+    """
+
+    step_s: float
+    backward_s: float
+    exchange_s: float
+    optimizer_s: float
+    calls: tuple[NotedCall, ...]
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run of one worker has measured.
+
+    Args:
+        every: the steps between two exchanges, as the config has them; 1: each step exchanges.
+        plain: a step without an exchange of the parameters; None: there is none.
+        exchanging: a step with its exchange.
+        parameter_bytes: bytes of the parameters that this worker holds between steps.
+        gradient_bytes: bytes of the gradients that it updates from.
+        optimizer_bytes: bytes of the optimizer's state.
+        activation_bytes: most bytes kept for the backward pass.
+        resident_bytes: most memory of the process.
+        steps_per_epoch: steps of an epoch.
+        step_times_s: seconds of each measured step with its exchange.
+    """
+
+    every: int
+    plain: DryStep | None
+    exchanging: DryStep
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    resident_bytes: int
+    steps_per_epoch: int
+    step_times_s: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> DryRun:
+        def step(given: dict[str, Any] | None) -> DryStep | None:
+            if given is None:
+                return None
+            return DryStep(**{**given, "calls": tuple(NotedCall(**call) for call in given["calls"])})
+
+        exchanging = step(data["exchanging"])
+        assert exchanging is not None
+        known = {**data, "plain": step(data["plain"]), "exchanging": exchanging}
+        return cls(**{**known, "step_times_s": tuple(data["step_times_s"])})
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """The measured layers of a pipeline's model, for one micro-batch.
+
+    Args:
+        names: name of each layer.
+        forward_s: seconds of each forward pass.
+        backward_s: seconds of each backward pass.
+        parameter_bytes: bytes of the parameters of each.
+        activation_bytes: bytes that each keeps for the backward pass.
+        boundary_bytes: bytes that cross a cut after each.
+        forbidden_cuts: layers that must not begin a stage.
+        micro_batch_samples: samples of the micro-batch.
+        steps_per_epoch: steps of an epoch.
+    """
+
+    names: tuple[str, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    parameter_bytes: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    boundary_bytes: tuple[int, ...]
+    forbidden_cuts: tuple[int, ...]
+    micro_batch_samples: int
+    steps_per_epoch: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LayerProfile:
+        known: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        return cls(**known)

@@ -1,0 +1,129 @@
+"""Measurements of one process: products of matrices, copies, small operations, the disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.process import torch_threads
+from orchestray.trainers.planning.machine.gemm import GemmTable, shapes
+from orchestray.trainers.planning.machine.profile import Compute
+
+SIZES = (1, 4, 16, 64, 256, 1024, 4096)
+"""Sizes of the dimensions of the products that are measured."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_SAMPLE_S = 1e-4
+"""Least seconds of a sample: shorter calls are repeated within one."""
+_LONG_S = 1e-3
+_MOST_S = 10e-3
+"""Seconds beyond which a product is not measured: its time grows like its work."""
+_COPIED_BYTES = 64 << 20
+_FILE_BYTES, _FILE_CHUNK_BYTES = 128 << 20, 8 << 20
+_FILE_LIMIT_S = 2.0
+
+
+def computing(threads: int, sizes: Sequence[int] = SIZES) -> Compute:
+    """Measure products, copies and small operations with a number of threads."""
+    with torch_threads.using(threads):
+        tables = {name: gemm_table(dtype, sizes) for name, dtype in DTYPES.items()}
+        return Compute(tables, copy_bytes_per_s(), small_op_s())
+
+
+def gemm_table(dtype: torch.dtype, sizes: Sequence[int] = SIZES, passes: int = 2) -> GemmTable:
+    """Measure products of matrices of every shape of some sizes, with the current number of threads.
+
+    Of several passes over all shapes the shortest time of each is kept: what else runs comes and goes.
+    """
+    every = shapes(sizes)
+    found: dict[tuple[int, int, int], float] = {}
+    for _ in range(passes):
+        for shape in sorted(every, key=lambda each: each[0] * each[1] * each[2]):
+            smaller = _smaller(shape, sizes)
+            ratio = shape[0] * shape[1] * shape[2] / max(1, smaller[0] * smaller[1] * smaller[2])
+            if smaller in found and found[smaller] * ratio > _MOST_S:
+                found[shape] = found[smaller] * ratio
+            else:
+                found[shape] = min(product_s(*shape, dtype), found.get(shape, float("inf")))
+    return GemmTable(tuple(sizes), tuple(found[shape] for shape in every))
+
+
+def _smaller(shape: tuple[int, int, int], sizes: Sequence[int]) -> tuple[int, int, int]:
+    """Return the shape with the next smaller size of its largest dimension."""
+    largest = max(shape)
+    below = sizes[max(0, sizes.index(largest) - 1)]
+    place = shape.index(largest)
+    m, n, k = (below if each == place else size for each, size in enumerate(shape))
+    return m, n, k
+
+
+def product_s(m: int, n: int, k: int, dtype: torch.dtype) -> float:
+    """Return the seconds of a product of matrices [m, k] and [k, n].
+
+    It is the mean of three: with both as they are, with the first and with the second transposed, as in the forward
+    pass of a linear layer and in its two gradients.
+    """
+    a, b = torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)
+    a_turned, b_turned = torch.ones(k, m, dtype=dtype), torch.ones(n, k, dtype=dtype)
+    out = torch.empty(m, n, dtype=dtype)
+    pairs = ((a, b), (a, b_turned.t()), (a_turned.t(), b))
+    return sum(_call_s(_product(left, right, out)) for left, right in pairs) / len(pairs)
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], Tensor]:
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _call_s(call: Callable[[], object]) -> float:
+    """Return the seconds of a call that was made before; of several samples, the median."""
+    call()
+    took_s = _timed(call, 1)
+    calls = max(1, round(_SAMPLE_S / max(took_s, 1e-7)))
+    return median(_timed(call, calls) for _ in range(3 if took_s < _LONG_S else 1)) if took_s < _MOST_S else took_s
+
+
+def _timed(call: Callable[[], object], calls: int) -> float:
+    began_s = perf_counter()
+    for _ in range(calls):
+        call()
+    return (perf_counter() - began_s) / calls
+
+
+def copy_bytes_per_s() -> float:
+    """Return the bytes that a copy beyond the caches reads and writes in a second."""
+    source = torch.ones(_COPIED_BYTES // 4)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return 2 * _COPIED_BYTES / min(_timed(lambda: target.copy_(source), 1) for _ in range(7))
+
+
+def small_op_s() -> float:
+    """Return the seconds of an addition of two tensors of one element."""
+    one = torch.ones(1)
+    return median(_timed(lambda: one + one, 200) for _ in range(15))
+
+
+def reference_s() -> float:
+    """Return the seconds of one product that is measured again and again, to tell how steady the machine is."""
+    with torch_threads.using(1):
+        a = torch.ones(512, 512)
+        return median(_timed(lambda: a @ a, 1) for _ in range(25))
+
+
+def disk_bytes_per_s(directory: Path) -> float:
+    """Return the bytes that a file in a directory gets in a second, until they are on the disk."""
+    chunk, written = os.urandom(_FILE_CHUNK_BYTES), 0
+    with tempfile.TemporaryFile(dir=directory) as file:
+        began_s = perf_counter()
+        while written < _FILE_BYTES and perf_counter() - began_s < _FILE_LIMIT_S:
+            file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+            written += len(chunk)
+        return written / (perf_counter() - began_s)

@@ -1,0 +1,236 @@
+"""Measurements for predictions, in processes of their own as workers are, and kept on disk by what they depend on.
+
+Workers of one machine compute at the same time and disturb each other, so as many processes measure at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import ConfigError, OrchestrayError, TrainingError
+from orchestray.platform.run.files import write_atomic
+from orchestray.trainers.planning.found import DryRun, LayerProfile
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.synchronize import Barrier
+
+    from orchestray.trainers.config.settings import ReplicaSettings
+
+_MOST_AT_ONCE = 8
+_TIMEOUT_S = 300.0
+_DISTURBED = 0.25
+"""Part of the machine's time that other programs may take during a measurement."""
+_WITHOUT_INFLUENCE = (
+    "epochs", "steps", "until", "early_stop", "best", "time_limit_s", "pause_at", "validate_every_steps", "faults",
+    "checkpoint_storage", "checkpoint_every_steps", "checkpoint_keep", "model_directory", "lr_schedule", "seed",
+)  # fmt: skip
+"""Settings that no measurement depends on."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A measurement.
+
+    Args:
+        kind: `dry_run` of each worker, or `profile` of a pipeline's layers.
+        settings: settings of the run.
+        num_threads: threads of each worker.
+        at_once: workers of one machine, which compute at the same time.
+    """
+
+    kind: str
+    settings: ReplicaSettings
+    num_threads: int
+    at_once: int
+
+    def key(self, versions: Mapping[str, str]) -> str:
+        """Return a name for what the result depends on."""
+        settings = asdict(self.settings)
+        for name in _WITHOUT_INFLUENCE:
+            settings.pop(name)
+        if self.kind == "profile":  # of the layers, whatever is made of them
+            pipeline = settings.pop("pipeline")
+            settings["pipeline"] = pipeline["split"] if isinstance(pipeline["split"], list) else None
+            for name in ("optimizer", "exchange", "compression", "aggregation", "grad_clip", "average"):
+                settings.pop(name)
+        known = [self.kind, settings, self.num_threads, self.at_once, dict(versions)]
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+class Measurements:
+    """Results of measurements, each made once.
+
+    Args:
+        directory: directory that keeps them; None: they are forgotten with this object.
+        versions: versions that results depend on.
+        cores: cores of this machine.
+    """
+
+    def __init__(self, directory: Path | None, versions: Mapping[str, str], cores: int) -> None:
+        self._directory, self._versions, self._cores = directory, versions, cores
+        self._known: dict[str, list[dict[str, Any]]] = {}
+        self._context: Any = None
+        self.num_made = 0
+        """Number of measurements that this object has made."""
+        self.num_disturbed = 0
+        """Number of those during which other programs took much of the machine; they are not kept on disk."""
+
+    def dry_runs(self, wanted: Wanted) -> list[DryRun]:
+        """Return the dry runs of workers that compute at the same time on one machine."""
+        return [DryRun.from_json(each) for each in self._of(wanted)]
+
+    def profiles(self, wanted: Wanted) -> list[LayerProfile]:
+        """Return the measured layers, by each of the processes that measured at once."""
+        return [LayerProfile.from_json(each) for each in self._of(wanted)]
+
+    def knows(self, wanted: Wanted) -> bool:
+        """Return True if the measurement needs not be made."""
+        key = wanted.key(self._versions)
+        return key in self._known or self._read(key) is not None
+
+    def _of(self, wanted: Wanted) -> list[dict[str, Any]]:
+        key = wanted.key(self._versions)
+        if key not in self._known:
+            found = self._read(key)
+            if found is None:
+                found, is_disturbed = self._made(wanted)
+                if not is_disturbed:
+                    self._keep(key, found)
+            self._known[key] = found
+        for failure in (each for each in self._known[key] if "error" in each):
+            raise _ERRORS.get(failure["kind"], TrainingError)(failure["error"])
+        return self._known[key]
+
+    def _read(self, key: str) -> list[dict[str, Any]] | None:
+        if self._directory is None:
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            return list(json.loads((self._directory / f"{key}.json").read_text(encoding="utf-8")))
+        return None
+
+    def _keep(self, key: str, found: Sequence[Mapping[str, Any]]) -> None:
+        if self._directory is not None:
+            with contextlib.suppress(OSError):  # a full disk: it is measured again
+                self._directory.mkdir(parents=True, exist_ok=True)
+                write_atomic(self._directory / f"{key}.json", json.dumps(found).encode())
+
+    def _made(self, wanted: Wanted) -> tuple[list[dict[str, Any]], bool]:
+        """Measure; return the results, and True if other programs took much of the machine meanwhile."""
+        self.num_made += 1
+        began_s, busy_s = time.monotonic(), _busy_s()
+        found = self._from_processes(wanted)
+        own_s = sum(each.pop("cpu_s", 0.0) for each in found)
+        others_s = _busy_s() - busy_s - own_s
+        is_disturbed = others_s > _DISTURBED * self._cores * (time.monotonic() - began_s)
+        self.num_disturbed += is_disturbed
+        return found, is_disturbed
+
+    def _from_processes(self, wanted: Wanted) -> list[dict[str, Any]]:
+        context = self._forks()
+        size = wanted.settings.layout.size if wanted.kind == "dry_run" else wanted.at_once
+        number = max(1, min(size, wanted.at_once, _MOST_AT_ONCE))
+        barrier = context.Barrier(number)
+        pipes, processes = [], []
+        for _ in range(number):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(target=_measure, args=(wanted, barrier, there), daemon=True)
+            with _without_main():
+                process.start()
+            there.close()
+            pipes.append(here)
+            processes.append(process)
+        try:
+            found = []
+            for pipe in pipes:
+                found.append(_result(pipe, wanted))
+                if "error" in found[-1]:
+                    barrier.abort()  # the others do not wait for it
+            return found
+        finally:
+            for process in processes:
+                process.join(1.0)
+                if process.is_alive():
+                    process.kill()
+
+    def _forks(self) -> Any:
+        """Return the context of processes that are forked from one in which all is imported."""
+        if self._context is None:
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(["orchestray.trainers.planning.dry_run"])
+        return self._context
+
+
+def _busy_s() -> float:
+    """Return the seconds for which the cores of this machine have computed since it was started."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
+
+
+_ERRORS = {"ConfigError": ConfigError}
+
+
+def _measure(wanted: Wanted, barrier: Barrier, results: Connection) -> None:
+    """Measure in this process, and send the result."""
+    import torch
+
+    from orchestray.trainers.planning import dry_run
+
+    torch.set_num_threads(wanted.num_threads)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)  # what the task prints is not the plan
+
+    def start() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(_TIMEOUT_S)
+
+    try:
+        made = (
+            dry_run.dry_run(wanted.settings, start)
+            if wanted.kind == "dry_run"
+            else dry_run.profile(wanted.settings, start)
+        )
+        results.send({**made.to_json(), "cpu_s": time.process_time()})
+    except Exception as error:  # noqa: BLE001 - of any kind: it may be the task's
+        barrier.abort()
+        text = str(error) if isinstance(error, OrchestrayError) else f"{type(error).__name__}: {error}"
+        results.send({"error": text, "kind": type(error).__name__})
+
+
+def _result(pipe: Connection, wanted: Wanted) -> dict[str, Any]:
+    try:
+        if pipe.poll(_TIMEOUT_S):
+            return dict(pipe.recv())
+        why = f"it took more than {_TIMEOUT_S:g} s"
+    except EOFError:
+        why = "its process ended, perhaps for want of memory"
+    return {"error": f"a worker of {wanted.settings.layout.size} could not be measured: {why}", "kind": "TrainingError"}
+
+
+@contextlib.contextmanager
+def _without_main() -> Any:
+    """Start processes that do not import the program that starts them: it may have no guard."""
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), main.__spec__
+    if file is not None:
+        del main.__file__
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        if file is not None:
+            main.__file__ = file

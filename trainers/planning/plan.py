@@ -1,0 +1,153 @@
+"""The way from a config to its plans on this machine, or on others; and the record of what real runs took."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.planning import record as records
+from orchestray.trainers.planning.machine import kept
+from orchestray.trainers.planning.measuring import Measurements
+from orchestray.trainers.planning.planner import AS_IT_STANDS, Planner, Plans
+from orchestray.trainers.planning.predict import Cluster, Predictor, family_of, refuse_unknown
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.planning.machine.profile import MachineProfile
+    from orchestray.trainers.planning.plans import Plan
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def plan(
+    source: Source | TrainConfig,
+    *,
+    overrides: Sequence[str] = (),
+    workers: int | None = None,
+    nodes: int = 1,
+    machine: str | os.PathLike[str] | None = None,
+    report: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Plans:
+    """Return the plans for a config: the schemes that fit, ranked by their predicted time.
+
+    What is not known yet is measured in processes of this machine, about a second a scheme, and kept.
+
+    Args:
+        source: path of a YAML file, a mapping, or a `TrainConfig`.
+        overrides: `key.path=value`, applied after loading.
+        workers: most workers; default: the cores of all machines.
+        nodes: number of machines.
+        machine: file of the profile of each machine; default: this machine's own.
+        report: called with the numbers of schemes done and in all.
+
+    Raises:
+        ConfigError: the config is wrong, this machine has no profile, or no scheme fits.
+    """
+    planner, cluster = _planner(nodes, machine)
+    config = load_train_config(source, overrides)
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers must be 1 or more, got {workers}")
+    return planner.plans(config, workers or cluster.machine.cores * nodes, report)
+
+
+def plan_as_it_stands(
+    source: Source | TrainConfig,
+    *,
+    overrides: Sequence[str] = (),
+    nodes: int = 1,
+    machine: str | os.PathLike[str] | None = None,
+) -> Plan:
+    """Return the prediction of a config as it stands; arguments and errors as in `plan`."""
+    return _planner(nodes, machine)[0].this(load_train_config(source, overrides))
+
+
+def note_run(config: TrainConfig, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Add a run that has ended to the record, if it can be predicted without measuring anything.
+
+    Args:
+        config: config of the run.
+        lines: its metric lines.
+
+    Returns:
+        Predicted and measured step, for the run's result; None: this machine is not calibrated, or the config was
+        not planned here before.
+    """
+    with suppress(OrchestrayError):
+        machine = kept.load()
+        predictor, measurements = _predictor(Cluster(machine))
+        refuse_unknown(config)
+        if all(measurements.knows(each) for each in predictor.wanted(config)):
+            return _noted(config, lines, predictor, machine)
+    return None
+
+
+def note_later(directory: Path) -> dict[str, Any] | None:
+    """Predict a run that has ended, measuring what it takes, and add it to the record.
+
+    Args:
+        directory: directory of the run.
+
+    Returns:
+        Predicted and measured step; None: it made too few steps.
+
+    Raises:
+        OrchestrayError: the run's config cannot be predicted.
+    """
+    from orchestray.platform.run.metrics import read_lines
+
+    machine = kept.load()
+    config = load_train_config(directory / "config.yaml", look_at_task=False)
+    refuse_unknown(config)
+    return _noted(config, read_lines(directory / "metrics.jsonl"), _predictor(Cluster(machine))[0], machine)
+
+
+def _noted(
+    config: TrainConfig, lines: Iterable[Mapping[str, Any]], predictor: Predictor, machine: MachineProfile
+) -> dict[str, Any] | None:
+    measured_s = records.measured_step_s(lines)
+    if measured_s is None:
+        return None
+    predicted_s = predictor.predict(config, AS_IT_STANDS, {}).step_s
+    family = family_of(config)
+    correction = records.load_record(machine.name).correction(family)
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    records.append(records.Entry(family, config.name, predicted_s, measured_s, at, machine.name))
+    corrected_s = correction.factor * predicted_s
+    interval = None if correction.interval is None else [corrected_s * bound for bound in correction.interval]
+    return {"step_s": corrected_s, "interval_s": interval, "measured_step_s": measured_s}
+
+
+def _planner(nodes: int, machine: str | os.PathLike[str] | None) -> tuple[Planner, Cluster]:
+    here = kept.load()
+    if nodes < 1:
+        raise ConfigError(f"--nodes must be 1 or more, got {nodes}")
+    if machine is None:
+        cluster = Cluster(here, nodes)
+    else:
+        there = kept.load(Path(machine), of_any_machine=True)
+        cluster = Cluster(there, nodes, here.flops_per_s() / there.flops_per_s())
+    _, measurements = _predictor(cluster)
+    return Planner(cluster, measurements, records.load_record(here.name)), cluster
+
+
+def _predictor(cluster: Cluster) -> tuple[Predictor, Measurements]:
+    directory = kept.cache_directory() / "measurements"
+    measurements = Measurements(directory, {**kept.versions(), "processor": kept.processor()}, kept.cores())
+    return Predictor(cluster, measurements), measurements
+
+
+def overrides_of(plan: Plan) -> list[str]:
+    """Return the `key.path=value` arguments that run a plan."""
+    return [f"{path}={_text(value)}" for path, value in plan.changes.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_text(each)}" for key, each in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,180 @@
+"""Plans for a config: each scheme that its rules allow, predicted, corrected by the record, and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.trainers.planning.candidates import Candidate, candidates
+from orchestray.trainers.planning.predict import Cluster, Predictor, refuse_unknown
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.planning.measuring import Measurements
+    from orchestray.trainers.planning.plans import Plan
+    from orchestray.trainers.planning.record import Record
+
+_WORTH = 1.03
+"""Speed-up over one process from which on more of them are worth it: a smaller one is within the errors."""
+_SPARE_MEMORY = 0.95
+"""Part of a machine's memory that workers may take."""
+AS_IT_STANDS = "as it stands"
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A scheme without a plan, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Plans for a config, the fastest first.
+
+    Args:
+        plans: plans that fit the memory.
+        unfit: schemes that do not fit the model or the memory.
+        this: the config as it stands; None: it has no plan.
+        num_disturbed: measurements during which other programs took much of this machine.
+    """
+
+    plans: tuple[Plan, ...]
+    unfit: tuple[Unfit, ...] = ()
+    this: Plan | None = None
+    num_disturbed: int = 0
+
+    @property
+    def best(self) -> Plan | None:
+        """The fastest plan that keeps the result of a single process; one process itself if no other is worth it."""
+        exact = [plan for plan in self.plans if plan.keeps_result]
+        if not exact:
+            return None
+        alone = [plan for plan in exact if plan.num_workers == 1 and not plan.num_servers]
+        if alone and alone[0].step_s / exact[0].step_s < _WORTH:
+            return alone[0]
+        return exact[0]
+
+    def find(self, name: str) -> Plan:
+        """Return the plan of a name, or of a place in the table, from 1.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name.isdigit() and 1 <= int(name) <= len(self.plans):
+            return self.plans[int(name) - 1]
+        for plan in (*self.plans, *([self.this] if self.this else [])):
+            if plan.name == name:
+                return plan
+        for unfit in self.unfit:
+            if unfit.name == name:
+                raise ConfigError(f"{name} has no plan: {unfit.why}")
+        raise ConfigError(f"there is no plan {name!r}; name one of the table, or its place from 1 to {len(self.plans)}")
+
+
+class Planner:
+    """A planner for machines of one kind.
+
+    Args:
+        cluster: machines to plan for.
+        measurements: measurements on this machine.
+        record: errors of earlier predictions.
+    """
+
+    def __init__(self, cluster: Cluster, measurements: Measurements, record: Record) -> None:
+        self._cluster, self._measurements, self._record = cluster, measurements, record
+        self._predictor = Predictor(cluster, measurements)
+
+    def this(self, config: TrainConfig) -> Plan:
+        """Return the prediction of a config as it stands.
+
+        Raises:
+            ConfigError: the config does not fit the task or the model, or its scheme is not predicted.
+            TrainingError: the task's code failed.
+        """
+        return self._plan(config, Candidate(AS_IT_STANDS))
+
+    def plans(
+        self, config: TrainConfig, num_workers: int, report: Callable[[int, int], None] = lambda _done, _all: None
+    ) -> Plans:
+        """Return the plans for a config.
+
+        Args:
+            config: the config; all but its strategy and what belongs to it stays.
+            num_workers: most workers.
+            report: called with the numbers of schemes done and in all.
+
+        Raises:
+            ConfigError: no scheme fits; the message says by how much, and what would help.
+        """
+        tried = candidates(config, num_workers, self._cluster.machine.cores)
+        made: list[Plan] = []
+        unfit: list[Unfit] = []
+        for number, candidate in enumerate(tried):
+            report(number, len(tried))
+            try:
+                made.append(self._plan(candidate.apply(config), candidate))
+            except OrchestrayError as error:
+                unfit.append(Unfit(candidate.name, str(error).removeprefix("config: ")))
+        report(len(tried), len(tried))
+        fitting = [plan for plan in made if self._needed(plan) <= self._limit]
+        unfit += [Unfit(plan.name, self._too_large(plan)) for plan in made if self._needed(plan) > self._limit]
+        if not fitting:
+            raise ConfigError(self._nothing_fits(made, unfit))
+        try:
+            this = self.this(config)
+        except OrchestrayError as error:
+            this = None
+            unfit.append(Unfit(AS_IT_STANDS, str(error).removeprefix("config: ")))
+        ranked = sorted(fitting, key=lambda plan: plan.step_s / plan.samples)
+        return Plans(tuple(ranked), tuple(unfit), this, self._measurements.num_disturbed)
+
+    def _plan(self, config: TrainConfig, candidate: Candidate) -> Plan:
+        refuse_unknown(config)
+        plan = self._predictor.predict(config, candidate.name, candidate.changes)
+        correction = self._record.correction(plan.family)
+        plan = plan.corrected(correction.factor, correction.interval)
+        if (price := self._cluster.machine.price_per_worker_hour) is not None and plan.num_steps:
+            seconds = plan.start_s + plan.num_steps * plan.step_s
+            plan = replace(plan, price=price * (plan.num_workers + plan.num_servers) * seconds / 3600)
+        return plan
+
+    @property
+    def _limit(self) -> float:
+        return _SPARE_MEMORY * self._cluster.machine.memory_bytes
+
+    def _needed(self, plan: Plan) -> int:
+        """Return the bytes that the workers and servers of one machine take."""
+        workers = self._cluster.workers_of_node(plan.num_workers)
+        return plan.memory.resident * (workers + plan.num_servers)
+
+    def _too_large(self, plan: Plan) -> str:
+        return f"its workers need {_gb(self._needed(plan))} a machine, which has {_gb(self._limit)} for them"
+
+    def _nothing_fits(self, made: Sequence[Plan], unfit: Sequence[Unfit]) -> str:
+        if not made:
+            reasons = "; ".join(f"{each.name}: {each.why}" for each in unfit[:3])
+            return f"no scheme fits this config: {reasons}"
+        least = min(made, key=self._needed)
+        lacks = self._needed(least) - self._limit
+        helps = "a smaller train.batch_size or a larger train.accumulate, more machines (--nodes), or more memory"
+        return (
+            f"no scheme fits: the smallest, {least.name}, needs {_gb(self._needed(least))} a machine, "
+            f"{_gb(lacks)} more than there are; what would help: {helps}"
+        )
+
+
+def why(one: Plan, other: Plan) -> list[tuple[str, float, float]]:
+    """Return the parts of two plans' times of a sample, in seconds, those that differ most first."""
+    parts = []
+    for name in ("compute_s", "exchange_s", "bubble_s", "optimizer_s", "loop_s"):
+        a, b = (getattr(plan.parts, name) / plan.samples for plan in (one, other))
+        parts.append((name.removesuffix("_s"), a, b))
+    return sorted(parts, key=lambda part: -abs(part[1] - part[2]))
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

@@ -1,0 +1,140 @@
+"""A plan: a scheme for a config, with what a step of it is predicted to cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a step's time, in seconds, on the worker that is the last to finish."""
+
+    compute_s: float = 0.0
+    """Forward and backward passes."""
+    exchange_s: float = 0.0
+    """Exchange that the worker waits for, with packing, encoding and decoding."""
+    bubble_s: float = 0.0
+    """Waiting for other stages of a pipeline, or for a parameter server's turn."""
+    optimizer_s: float = 0.0
+    """The update of the weights."""
+    loop_s: float = 0.0
+    """All else of a step: reading samples, recording, deciding what is due."""
+    hidden_s: float = 0.0
+    """Exchange behind computation, which takes no time of its own; not in the total."""
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.exchange_s + self.bubble_s + self.optimizer_s + self.loop_s
+
+    def scaled(self, factor: float) -> Parts:
+        """Return the parts, each times a factor."""
+        return Parts(**{name: value * factor for name, value in asdict(self).items()})
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of the worker that needs most, in bytes, by kind."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    """Most bytes kept for the backward pass at once."""
+    process: int = 0
+    """All else: Python, torch, data, buffers."""
+
+    @property
+    def resident(self) -> int:
+        """Resident set of the process."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.process
+
+    def to_json(self) -> dict[str, int]:
+        return {**asdict(self), "resident": self.resident}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A scheme for a config, and its predicted costs.
+
+    Args:
+        name: short name of the scheme.
+        family: kind of scheme, by which errors of predictions are kept.
+        changes: dotted keys of the config that it sets; empty: the config as it stands.
+        config: the whole config, as plain data, which runs as it is.
+        num_workers: workers, without servers.
+        num_servers: parameter servers.
+        num_steps: steps of the whole run; 0: unknown.
+        samples: samples of a step, over all workers.
+        parts: parts of the time of a step.
+        memory: memory of a worker.
+        num_bytes: bytes that all workers send in a step, by link (`data`, `tensor`, `pipeline`, `server`).
+        staleness: mean number of updates between reading weights and adding the gradient to them.
+        keeps_result: True if the run ends with the weights of a single process, up to rounding.
+        interval_s: seconds of a step between which 80 % of the runs are expected to be; None: no record yet.
+        start_s: seconds from the call to the first step.
+        price: price of the whole run, or None.
+        notes: what a reader has to know, as clauses.
+    """
+
+    name: str
+    family: str
+    changes: Mapping[str, Any]
+    config: Mapping[str, Any]
+    num_workers: int
+    samples: int
+    parts: Parts
+    memory: Memory = Memory()
+    num_bytes: Mapping[str, int] = field(default_factory=dict)
+    num_servers: int = 0
+    num_steps: int = 0
+    staleness: float = 0.0
+    keeps_result: bool = True
+    interval_s: tuple[float, float] | None = None
+    start_s: float = 0.0
+    price: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.parts.total_s
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.step_s if self.step_s else 0.0
+
+    def corrected(self, factor: float, interval: tuple[float, float] | None) -> Plan:
+        """Return the plan with times that the record of errors corrects.
+
+        Args:
+            factor: measured over predicted, as the record has it.
+            interval: bounds of measured over predicted; None: the record is too short.
+        """
+        parts = self.parts.scaled(factor)
+        bounds = None if interval is None else (parts.total_s * interval[0], parts.total_s * interval[1])
+        return replace(self, parts=parts, interval_s=bounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "changes": dict(self.changes),
+            "step_s": self.step_s,
+            "interval_s": None if self.interval_s is None else list(self.interval_s),
+            "samples": self.samples,
+            "samples_per_s": self.samples_per_s,
+            "parts": asdict(self.parts),
+            "memory_bytes": self.memory.to_json(),
+            "bytes": dict(self.num_bytes),
+            "staleness": self.staleness,
+            "keeps_result": self.keeps_result,
+            "workers": self.num_workers,
+            "servers": self.num_servers,
+            "start_s": self.start_s,
+            "price": self.price,
+            "notes": list(self.notes),
+            "config": dict(self.config),
+        }

@@ -1,0 +1,309 @@
+"""The prediction of a step of a config: which measurements it takes, and how they are put together for each scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from orchestray.platform.comm.allreduce.costs import AlphaBeta
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.planning.machine.transfers import ring_s
+from orchestray.trainers.planning.measuring import Wanted
+from orchestray.trainers.planning.pipelines import PipelineStep, pipeline_step
+from orchestray.trainers.planning.plans import Memory, Parts, Plan
+from orchestray.trainers.planning.pricing import memory_of, sent_bytes, step_parts
+from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchronous, synchronous
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.planning.machine.profile import MachineProfile
+    from orchestray.trainers.planning.machine.transfers import Kind
+    from orchestray.trainers.planning.measuring import Measurements
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines of one kind.
+
+    Args:
+        machine: profile of each machine.
+        num_nodes: number of machines.
+        slowness: time of a computation there over its time here; 1 for this machine.
+    """
+
+    machine: MachineProfile
+    num_nodes: int = 1
+    slowness: float = 1.0
+
+    def workers_of_node(self, num_workers: int) -> int:
+        """Return the most workers that one machine has of some."""
+        return ceil(num_workers / self.num_nodes)
+
+    def time_of(self, kind: str, size: int, num_bytes: float, *, num_workers: int) -> float:
+        """Return the seconds of an operation of a group among `num_workers` workers.
+
+        A group that one machine can hold is on one: tensor and pipeline groups are neighbours. Of a larger one every
+        message may take the link between machines, which is the slowest, and so decides.
+        """
+        known: Kind = kind  # type: ignore[assignment]
+        if size <= self.workers_of_node(num_workers):
+            return self.machine.seconds(known, size, num_bytes)
+        return ring_s(known, size, num_bytes, self._between)
+
+    def message_s(self, num_bytes: float, *, num_workers: int, size: int) -> float:
+        """Return the seconds of a message from one worker of a group to another, or to a server."""
+        if size <= self.workers_of_node(num_workers):
+            return self.machine.channels["shared_memory"].seconds(num_bytes)
+        return self._between.time_s(num_bytes)
+
+    @property
+    def _between(self) -> AlphaBeta:
+        return self.machine.links.inter_node
+
+
+class Predictor:
+    """A predictor of steps.
+
+    Args:
+        cluster: machines to predict for.
+        measurements: measurements on this machine.
+    """
+
+    def __init__(self, cluster: Cluster, measurements: Measurements) -> None:
+        self._cluster, self._measurements = cluster, measurements
+
+    def predict(self, config: TrainConfig, name: str, changes: Mapping[str, Any]) -> Plan:
+        """Return the plan of a config.
+
+        Raises:
+            ConfigError: the config does not fit the task or the model.
+            TrainingError: the task's code failed.
+        """
+        made, network = self._made(config), config.strategy.network
+        exact = config.strategy.compression.type == "none" and not made.diverges and made.staleness == 0.0
+        return Plan(
+            name=name,
+            family=family_of(config),
+            changes=changes,
+            config=config.model_dump(mode="json"),
+            num_workers=network.data * network.tensor * network.pipeline,
+            num_servers=made.num_servers,
+            samples=config.train.batch_size,
+            num_steps=config.train.steps or (config.train.epochs or 0) * made.steps_per_epoch,
+            parts=made.parts.scaled(1.0)
+            if self._cluster.slowness == 1.0
+            else _slower(made.parts, self._cluster.slowness),
+            memory=made.memory,
+            num_bytes=made.num_bytes,
+            staleness=made.staleness,
+            keeps_result=exact,
+            notes=made.notes,
+        )
+
+    def wanted(self, config: TrainConfig) -> list[Wanted]:
+        """Return the measurements that a prediction of a config takes."""
+        settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        threads = config.resources.num_threads
+        at_once = self._at_once(settings.layout.size, threads)
+        if config.strategy.exchange.type == "parameter_server":
+            return [Wanted("dry_run", _of_server_worker(settings), threads, at_once), *self._layers(settings, threads)]
+        if settings.layout.pipeline > 1:
+            return [*self._layers(settings, threads), Wanted("dry_run", _whole(settings), threads, at_once)]
+        return [Wanted("dry_run", settings, threads, at_once)]
+
+    def _layers(self, settings: ReplicaSettings, threads: int) -> list[Wanted]:
+        if settings.layout.pipeline == 1:
+            return []
+        return [Wanted("profile", settings, threads, self._at_once(settings.layout.size, threads))]
+
+    def _at_once(self, num_workers: int, threads: int) -> int:
+        """Return how many workers measure at once: as many as a machine has, up to twice what its cores can carry."""
+        here = self._cluster.workers_of_node(num_workers)
+        return max(1, min(here, 2 * self._cluster.machine.cores // threads))
+
+    def _made(self, config: TrainConfig) -> _Made:
+        settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        if config.strategy.exchange.type == "parameter_server":
+            return self._with_servers(config, settings)
+        if settings.layout.pipeline > 1:
+            return self._pipeline(config, settings)
+        runs = self._measurements.dry_runs(self.wanted(config)[0])
+        size, overlap = settings.layout.size, self._cluster.machine.overlap
+        crowd = _crowd(size, self._at_once(size, config.resources.num_threads), self._cluster)
+
+        def time_of(kind: str, members: int, num_bytes: int) -> float:
+            return self._cluster.time_of(kind, members, num_bytes, num_workers=size)
+
+        parts = step_parts(runs, time_of, overlap)
+        return _Made(
+            replace(parts, compute_s=parts.compute_s * crowd, optimizer_s=parts.optimizer_s * crowd),
+            memory_of(runs[0]),
+            sent_bytes(runs[0], settings.layout),
+            steps_per_epoch=runs[0].steps_per_epoch,
+            diverges=settings.diverges and settings.layout.data > 1,
+        )
+
+    def _pipeline(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
+        layers, whole = self.wanted(config)
+        runs = self._measurements.dry_runs(whole)
+        step = self._pipeline_step(layers, settings)
+        size, layout = settings.layout.size, settings.layout
+        share = max(step.parameter_bytes) / max(1, runs[0].parameter_bytes)
+        exchange_s, data_bytes = 0.0, 0
+        if layout.data > 1:
+            exchange_s = max(
+                self._cluster.time_of("all_reduce", layout.data, each, num_workers=size)
+                for each in step.parameter_bytes
+            )
+            data_bytes = sum(-(-2 * (layout.data - 1) * each // layout.data) for each in step.parameter_bytes)
+        crowd = _crowd(size, self._at_once(size, config.resources.num_threads), self._cluster)
+        whole_s = runs[0].exchanging
+        loop_s = max(0.0, whole_s.step_s - whole_s.backward_s - whole_s.optimizer_s)
+        parts = Parts(
+            compute_s=step.busy_s * crowd,
+            exchange_s=exchange_s,
+            bubble_s=(step.span_s - step.busy_s) * crowd,
+            optimizer_s=whole_s.optimizer_s * share,
+            loop_s=loop_s,
+        )
+        known = runs[0]
+        memory = Memory(
+            max(step.parameter_bytes),
+            max(step.parameter_bytes),
+            round(known.optimizer_bytes * share),
+            max(step.activation_bytes),
+            memory_of(known).process,
+        )
+        sent = {"pipeline": step.link_bytes * layout.data, **({"data": data_bytes * layout.data} if data_bytes else {})}
+        return _Made(parts, memory, sent, steps_per_epoch=known.steps_per_epoch, staleness=step.staleness)
+
+    def _pipeline_step(self, layers: Wanted, settings: ReplicaSettings) -> PipelineStep:
+        size = settings.layout.size
+
+        def message_s(num_bytes: float) -> float:
+            return self._cluster.message_s(num_bytes, num_workers=size, size=settings.layout.pipeline)
+
+        return pipeline_step(self._measurements.profiles(layers), settings, message_s)
+
+    def _with_servers(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
+        exchange = settings.exchange
+        worker, *layers = self.wanted(config)
+        runs = self._measurements.dry_runs(worker)
+        one, data, shards = runs[0].exchanging, settings.layout.data, int(exchange["shards"])
+        compute_s = fmean(run.exchanging.step_s - run.exchanging.optimizer_s for run in runs)
+        if layers:
+            compute_s = self._pipeline_step(layers[0], settings).span_s + max(0.0, one.step_s - one.backward_s)
+        num_bytes = runs[0].parameter_bytes
+        part = num_bytes / shards
+        shared = exchange["transport"] == "shared_memory"
+        machine = self._cluster.machine
+        copy_s = part / machine.computing(1).copy_bytes_per_s
+        message_s = copy_s if shared else self._cluster.message_s(part, num_workers=data + shards, size=data + shards)
+        load = ServerLoad(
+            num_workers=data,
+            compute_s=compute_s,
+            message_s=message_s,
+            add_s=2 * copy_s,
+            update_s=median(run.exchanging.optimizer_s for run in runs) / shards,
+            push_every=int(exchange["push_every"]),
+            fetch_every=int(exchange["fetch_every"]),
+            cores=machine.cores * self._cluster.num_nodes,
+            num_servers=0 if shared else shards,
+        )
+        step = _consistent(load, exchange)
+        parts = Parts(compute_s, step.exchange_s, max(0.0, step.queue_s), load.update_s)
+        sent = data * num_bytes * (1 / load.push_every + 1 / load.fetch_every)
+        return _Made(
+            parts,
+            memory_of(runs[0]),
+            {} if shared else {"server": round(sent)},
+            steps_per_epoch=runs[0].steps_per_epoch * data,
+            staleness=step.staleness,
+            num_servers=load.num_servers,
+        )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What is put together for a plan."""
+
+    parts: Parts
+    memory: Memory
+    num_bytes: Mapping[str, int]
+    steps_per_epoch: int = 0
+    staleness: float = 0.0
+    num_servers: int = 0
+    diverges: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def family_of(config: TrainConfig) -> str:
+    """Return the kind of scheme of a config, by which errors of predictions are kept."""
+    network, exchange = config.strategy.network, config.strategy.exchange
+    if exchange.type == "parameter_server":
+        return "parameter_server"
+    if network.pipeline > 1:
+        return "pipeline"
+    if network.tensor > 1:
+        return "tensor"
+    if network.data == 1:
+        return "single"
+    if config.strategy.compression.type != "none":
+        return "compressed"
+    if exchange.type == "allreduce" and exchange.shard != "none":
+        return "zero"
+    return str(exchange.type)
+
+
+def _consistent(load: ServerLoad, exchange: Mapping[str, Any]) -> ServerStep:
+    if exchange["consistency"] == "synchronous":
+        return synchronous(load)
+    return asynchronous(load, exchange["staleness"] if exchange["consistency"] == "stale" else None)
+
+
+def _of_server_worker(settings: ReplicaSettings) -> ReplicaSettings:
+    """Return the settings of a worker of parameter servers on its own: its share of the batch, nothing to exchange."""
+    share = ceil(settings.batch_size / settings.layout.data)
+    return replace(settings, layout=Layout(), batch_size=share, exchange={}, compression={}, aggregation={})
+
+
+def _whole(settings: ReplicaSettings) -> ReplicaSettings:
+    """Return the settings of one replica whose model is whole."""
+    share = ceil(settings.batch_size / settings.layout.data)
+    return replace(
+        settings, layout=Layout(), batch_size=share, exchange={}, compression={}, accumulate=1, recompute="none"
+    )
+
+
+def _crowd(num_workers: int, at_once: int, cluster: Cluster) -> float:
+    """Return how much longer workers compute that are more than those that have measured at once."""
+    return max(1.0, cluster.workers_of_node(num_workers) / at_once)
+
+
+def _slower(parts: Parts, slowness: float) -> Parts:
+    """Return the parts on machines that compute more slowly, or faster: the exchange is theirs already."""
+    return replace(
+        parts,
+        compute_s=parts.compute_s * slowness,
+        bubble_s=parts.bubble_s * slowness,
+        optimizer_s=parts.optimizer_s * slowness,
+        loop_s=parts.loop_s * slowness,
+    )
+
+
+def refuse_unknown(config: TrainConfig) -> None:
+    """Raise if no prediction is made of a config.
+
+    Raises:
+        ConfigError: its scheme has none.
+    """
+    exchange: Any = config.strategy.exchange
+    if exchange.type == "parameter_server" and exchange.groups > 1:
+        raise ConfigError("config: strategy.exchange.groups: leaf servers are not predicted yet; set it to 1")
+    if config.resources.gpus_per_worker > 0:
+        raise ConfigError("config: resources.gpus_per_worker: steps on GPUs are not predicted here; set it to 0")

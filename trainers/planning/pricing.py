@@ -1,0 +1,160 @@
+"""The step of a scheme of collectives: what a dry run has measured, and the times of its operations on a network.
+
+Operations of a step are replayed in virtual time. One begins when the dry run began it, or when the one before it on
+the same network has ended; who waits for one is late by what is left of it, and so is all that follows. Behind an
+operation a worker computes on, but the two share the cores of a machine (`MachineProfile.overlap`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestray.trainers.planning.plans import Memory, Parts
+
+if TYPE_CHECKING:
+    from orchestray.trainers.layout.degrees import Layout
+    from orchestray.trainers.planning.found import DryRun, DryStep, NotedCall
+
+CallTime = Callable[[str, int, int], float]
+"""Function from the kind of an operation, the size of its group and its bytes to its seconds."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The waits of a step for its operations, in seconds."""
+
+    shown_s: float
+    """Seconds that the step takes longer."""
+    hidden_s: float
+    """Seconds of operations behind computation."""
+
+
+def waits(calls: Sequence[NotedCall], time_of: CallTime, overlap: float) -> Waits:
+    """Replay the operations of a step.
+
+    Args:
+        calls: operations, in the order of their begin.
+        time_of: time of an operation.
+        overlap: part of an operation that is hidden behind computation of the same length, 0 to 1.
+    """
+    late_s = free_s = hidden_s = 0.0
+    events = [(call.began_s, 0, number) for number, call in enumerate(calls)]
+    events += [(call.waited_s, 1, number) for number, call in enumerate(calls) if call.waited_s is not None]
+    done_s: dict[int, tuple[float, float]] = {}
+    for at_s, is_wait, number in sorted(events):
+        call = calls[number]
+        if not is_wait:
+            length_s = _length_s(call, calls, time_of)
+            begin_s = max(at_s + late_s, free_s)
+            free_s = begin_s + length_s
+            done_s[number] = (free_s, length_s)
+            continue
+        end_s, length_s = done_s[number]
+        shown_s = min(length_s, max(0.0, end_s - (at_s + late_s)))
+        behind_s = length_s - shown_s
+        late_s += max(0.0, end_s - (at_s + late_s)) + (1 - overlap) * behind_s
+        hidden_s += overlap * behind_s
+    return Waits(late_s, hidden_s)
+
+
+def _length_s(call: NotedCall, calls: Sequence[NotedCall], time_of: CallTime) -> float:
+    """Return the time of an operation. A send counts with the receive beside it: both directions are used at once."""
+    if call.kind == "send":
+        received = any(other.kind == "receive" and other.num_bytes == call.num_bytes for other in calls)
+        return 0.0 if received else time_of("exchange", 2, call.num_bytes)
+    if call.kind == "receive":
+        return time_of("exchange", 2, call.num_bytes)
+    if call.kind == "barrier":
+        return time_of("all_reduce", call.size, 4)
+    return time_of(call.kind, call.size, call.num_bytes)
+
+
+def step_parts(runs: Sequence[DryRun], time_of: CallTime, overlap: float) -> Parts:
+    """Return the parts of a step of workers that exchange by collectives, as an average over the steps.
+
+    Args:
+        runs: dry runs of workers that computed at the same time.
+        time_of: time of an operation.
+        overlap: see `waits`.
+    """
+    every = runs[0].every
+    exchanging = _of_slowest(runs, [run.exchanging for run in runs], time_of, overlap)
+    if every == 1 or runs[0].plain is None:
+        return exchanging
+    plain = _of_slowest(runs, [run.plain for run in runs if run.plain is not None], time_of, overlap)
+    part = 1 / every
+    mixed = {
+        name: part * getattr(exchanging, name) + (1 - part) * getattr(plain, name)
+        for name in ("compute_s", "exchange_s", "bubble_s", "optimizer_s", "loop_s", "hidden_s")
+    }
+    return Parts(**mixed)
+
+
+def _of_slowest(runs: Sequence[DryRun], steps: Sequence[DryStep], time_of: CallTime, overlap: float) -> Parts:
+    """Return the parts of the median step, and as waiting what the slower of the workers takes longer by chance."""
+    step = sorted(steps, key=lambda each: each.step_s)[len(steps) // 2]
+    waited = waits(step.calls, time_of, overlap)
+    loop_s = max(0.0, step.step_s - step.backward_s - step.exchange_s - step.optimizer_s)
+    return Parts(
+        compute_s=step.backward_s,
+        exchange_s=step.exchange_s + waited.shown_s,
+        bubble_s=_chance_s(runs),
+        optimizer_s=step.optimizer_s,
+        loop_s=loop_s,
+        hidden_s=waited.hidden_s,
+    )
+
+
+def _chance_s(runs: Sequence[DryRun]) -> float:
+    """Return how much longer the slowest of the workers takes in a step than the median one takes: they wait for it."""
+    if len(runs) == 1:
+        return 0.0
+    slowest = [max(times) for times in zip(*(run.step_times_s for run in runs), strict=False)]
+    middle = statistics.median(time_s for run in runs for time_s in run.step_times_s)
+    return max(0.0, float(statistics.median(slowest) - middle))
+
+
+def sent_bytes(run: DryRun, layout: Layout) -> dict[str, int]:
+    """Return the bytes that all workers send in a step, by the axis of the layout, as runs count them.
+
+    A ring's: an all-reduce sends 2 (P - 1) / P of the tensor from each of P members, and so on (see
+    `Collective.bytes_sent`). Those of an exchange every H steps count as a part of each.
+    """
+    total: dict[str, float] = defaultdict(float)
+    for step, weight in ((run.exchanging, 1 / run.every), (run.plain, 1 - 1 / run.every)):
+        if step is not None and weight > 0:
+            for call in step.calls:
+                total[axis_of(call.axis, layout)] += weight * layout.size * _sent(call)
+    return {axis: round(num_bytes) for axis, num_bytes in total.items() if round(num_bytes)}
+
+
+def axis_of(axis: str, layout: Layout) -> str:
+    """Return the axis that a group of all workers lies along, where there is one only."""
+    degrees: Mapping[str, int] = {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline}
+    wide = [name for name, degree in degrees.items() if degree > 1]
+    return wide[0] if axis in ("world", "model") and len(wide) == 1 else axis
+
+
+def _sent(call: NotedCall) -> float:
+    """Return the mean bytes that a member of the group sends."""
+    if call.kind == "all_reduce":
+        return float(-(-2 * (call.size - 1) * call.num_bytes // call.size))
+    if call.kind in ("all_gather", "reduce_scatter", "broadcast"):
+        return (call.size - 1) / call.size * call.num_bytes
+    return float(call.num_bytes) if call.kind == "send" else 0.0
+
+
+def memory_of(run: DryRun) -> Memory:
+    """Return the memory of a worker by kind."""
+    known = run.parameter_bytes + run.gradient_bytes + run.optimizer_bytes + run.activation_bytes
+    return Memory(
+        run.parameter_bytes,
+        run.gradient_bytes,
+        run.optimizer_bytes,
+        run.activation_bytes,
+        max(0, run.resident_bytes - known),
+    )
