@@ -1,5 +1,5 @@
-"""Write the results of benchmarks into their places in docs/network.md, docs/exchange.md, docs/search.md and
-docs/serving.md: `python benchmarks docs`, or `--only exchange`.
+"""Write the results of benchmarks into their places in docs/network.md, docs/exchange.md, docs/search.md,
+docs/serving.md and docs/analyse.md: `python benchmarks docs`, or `--only exchange`.
 """
 
 from __future__ import annotations
@@ -115,16 +115,25 @@ def _in_search_and_out(result: Result) -> list[str]:
     return ["What `architecture_search` says of chance:", "", *(f"- {note}" for note in result["notes"]), ""]
 
 
+def _operators(result: Result) -> list[str]:
+    text = f"The best algorithm beside torch's own, as part of torch's time, on {_cores(result)} cores (`operators`):"
+    return [text, "", *_ratios(result), *(f"- {note}" for note in result["notes"]), ""]
+
+
 def _packed(result: Result) -> list[str]:
+    return [
+        "The time of a packed population, as part of that of the same members apart (`packed_population`):",
+        "",
+        *_ratios(result),
+    ]
+
+
+def _ratios(result: Result) -> list[str]:
     rows = [
         [ratio["name"], f"{ratio['median']:.3g}", f"{ratio['min']:.3g}", f"{ratio['max']:.3g}"]
         for ratio in result["ratios"]
     ]
-    return [
-        "The time of a packed population, as part of that of the same members apart (`packed_population`):",
-        "",
-        *benchmark.table(["what", "median", "least", "most"], rows),
-    ]
+    return benchmark.table(["what", "median", "least", "most"], rows)
 
 
 def _regrets(result: Result) -> list[str]:
@@ -192,6 +201,7 @@ def _result(results: Path, name: str) -> Result | None:
 
 
 _PAGES = {
+    "analyse": _Page("operators", _operators, (), ()),
     "network": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
     "exchange": _Page(
         "exchanges",

@@ -28,6 +28,7 @@ BENCHMARKS = (
     "sharding",
     "tensor_parallel",
     "planner",
+    "operators",
     "recompute",
     "split",
     "layouts",

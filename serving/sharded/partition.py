@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.run.store import LocalStore
 from orchestray.platform.run.tensor_file import stream
+from orchestray.trainers.analysis.flops import flops_of
+from orchestray.trainers.analysis.trace import Recorder
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
 
@@ -130,10 +131,10 @@ def forward_costs(layers: Layers, example: Any) -> list[float]:
     with torch.no_grad():
         for index in range(len(layers)):
             part = layers.part(index, index + 1)
-            with FlopCounterMode(display=False) as counter:
+            with Recorder(has_layers=False) as recorder:
                 values = part(*values)
             moved = sum(tensor.numel() for tensor in [*part.parameters(), *_tensors(values)])
-            costs.append(counter.get_total_flops() + _MOVED * moved)
+            costs.append(flops_of(recorder.graph) + _MOVED * moved)
     return costs
 
 

@@ -30,7 +30,7 @@ LAYERS = """
     trainers.parallel  trainers.sync.local
     trainers.survey  trainers.survey.cluster  trainers.survey.convergence
     trainers.survey.networks  trainers.survey.operators
-    trainers.sync.compressed  trainers.survey.cost_models
+    trainers.survey.lab  trainers.sync.compressed  trainers.survey.cost_models
     trainers.sync
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol

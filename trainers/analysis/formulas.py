@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.analysis.cost import NOTHING, Cost, levels, product, total
+from orchestray.trainers.analysis.layer_formulas import LAYERS, moments_of
+from orchestray.trainers.analysis.rarer_formulas import RARER
 
 Formula: TypeAlias = Callable[..., Cost]
 """Gets the operation's arguments and, by the name `out`, its result."""
@@ -171,14 +173,8 @@ def _norm(x: Tensor, *_: Any, out: Tensor, **__: Any) -> Cost:
     return squares + total(x.numel(), out.numel()) + Cost(others=out.numel(), depth=1)
 
 
-def _moments_of(values: int, groups: int) -> Cost:
-    """Return the cost of means and variances: sums of values and of squares at the same time, then E x^2 - (E x)^2."""
-    sums = total(values, groups).beside(Cost(multiplications=values, depth=1) + total(values, groups))
-    return sums + Cost(multiplications=3 * groups, additions=groups, depth=3)
-
-
 def _variance(x: Tensor, *_: Any, out: Any, **__: Any) -> Cost:
-    return _moments_of(x.numel(), (out[0] if isinstance(out, tuple) else out).numel())
+    return moments_of(x.numel(), (out[0] if isinstance(out, tuple) else out).numel())
 
 
 def _scan(x: Tensor, dimension: int, *_: Any, **__: Any) -> Cost:
@@ -231,75 +227,6 @@ def _nll_loss_backward(_grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Cost:
     return Cost(multiplications=x.numel() // x.shape[1] if x.ndim > 1 else 1, depth=1)
 
 
-# -- normalisation -----------------------------------------------------------------------------------------------------
-
-
-def _normalised(values: int, groups: int, *, is_affine: bool) -> Cost:
-    """Return the cost of normalising groups by their own moments, and of a factor and an offset."""
-    cost = _moments_of(values, groups) + Cost(additions=groups, others=groups, depth=2)
-    cost = cost + Cost(multiplications=values, additions=values, depth=2)
-    return cost + Cost(multiplications=values, additions=values, depth=2) if is_affine else cost
-
-
-def _normalised_backward(values: int, groups: int, parameters: int) -> Cost:
-    """Return the cost of the gradients of `_normalised`: two sums of each group, two of each parameter."""
-    sums = Cost(multiplications=values, depth=1) + total(values, groups).beside(total(values, groups))
-    of_input = sums + Cost(multiplications=3 * values, additions=2 * values, depth=4)
-    if not parameters:
-        return of_input
-    of_factor = Cost(multiplications=values, depth=1) + total(values, parameters)
-    return of_input.beside(of_factor).beside(total(values, parameters))
-
-
-def _batch_norm(x: Tensor, weight: Tensor | None, _bias: Any, *more: Any, **__: Any) -> Cost:
-    is_training = next((one for one in more if isinstance(one, bool)), True)
-    if not is_training:
-        return Cost(multiplications=2 * x.numel(), additions=2 * x.numel(), depth=4)
-    return _normalised(x.numel(), x.shape[1], is_affine=weight is not None)
-
-
-def _batch_norm_backward(grad: Tensor, _x: Tensor, *_: Any, **__: Any) -> Cost:
-    return _normalised_backward(grad.numel(), grad.shape[1], grad.shape[1])
-
-
-def _layer_norm(x: Tensor, shape: Any, weight: Tensor | None, *_: Any, **__: Any) -> Cost:
-    return _normalised(x.numel(), x.numel() // max(1, math.prod(shape)), is_affine=weight is not None)
-
-
-def _layer_norm_backward(grad: Tensor, _x: Tensor, shape: Any, *_: Any, **__: Any) -> Cost:
-    size = max(1, math.prod(shape))
-    return _normalised_backward(grad.numel(), grad.numel() // size, size)
-
-
-def _group_norm(x: Tensor, weight: Tensor | None, _bias: Any, samples: int, *more: Any, **__: Any) -> Cost:
-    return _normalised(x.numel(), samples * more[2], is_affine=weight is not None)
-
-
-def _group_norm_backward(grad: Tensor, *more: Any, **__: Any) -> Cost:
-    return _normalised_backward(grad.numel(), more[4] * more[7], more[5])
-
-
-# -- pooling -----------------------------------------------------------------------------------------------------------
-
-
-def _max_pool(_x: Tensor, kernel: Any, *_: Any, out: Any, **__: Any) -> Cost:
-    count = (out[0] if isinstance(out, tuple) else out).numel()
-    return Cost(others=count * (math.prod(kernel) - 1), depth=sum(map(levels, kernel)))
-
-
-def _average_pool(_x: Tensor, kernel: Any, *_: Any, out: Tensor, **__: Any) -> Cost:
-    depth = sum(map(levels, kernel))
-    return Cost(out.numel(), out.numel() * (math.prod(kernel) - 1), depth=depth + 1)
-
-
-def _pool_backward(grad: Tensor, *_: Any, **__: Any) -> Cost:
-    return Cost(additions=grad.numel(), depth=1)
-
-
-def _average_pool_backward(grad: Tensor, _x: Tensor, kernel: Any, *_: Any, **__: Any) -> Cost:
-    return Cost(grad.numel(), grad.numel() * math.prod(kernel), depth=2)
-
-
 # -- sums at indices ---------------------------------------------------------------------------------------------------
 
 
@@ -338,7 +265,7 @@ def _fourier(x: Tensor, dimensions: Any, *_: Any, out: Tensor, **__: Any) -> Cos
 
 _ATTENTIONS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 _BY_NAME: Mapping[Formula, tuple[str, ...]] = {
-    _mm: ("mm",),
+    _mm: ("mm", "_int_mm"),
     _bmm: ("bmm",),
     _plus(_mm): ("addmm",),
     _plus(_bmm): ("baddbmm",),
@@ -350,7 +277,9 @@ _BY_NAME: Mapping[Formula, tuple[str, ...]] = {
     _attention: (*(f"_scaled_dot_product_{one}" for one in _ATTENTIONS), "_scaled_dot_product_attention_math"),
     _attention_backward: tuple(f"_scaled_dot_product_{one}_backward" for one in _ATTENTIONS),
     _loss: ("mse_loss", "binary_cross_entropy", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
-    _loss_backward: tuple(f"{one}_backward" for one in ("mse_loss", "binary_cross_entropy", "smooth_l1_loss")),
+    _loss_backward: tuple(
+        f"{one}_backward" for one in ("mse_loss", "binary_cross_entropy", "smooth_l1_loss", "huber_loss")
+    ),
     _sum: ("sum", "nansum", "trace"),
     _mean: ("mean", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"),
     _extreme: ("amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "aminmax", "count_nonzero"),
@@ -364,19 +293,6 @@ _BY_NAME: Mapping[Formula, tuple[str, ...]] = {
     _softmax_backward: ("_softmax_backward_data", "_log_softmax_backward_data"),
     _nll_loss: ("nll_loss_forward", "nll_loss2d_forward"),
     _nll_loss_backward: ("nll_loss_backward", "nll_loss2d_backward"),
-    _batch_norm: ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
-    _batch_norm_backward: ("native_batch_norm_backward", "batch_norm_backward"),
-    _layer_norm: ("native_layer_norm",),
-    _layer_norm_backward: ("native_layer_norm_backward",),
-    _group_norm: ("native_group_norm",),
-    _group_norm_backward: ("native_group_norm_backward",),
-    _max_pool: ("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d"),
-    _average_pool: ("avg_pool2d", "avg_pool3d"),
-    _pool_backward: (
-        *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward"),
-        *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
-    ),
-    _average_pool_backward: ("avg_pool2d_backward", "avg_pool3d_backward"),
     _embedding_backward: ("embedding_dense_backward",),
     _scattered: (
         *("scatter_add", "scatter_add_", "index_add", "index_add_"),
@@ -387,7 +303,10 @@ _BY_NAME: Mapping[Formula, tuple[str, ...]] = {
     _dropout_backward: ("native_dropout_backward",),
 }
 FORMULAS: Mapping[Any, Formula] = {
-    getattr(_aten, name): formula for formula, names in _BY_NAME.items() for name in names if hasattr(_aten, name)
+    getattr(_aten, name): formula
+    for formula, names in (*_BY_NAME.items(), *LAYERS.items(), *RARER.items())
+    for name in names
+    if hasattr(_aten, name)
 }
 """Maps operations (torch's `OpOverloadPacket`) to their formulas."""
 
@@ -397,21 +316,16 @@ _MOVES = (
     *("unfold_backward", "im2col", "lift_fresh", "lift_fresh_copy", "detach", "masked_select", "slice_scatter"),
     *("select_scatter", "fill", "fill_", "zero", "zero_", "reflection_pad2d", "replication_pad2d", "eye", "linspace"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "masked_scatter", "diagonal_backward", "one_hot"),
-    *(
-        "_conj_physical",
-        "view_as_real",
-        "view_as_complex",
-        "resize_",
-        "_unsafe_index",
-        "bucketize",
-        "searchsorted",
-        "_reshape_copy",
-    ),
+    *("_conj_physical", "view_as_real", "view_as_complex", "resize_", "_unsafe_index", "bucketize", "searchsorted"),
+    *("_reshape_copy", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "median", "kthvalue"),
+    *("diag_embed", "cummax", "cummin", "replication_pad1d", "reflection_pad1d", "reflection_pad3d"),
     *("_local_scalar_dense", "sort", "topk", "nonzero", "scalar_tensor", "split_with_sizes_copy", "scatter_", "set_"),
 )
 _MAKERS = ("empty", "new_empty", "zeros", "new_zeros", "ones", "new_ones", "full", "new_full")
 MOVES = frozenset(getattr(_aten, name) for name in _MOVES if hasattr(_aten, name))
-"""Operations that move values and compute nothing. Sorting is one: its comparisons are not counted."""
+"""Operations that move values and compute nothing. Sorting, and what finds the largest of all so far, is among them:
+comparisons are not counted there.
+"""
 MAKERS = frozenset(
     getattr(_aten, name)
     for name in (*_MAKERS, *(f"{one}_like" for one in _MAKERS), "empty_strided", "new_empty_strided")
@@ -419,5 +333,16 @@ MAKERS = frozenset(
 )
 """Operations that make values of nothing: of what they get, they look at shapes alone."""
 
-RANDOM = frozenset(getattr(_aten, name) for name in ("bernoulli", "bernoulli_", "rand", "randn", "uniform_", "normal_"))
+RANDOM = frozenset(
+    getattr(_aten, name) for name in ("bernoulli", "bernoulli_", "rand", "randn", "uniform_", "normal_", "exponential_")
+)
 """Operations that draw a number for each element."""
+
+PRODUCTS = frozenset(
+    name
+    for formula in (_mm, _bmm, _mv, _dot, _convolution, _convolution_backward, _attention, _attention_backward)
+    for name in _BY_NAME[formula]
+) | {"addmm", "baddbmm", "addmv"}
+"""Names of the operations that are products of matrices or vectors, or convolutions."""
+TRANSFORMS = frozenset(_BY_NAME[_fourier])
+"""Names of the Fourier transforms."""

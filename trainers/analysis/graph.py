@@ -78,7 +78,6 @@ class OperatorGraph:
                     each.layer,
                     each.is_backward,
                 )
-                for number, each in enumerate(self.operations)
-                if number in chosen
+                for each in map(self.operations.__getitem__, chosen)
             ]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.autograd import _get_sequence_nr
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
@@ -16,12 +18,18 @@ from torch.utils.module_tracker import ModuleTracker
 from orchestray.trainers.analysis.cost import NOTHING, Cost
 from orchestray.trainers.analysis.formulas import FORMULAS, MAKERS, MOVES, RANDOM, pointwise
 from orchestray.trainers.analysis.graph import Operation, OperatorGraph
+from orchestray.trainers.analysis.rarer_formulas import ELEMENTWISE
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which torch's operations are recorded, those of a backward pass as well."""
+    """A mode in which torch's operations are recorded, those of a backward pass as well.
 
-    def __init__(self) -> None:
+    Args:
+        has_layers: False to leave out which module each belongs to. Finding that keeps parts of autograd's graph longer
+            than a step without it does.
+    """
+
+    def __init__(self, *, has_layers: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations: list[Operation] = []
         self._uncounted: Counter[str] = Counter()
@@ -29,21 +37,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Maps a storage to the operation that has written to it last."""
         self._kept: list[Any] = []
         """All storages: the address of one that is gone would be another's."""
-        self._tracker = ModuleTracker()
+        self._tracker = ModuleTracker() if has_layers else None
+        self._made: list[int] = []
+        """Numbers of autograd's nodes at each change of the layer of the forward pass, rising."""
+        self._makers: list[str] = []
+        """Layers that made the nodes from each of these numbers on."""
+        self._last_made = _get_sequence_nr() - 1
 
     def __enter__(self) -> Self:
-        self._tracker.__enter__()  # type: ignore[no-untyped-call]
+        if self._tracker is not None:
+            self._tracker.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._tracker.__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._tracker is not None:
+            self._tracker.__exit__(*error)  # type: ignore[no-untyped-call]
 
     @property
     def layer(self) -> str:
-        """Name of the innermost module whose forward or backward pass is under way, after the model's class."""
-        return max(self._tracker.parents - {"Global"}, key=len, default="")
+        """Name of the innermost module whose forward or backward pass is under way, after the model's class.
+
+        In the backward pass it is the module that made the node of autograd whose gradient is computed.
+        """
+        if self._tracker is None:
+            return ""
+        if (number := _node_number()) is None:
+            return max(self._tracker.parents - {"Global"}, key=len, default="")
+        place = bisect_right(self._made, number) - 1
+        return self._makers[place] if place >= 0 else ""
 
     @property
     def graph(self) -> OperatorGraph:
@@ -52,6 +75,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
+        self._note_maker()
         out = func(*args, **(kwargs or {}))
         if sparse := [each for each in tree_leaves((args, kwargs, out)) if _is_sparse(each)]:
             self._uncounted[f"{_name(func)} of {str(sparse[0].layout).removeprefix('torch.')} tensors"] += 1
@@ -70,7 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tuple(sorted(needs)),
                 sum(each.numel() * each.element_size() for each in by_storage.values()),
                 self.layer,
-                self._tracker.is_bw,
+                _node_number() is not None,
             )
         )
         for each in written:
@@ -78,17 +102,33 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._writers[_storage(each)] = len(self._operations) - 1
         return out
 
+    def _note_maker(self) -> None:
+        """Keep which layer makes the node of the operation that is about to run, if it has one."""
+        if self._tracker is None or _node_number() is not None or (number := _get_sequence_nr() - 1) == self._last_made:
+            return
+        self._last_made = number
+        if not self._makers or self._makers[-1] != self.layer:
+            self._makers.append(self.layer)
+            self._made.append(number)
+
     def _cost(self, func: Any, args: Any, kwargs: Any, out: Any) -> Cost:
         packet = func.overloadpacket
         if (formula := FORMULAS.get(packet)) is not None:
             return formula(*args, **kwargs, out=out)
         if packet in RANDOM:
             return Cost(others=out.numel(), depth=1)
-        if torch.Tag.pointwise in func.tags and isinstance(out, Tensor):
-            return pointwise(_name(func), out)
+        first = out[0] if isinstance(out, tuple | list) and out else out
+        if isinstance(first, Tensor) and (torch.Tag.pointwise in func.tags or _name(func) in ELEMENTWISE):
+            return pointwise(_name(func), first)
         if packet not in MOVES and packet not in MAKERS:
             self._uncounted[_name(func)] += 1
         return NOTHING
+
+
+def _node_number() -> int | None:
+    """Return the number of autograd's node whose gradient is computed; None outside of a backward pass."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
 
 
 def _is_alias(func: Any, read: list[Tensor], written: list[Tensor]) -> bool:

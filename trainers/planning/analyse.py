@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from orchestray.platform.data.nested import tensors_in
@@ -16,9 +15,11 @@ from orchestray.platform.errors import TaskError
 from orchestray.trainers.analysis.brent import useful_processors
 from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import Recorder
+from orchestray.trainers.analysis.unfused import unfused
+from orchestray.trainers.planning.layer_watch import Saved, Shapes, plain_name
+from orchestray.trainers.planning.recomputation import Recomputation, recomputations
 from orchestray.trainers.planning.subject import Subject
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from orchestray.trainers.planning.tensor_traffic import Traffic, traffic_of_plans
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,33 @@ class LayerCost:
     forward: PassCost
     backward: PassCost
     saved_bytes: int
-    """Bytes that it keeps for the backward pass, parameters aside."""
+    """Bytes that it keeps for the backward pass, of whole tensors of which it may keep a part; the batch and the
+    parameters, which are there anyway, aside.
+    """
     output_bytes: int
     """Bytes of its outputs: what a pipeline cut after it sends, forward, and again backward."""
     halo_bytes: int
-    """Bytes that a split of images into two parts exchanges before it, each way."""
+    """Bytes that two workers with half of the images' rows each exchange before it, and again backward."""
+    tensor_bytes: int
+    """Bytes that a worker sends in a step for it, if two workers split the model by the plan `auto`."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "forward": self.forward.to_json(), "backward": self.backward.to_json()}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A layer's forward or backward pass in a step on a machine with a processor for each operation."""
+
+    layer: str
+    """Name of the module; empty: what is in none."""
+    is_backward: bool
+    begin: int
+    """Depth at which its first operation begins."""
+    end: int
+    """Depth at which its last one ends."""
+    on_path: tuple[tuple[int, int], ...]
+    """Parts of it on the longest chain, (begin, end)."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +104,27 @@ class Analysis:
 
     name: str
     batch_size: int
+    """Samples of the batch; of a module without a task, the first size of its first input."""
+    inputs: tuple[str, ...]
+    """Shapes of the inputs, with the types of those that are not numbers with a fraction."""
+    is_of_samples: bool
+    """True if `batch_size` is known to be a number of samples."""
     parameters: int
     parameter_bytes: int
     """Bytes of the trained parameters: what data parallelism adds up in each step."""
     forward: PassCost
     backward: PassCost
     saved_bytes: int
-    """Bytes kept between the passes, which recomputation would spare in part."""
+    """Bytes kept between the passes."""
+    recomputations: tuple[Recomputation, ...]
+    """The step with each way of `train.recompute` that finds parts of the model."""
+    traffic: tuple[Traffic, ...]
+    """Bytes of two workers that split the model, by each plan of `strategy.network.plan` that fits it."""
     layers: tuple[LayerCost, ...]
     critical_path: tuple[tuple[str, int], ...]
     """Layers on the longest chain, in their order, each with its depth there."""
+    intervals: tuple[Interval, ...]
+    """The passes of all layers in the order in which they begin."""
     uncounted: Mapping[str, int]
     """Calls of operations that no number here includes."""
     notes: tuple[str, ...]
@@ -101,70 +132,126 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in ("name", "batch_size", "parameters", "parameter_bytes")},
+            "inputs": list(self.inputs),
             "forward": self.forward.to_json(),
             "backward": self.backward.to_json(),
             "saved_bytes": self.saved_bytes,
+            "recomputations": [asdict(each) for each in self.recomputations],
+            "traffic": [{**asdict(each), "num_bytes": each.num_bytes} for each in self.traffic],
             "layers": [layer.to_json() for layer in self.layers],
             "critical_path": [{"layer": layer, "depth": depth} for layer, depth in self.critical_path],
+            "intervals": [asdict(each) for each in self.intervals],
             "uncounted": dict(self.uncounted),
             "notes": list(self.notes),
         }
 
 
 def analyse(subject: Subject) -> Analysis:
-    """Analyse a step of a model on `meta`: nothing is computed.
+    """Analyse a step of a model, on its device: on `meta` nothing is computed.
 
     Raises:
-        TaskError: the model needs values, which there are none of on `meta`.
+        TaskError: the model needs values, which there are none of on `meta`; or it fails.
     """
-    recorder, saved, shapes = Recorder(), _Saved(subject.model), _Shapes(subject.model)
+    recorder, saved, shapes = Recorder(), Saved(subject), Shapes(subject.model)
+    is_on_meta = all(each.is_meta for each in tensors_in(subject.inputs))
     try:
-        with recorder, saved.watched(recorder), shapes.watched():
+        with recorder, saved.watched(recorder), shapes.watched(), nullcontext() if is_on_meta else unfused():
             loss = subject.forward()
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
+        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if not is_on_meta:
+            raise TaskError(f"{subject.name} cannot be run: {message}") from error
         raise TaskError(
-            f"{subject.name} cannot be traced without values: {type(error).__name__}: {str(error).splitlines()[0]}"
+            f"{subject.name} cannot be traced without values: {message}. With --measure it is run, and counted so."
         ) from error
     graph = recorder.graph
-    layers = _layers(subject.model, graph, saved, shapes)
+    traffic = traffic_of_plans(subject) if is_on_meta else ()
+    auto = next((each.layer_bytes for each in traffic if each.kind == "auto"), {})
     trained = [each for each in subject.model.parameters() if each.requires_grad]
     return Analysis(
         name=subject.name,
         batch_size=subject.batch_size,
+        inputs=tuple(map(_shape, tensors_in(subject.inputs))),
+        is_of_samples=subject.task is not None,
         parameters=sum(each.numel() for each in subject.model.parameters()),
         parameter_bytes=sum(each.numel() * each.element_size() for each in trained),
         forward=_cost(graph, is_backward=False),
         backward=_cost(graph, is_backward=True),
         saved_bytes=saved.total_bytes,
-        layers=layers,
+        recomputations=recomputations(subject) if is_on_meta and loss.requires_grad else (),
+        traffic=traffic,
+        layers=_layers(subject.model, graph, saved, shapes, auto),
         critical_path=_critical_path(graph),
+        intervals=_intervals(graph),
         uncounted=graph.uncounted,
-        notes=(*subject.notes, *(() if loss.requires_grad else ("no backward pass: nothing needs a gradient",))),
+        notes=(
+            *subject.notes,
+            *_notes_on(subject.model),
+            *(() if loss.requires_grad else ("no backward pass: nothing needs a gradient",)),
+        ),
     )
 
 
-def _layers(model: nn.Module, graph: OperatorGraph, saved: _Saved, shapes: _Shapes) -> tuple[LayerCost, ...]:
-    modules = dict(model.named_modules())
-    names = dict.fromkeys([*map(_plain_name, (each.layer for each in graph.operations))])
+def _shape(tensor: Tensor) -> str:
+    kind = "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{list(tensor.shape)}{kind}"
+
+
+def _notes_on(model: nn.Module) -> Iterator[str]:
+    frozen = [each for each in model.parameters() if not each.requires_grad]
+    if frozen:
+        yield f"{sum(each.numel() for each in frozen):,} of the parameters are frozen: they have no gradients"
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for first, *others in names.values():
+        if others:
+            yield f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} {first} (tied), and counted there"
+
+
+def _layers(
+    model: nn.Module, graph: OperatorGraph, saved: Saved, shapes: Shapes, tensor_bytes: Mapping[str, int]
+) -> tuple[LayerCost, ...]:
+    own: dict[str, list[int]] = {}
+    for number, each in enumerate(graph.operations):
+        own.setdefault(plain_name(each.layer), []).append(number)
+    parameters = _parameters_of(model, own)
     found = []
-    for name in (each for each in modules if each in names):
-        own = [number for number, each in enumerate(graph.operations) if _plain_name(each.layer) == name]
-        module, part = modules[name], graph.part(own)
+    for name, module in model.named_modules():
+        if name not in own and name not in parameters:
+            continue
+        part = graph.part(own.get(name, ()))
         found.append(
             LayerCost(
                 name=name,
                 kind=type(module).__name__,
-                parameters=sum(each.numel() for each in module.parameters(recurse=False)),
+                parameters=parameters[name],
                 forward=_cost(part, is_backward=False),
                 backward=_cost(part, is_backward=True),
                 saved_bytes=saved.by_layer[name],
                 output_bytes=shapes.output_bytes[name],
                 halo_bytes=shapes.halo_bytes[name],
+                tensor_bytes=tensor_bytes.get(name, 0),
             )
         )
     return tuple(found)
+
+
+def _parameters_of(model: nn.Module, with_operations: Collection[str]) -> Counter[str]:
+    """Return the parameters of each layer, each once.
+
+    A module whose parameters another one uses, such as the output of an attention, has no operations of its own: they
+    are those of the innermost module around it that has some.
+    """
+    found: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        around = name.rpartition(".")[0]
+        while around and around not in with_operations:
+            around = around.rpartition(".")[0]
+        found[around or name.rpartition(".")[0]] += parameter.numel()
+    return found
 
 
 def _cost(graph: OperatorGraph, *, is_backward: bool) -> PassCost:
@@ -181,7 +268,7 @@ def _critical_path(graph: OperatorGraph) -> tuple[tuple[str, int], ...]:
     path: list[tuple[str, int]] = []
     for number in graph.critical_path():
         operation = graph.operations[number]
-        name = f"{_plain_name(operation.layer) or operation.name}{', backward' if operation.is_backward else ''}"
+        name = f"{plain_name(operation.layer) or operation.name}{', backward' if operation.is_backward else ''}"
         if path and path[-1][0] == name:
             path[-1] = name, path[-1][1] + operation.cost.depth
         elif operation.cost.depth:
@@ -189,67 +276,22 @@ def _critical_path(graph: OperatorGraph) -> tuple[tuple[str, int], ...]:
     return tuple(path)
 
 
-def _plain_name(layer: str) -> str:
-    """Return a module's name within the model: the tracker begins with the model's class."""
-    return layer.partition(".")[2]
-
-
-class _Saved:
-    """The tensors that a forward pass keeps for the backward pass."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.by_layer: Counter[str] = Counter()
-        self._parameters = {_key(each) for each in (*model.parameters(), *model.buffers())}
-        self._seen: dict[int, Any] = {}
-
-    @property
-    def total_bytes(self) -> int:
-        return sum(self.by_layer.values())
-
-    @contextmanager
-    def watched(self, recorder: Recorder) -> Iterator[None]:
-        def keep(tensor: Tensor) -> Tensor:
-            key = _key(tensor)
-            if key not in self._parameters and key not in self._seen:
-                self._seen[key] = tensor.untyped_storage()  # held: the address of one that is gone would be another's
-                self.by_layer[_plain_name(recorder.layer)] += tensor.numel() * tensor.element_size()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            yield
-
-
-class _Shapes:
-    """The sizes of what layers pass on, and of what a split of images exchanges."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.output_bytes: Counter[str] = Counter()
-        self.halo_bytes: Counter[str] = Counter()
-        self._model = model
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        hooks = []
-        for name, module in self._model.named_modules():
-
-            def note(module: nn.Module, inputs: Any, outputs: Any, name: str = name) -> None:
-                self.output_bytes[name] += sum(each.numel() * each.element_size() for each in tensors_in(outputs))
-                if isinstance(module, _CONVOLUTIONS) and isinstance(inputs[0], Tensor):
-                    self.halo_bytes[name] += _halo_bytes(inputs[0], int(module.kernel_size[0]))
-
-            hooks.append(module.register_forward_hook(note))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-
-def _halo_bytes(x: Tensor, kernel: int) -> int:
-    """Return the bytes of the rows that one half of the images needs of the other."""
-    a_row = x.numel() // x.shape[2] * x.element_size()
-    return a_row * (kernel // 2)
-
-
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _intervals(graph: OperatorGraph) -> tuple[Interval, ...]:
+    on_path = set(graph.critical_path())
+    within: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    chosen: dict[tuple[str, bool], list[tuple[int, int]]] = {}
+    for number, (operation, end) in enumerate(zip(graph.operations, graph.ends, strict=True)):
+        if not operation.cost.depth:
+            continue
+        key, part = (plain_name(operation.layer), operation.is_backward), (end - operation.cost.depth, end)
+        within.setdefault(key, []).append(part)
+        if number in on_path:
+            parts = chosen.setdefault(key, [])
+            if parts and parts[-1][1] == part[0]:
+                part = parts.pop()[0], part[1]
+            parts.append(part)
+    found = [
+        Interval(*key, min(begin for begin, _ in parts), max(end for _, end in parts), tuple(chosen.get(key, ())))
+        for key, parts in within.items()
+    ]
+    return tuple(sorted(found, key=lambda interval: interval.begin))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -14,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.trainers.planning.analyse import Analysis, PassCost
+from orchestray.platform.errors import TaskError
+from orchestray.trainers.planning.analyse import Analysis, PassCost, analyse
 from orchestray.trainers.planning.subject import Subject
-from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, time_s
+from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm, extra_bytes, time_s
 
 _TIMES = 5
 _CEILING_S = 0.7
+_LIMIT_BYTES = 10**9
+"""Bytes that an algorithm may need beside inputs and outputs to be tried."""
 _SIDE, _COPIED = 1024, (2**15, 2**24)
 """Sides of matrices, and sizes of copies: the smaller one stays in a cache, as the tensors of small layers do."""
 
@@ -64,9 +68,11 @@ class Measured:
     step_s: float
     """Median seconds of a forward and a backward pass."""
     forward_s: Mapping[str, float]
-    """Median seconds of the forward pass of each layer that has none within it."""
+    """Median seconds of the forward pass of each layer that has none with operations within it."""
     convolutions: Mapping[str, Mapping[str, float]]
-    """Seconds of each algorithm for the layers that are convolutions with stride 1; infinite where it does not fit."""
+    """Seconds of each algorithm for the layers that are convolutions with stride 1; infinite where it does not take the
+    shape, or needs more than 1 GB.
+    """
 
     def limit_share(self, layer: str, cost: PassCost) -> float:
         """Return the part of the ceilings that a layer's forward pass reaches."""
@@ -83,6 +89,22 @@ class Measured:
             "forward_s": dict(self.forward_s),
             "convolutions": times,
         }
+
+
+def analysed_on(subject: Callable[[str], Subject]) -> Analysis:
+    """Analyse a model on `meta`, or if it looks at values, as it runs on the CPU; the notes say so.
+
+    Args:
+        subject: returns the model on a device.
+
+    Raises:
+        TaskError: it runs on neither.
+    """
+    try:
+        return analyse(subject("meta"))
+    except TaskError as error:
+        note = f"counted as it ran, with the values at hand: it {str(error).partition(' ')[2].partition('. With')[0]}"
+        return analyse(replace(found := subject("cpu"), notes=(*found.notes, note)))
 
 
 def measure(subject: Subject, analysis: Analysis) -> Measured:
@@ -113,7 +135,10 @@ class _Watch:
     """Hooks that take the time of each layer's forward pass, and keep the inputs of convolutions."""
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        self._layers = {name: module for name, module in layers.items() if not any(module.children())}
+        # A module with others in it that have operations of their own is measured by those.
+        self._layers = {
+            name: module for name, module in layers.items() if not any(other.startswith(f"{name}.") for other in layers)
+        }
         self.times_s: dict[str, list[float]] = {}
         self.inputs: dict[str, Tensor] = {}
         self.is_on = False
@@ -151,5 +176,16 @@ class _Watch:
 def _times_of(module: nn.Conv2d, x: Tensor) -> dict[str, float]:
     rows, columns = (int(size) for size in module.padding)
     x = functional.pad(x, (columns, columns, rows, rows))
+    weight = module.weight.detach()
     with torch.no_grad():
-        return {name: time_s(algorithm, x, module.weight) for name, algorithm in ALGORITHMS.items()}
+        return {
+            name: time_s(algorithm, x, weight) if _keeps_to_limit(algorithm, x, weight) else math.inf
+            for name, algorithm in ALGORITHMS.items()
+        }
+
+
+def _keeps_to_limit(algorithm: Algorithm, x: Tensor, weight: Tensor) -> bool:
+    try:
+        return extra_bytes(algorithm, x, weight) <= _LIMIT_BYTES
+    except RuntimeError:  # it does not take the shape
+        return False

@@ -31,9 +31,10 @@ class Subject:
         name: name of the model or the run.
         model: the model, in training mode.
         inputs: a batch of inputs, on the model's device.
-        batch_size: samples of the batch.
+        batch_size: samples of the batch; for a module alone, the first size of its first input, whatever that is.
         loss: returns the loss of the outputs; None: the outputs are added up.
         notes: what a reader has to know, as clauses.
+        task: the task that made the model; None: a module alone.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Subject:
     batch_size: int
     loss: Callable[[Any], Tensor] | None = None
     notes: tuple[str, ...] = ()
+    task: Task | None = None
 
     def forward(self) -> Tensor:
         """Return the loss of the batch."""
@@ -78,7 +80,7 @@ def subject_of(
         return _of_task(name, build_task(TaskSource.of_class(source, {})), 1, 0, device)
     if not shapes:
         raise ConfigError(
-            f"{source}: give the shapes of its inputs, with the samples first: --inputs 8,3,224,224 "
+            f"{source}: give the shapes of its inputs, as it takes them: --inputs 8,3,224,224 "
             "(for whole numbers --inputs 8,128:int64; once for each input)"
         )
     try:
@@ -87,26 +89,40 @@ def subject_of(
     except Exception:  # noqa: BLE001 - a model may need values, to compute its sizes
         model = made()
     inputs = tuple(_input(shape, device) for shape in shapes)
-    return Subject(name, model.to(device).train(), inputs, len(inputs[0]), None, ("no loss: the outputs are added up",))
+    note = "no loss: the outputs are added up"
+    return Subject(name, _moved(model, device).train(), inputs, len(inputs[0]), None, (note,))
 
 
 def _of_task(name: str, task: Task, batch_size: int, seed: int, device: torch.device) -> Subject:
-    model = (build_plain(task, seed) if device == META else task.build_model()).to(device).train()
+    model = _moved(build_plain(task, seed) if device == META else task.build_model(), device).train()
     try:
         batch = _repeated(task.to_batch(first_row(task)), batch_size, device)
     except Exception as error:  # noqa: BLE001 - of any kind: the task's own code, or data that is elsewhere
         note = f"no loss: the task's data cannot be read here ({type(error).__name__}); the outputs are added up"
         inputs = map_tensors(lambda one: one.to(device).expand(batch_size, *one.shape), example_of(task))
-        return Subject(name, model, inputs, batch_size, None, (note,))
-    subject = Subject(name, model, batch["inputs"], batch_size, lambda outputs: task.loss(outputs, batch))
+        return Subject(name, model, inputs, batch_size, None, (note,), task)
+    subject = Subject(name, model, batch["inputs"], batch_size, lambda outputs: task.loss(outputs, batch), (), task)
     try:
         subject.forward()
     except OrchestrayError:
         raise
     except Exception as error:  # noqa: BLE001 - a loss may look at values
         note = f"the loss is left out, as it needs values ({type(error).__name__}); the outputs are added up"
-        return Subject(name, model, batch["inputs"], batch_size, None, (note,))
+        return Subject(name, model, batch["inputs"], batch_size, None, (note,), task)
     return subject
+
+
+def _moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model on a device, with its tied parameters still tied: `to` makes new ones, each apart, on `meta`."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    model = model.to(device)
+    for first, *others in names.values():
+        for name in others:
+            owner, _, own = name.rpartition(".")
+            setattr(model.get_submodule(owner), own, model.get_parameter(first))
+    return model
 
 
 def _repeated(batch: Mapping[str, Any], batch_size: int, device: torch.device) -> dict[str, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
 from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.process import torch_threads
+from orchestray.trainers.analysis.flops import flops_of
+from orchestray.trainers.analysis.trace import Recorder
+from orchestray.trainers.analysis.unfused import unfused
 from orchestray.trainers.core.inputs import arguments
 from orchestray.trainers.core.modes import evaluating
 
@@ -29,9 +29,11 @@ class Flops:
     """The floating point operations of a forward pass, as far as they can be counted."""
 
     counted: int
-    """Number of operations of convolutions and products of matrices; a multiplication and an addition count as two."""
+    """Number of operations of convolutions, products of matrices and Fourier transforms; a multiplication and an
+    addition count as two.
+    """
     uncounted: tuple[str, ...] = ()
-    """Names of the costly operations that have no formula, so that the number is too small."""
+    """Names of the operations that have no formula, so that the number may be too small."""
 
 
 @dataclass(frozen=True)
@@ -89,75 +91,15 @@ def flops(network: nn.Module, *args: Any, **kwargs: Any) -> Flops:
     with contextlib.suppress(Exception):  # of any kind: the network's own code
         moved = map_tensors(lambda one: one.to(_META), (args, kwargs))
         return _counted(lambda: torch.func.functional_call(network, on_meta, *moved))
-    with _unfused():
+    with unfused():
         return _counted(lambda: network(*args, **kwargs))
 
 
 def _counted(forward: Callable[[], Any]) -> Flops:
-    counter = FlopCounterMode(display=False, custom_mapping=dict(_FORMULAS))
-    with torch.no_grad(), _Uncounted(counter.flop_registry) as uncounted, counter:
+    with torch.no_grad(), Recorder(has_layers=False) as recorder:
         forward()
-    return Flops(int(counter.get_total_flops()), tuple(sorted(uncounted.names)))
-
-
-@contextlib.contextmanager
-def _unfused() -> Iterator[None]:
-    """Switch off the kernels that compute a whole layer at once: recurrences, attention."""
-    mkldnn, fast = torch.backends.mkldnn.enabled, torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
-            yield
-    finally:
-        torch.backends.mkldnn.enabled = mkldnn
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-_COSTLY = (
-    *("linalg_", "_linalg_", "_fft_", "_cdist", "_pdist", "_trilinear", "cholesky", "lu_", "triangular_solve"),
-    *("mkldnn_", "_cudnn_rnn", "miopen_rnn", "_scaled_", "_native_multi_head", "_transformer_encoder", "_flash_"),
-    *("_efficient_", "_int_mm", "_weight_int", "_grouped_mm", "_sparse", "sparse_", "quantize", "fbgemm"),
-)
-"""Beginnings of the names of torch's operations that cost as much as products, beside those with a formula."""
-
-
-class _Uncounted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A look at the operations below a counter: it collects the names of costly ones without a formula."""
-
-    def __init__(self, formulas: Mapping[Any, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._formulas = formulas
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        del types
-        packet = func.overloadpacket
-        namespace, _, name = str(packet).partition(".")
-        is_dense = all(not isinstance(one, Tensor) or one.layout == torch.strided for one in args)
-        is_known = packet in self._formulas and is_dense
-        if not is_known and (namespace not in ("aten", "prims", "prim") or name.startswith(_COSTLY) or not is_dense):
-            self.names.add(str(packet) if is_dense else f"{packet} of sparse tensors")
-        return func(*args, **(kwargs or {}))
-
-
-def _of_vector(matrix: Sequence[int], *_: Any, **__: Any) -> int:
-    """Return the operations of a matrix, or a vector, times a vector."""
-    return 2 * int(torch.Size(matrix).numel())
-
-
-def _added(_vector: Sequence[int], matrix: Sequence[int], *_: Any, **__: Any) -> int:
-    return _of_vector(matrix)
-
-
-_aten = torch.ops.aten
-_FORMULAS: Mapping[Any, Any] = {
-    _aten.mv: _of_vector,
-    _aten.dot: _of_vector,
-    _aten.vdot: _of_vector,
-    _aten.addmv: _added,
-}
-"""Operations that `torch.utils.flop_counter` has no formula for."""
+    graph = recorder.graph
+    return Flops(flops_of(graph), tuple(sorted(graph.uncounted)))
 
 
 def _latency_ms(network: nn.Module, args: Any, kwargs: Any, passes: int) -> float:

@@ -27,6 +27,7 @@ COMMANDS = {
     "advise": "Say whether to distribute a training, and how.",
     "exhibit": "Compute a bound, a rate or a published table.",
     "calibrate": "Measure this machine, for predictions of training times.",
+    "lab": "Compare the survey's operators on this machine.",
     "validate": "Check configs without starting anything.",
     "runs": "The runs there are, and what came of them.",
     "submit": "Run a command as a job on a Ray cluster.",

@@ -31,9 +31,9 @@ class FixedPointLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         values, scales = to_fixed_point(x)
-        # Sums of 2**16 products of 8 bits fit in 32.
-        sums = values.to(torch.int32) @ self.weight.t().to(torch.int32)
-        out = sums.to(x.dtype) * scales * self.scales.t()
+        # Sums of 2**16 products of 8 bits fit in 32. torch has no public name for such a product.
+        sums = torch._int_mm(values.reshape(-1, x.shape[-1]), self.weight.t()).reshape(*x.shape[:-1], len(self.weight))
+        out = sums.to(x.dtype) * scales * self.scales.squeeze(1)
         return out if (bias := self.bias) is None else out + bias
 
 

@@ -56,8 +56,8 @@ def fourier(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def fourier_tiled(x: Tensor, weight: Tensor, *, tile: int = 16) -> Tensor:
-    """Return a convolution with stride 1, of tiles of that side; see `fourier`."""
-    return FourierConvolution(weight, max(tile, weight.shape[2]), max(tile, weight.shape[3])).tiled(x)
+    """Return a convolution with stride 1, of tiles of that side, or twice as large as a large kernel; see `fourier`."""
+    return FourierConvolution(weight, max(tile, 2 * weight.shape[2]), max(tile, 2 * weight.shape[3])).tiled(x)
 
 
 def pruned(kernels: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -35,7 +35,7 @@ def winograd(x: Tensor, weight: Tensor, outputs: int = 2) -> Tensor:
         outputs: side m of a tile's outputs.
     """
     size = weight.shape[-1]
-    a, g, b = (each.to(x.dtype) for each in transforms(outputs, size))
+    a, g, b = (each.to(x) for each in transforms(outputs, size))
     height, width = x.shape[2] - size + 1, x.shape[3] - size + 1
     x = functional.pad(x, (0, -width % outputs, 0, -height % outputs))
     tile = outputs + size - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 
 import networkx as nx
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from orchestray.trainers.analysis.cost import levels
+from orchestray.trainers.analysis.flops import flops_of
 from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.operators import closed_forms
@@ -55,6 +57,7 @@ def test_products_of_matrices_and_convolutions_are_those_that_torch_counts_forwa
     with FlopCounterMode(display=False) as counter:
         module(x).sum().backward()
     assert products_of(graph) == counter.get_total_flops() // 2
+    assert flops_of(graph) == counter.get_total_flops()
     assert graph.uncounted == {}
 
 
@@ -174,6 +177,43 @@ def test_layers_and_the_backward_pass_are_told_apart() -> None:
     graph = training(on_meta(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))), 2, 3)
     found = {(each.layer, each.is_backward) for each in graph.operations if each.name in PRODUCTS}
     assert found == {(f"Sequential.{number}", is_backward) for number in (0, 1) for is_backward in (False, True)}
+
+
+def test_gradients_of_modules_side_by_side_are_those_of_the_module_that_made_their_node() -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query = self.query(x)
+            torch.zeros(3, device="meta")  # an operation without a node
+            return query * self.key(x) + self.value(x).relu_()
+
+    graph = training(on_meta(Beside()), 2, 3)
+    found = Counter((each.layer, each.is_backward) for each in graph.operations if each.name in PRODUCTS)
+    assert found == {
+        (f"Beside.{name}", is_backward): 1 + is_backward
+        for name in ("query", "key", "value")
+        for is_backward in (False, True)
+    }
+
+
+def test_the_gradients_of_an_embedding_are_its_own_whatever_comes_after_it() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.cells = nn.Embedding(7, 3), nn.LSTM(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.cells(self.words(x))[0]
+            return out
+
+    module = on_meta(Recurrent())
+    x = torch.zeros(5, 2, dtype=torch.int64, device="meta")
+    graph = traced(lambda: module(x).sum().backward())
+    owners = {each.layer for each in graph.operations if each.name == "embedding_dense_backward"}
+    assert owners == {"Recurrent.words"}
 
 
 def test_an_operation_without_a_formula_is_named_and_never_a_silent_zero() -> None:

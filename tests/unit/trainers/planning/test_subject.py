@@ -18,6 +18,16 @@ class Own(nn.Linear):
     def __init__(self):
         super().__init__(4, 2)
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        float(self.a.weight.detach().sum())  # cannot be built without values
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
 def pair():
     return nn.Bilinear(4, 3, 2)
 
@@ -55,6 +65,12 @@ def test_a_module_a_function_and_a_task_whose_data_is_elsewhere(file: str) -> No
     task = subject_of(f"{file}:Task")
     assert task.inputs.shape == (1, 4)
     assert task.notes == ("no loss: the task's data cannot be read here (DataError); the outputs are added up",)
+
+
+def test_tied_parameters_of_a_model_that_is_built_with_values_stay_tied_on_meta(file: str) -> None:
+    model = subject_of(f"{file}:Tied", shapes=["5,4"]).model
+    assert all(each.is_meta for each in model.parameters())
+    assert sum(each.numel() for each in model.parameters()) == 16 + 4 + 4
 
 
 @pytest.mark.parametrize("shape", ["", "a", "3,0", "4,4:floaty", "4,-1", "2,2:int"])

@@ -30,7 +30,7 @@ def seconds(algorithm: Algorithm, _x: Tensor, weight: Tensor) -> float:
 
 
 def hungry(x: Tensor, weight: Tensor) -> Tensor:
-    aside = torch.zeros(10_000_000, dtype=torch.uint8)
+    aside = torch.zeros(10_000_000, dtype=torch.uint8, device=x.device)
     return functional.conv2d(x, weight) + aside[0]
 
 

@@ -16,6 +16,13 @@ def test_values_are_off_by_half_a_step_of_their_row() -> None:
     assert (to_fixed_point(torch.zeros(2, 3))[0] == 0).all()
 
 
+def test_inputs_of_any_number_of_dimensions_are_those_of_a_matrix() -> None:
+    layer = FixedPointLinear(nn.Linear(6, 3))
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer(x), layer(x.reshape(8, 6)).reshape(2, 4, 3))
+    torch.testing.assert_close(layer(x[0, 0]), layer(x)[0, 0])
+
+
 def test_a_network_in_fixed_point_keeps_its_class_for_nearly_all_samples() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)).eval()

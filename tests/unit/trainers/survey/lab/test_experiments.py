@@ -1,0 +1,187 @@
+"""Each experiment computes the same in every way that it compares, and its sentences follow from its rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from orchestray.trainers.survey.lab import convolving, deadline, moving, multiplying, settings
+from orchestray.trainers.survey.lab.exhibit import Exhibit
+from orchestray.trainers.survey.lab.registry import EXPERIMENTS
+from orchestray.trainers.survey.operators import convolutions
+from support.threads import run_replicas
+
+
+def column(exhibit: Exhibit, name: str) -> list[Any]:
+    """Return the cells of the column whose name begins like that."""
+    (place,) = (number for number, each in enumerate(exhibit.columns) if each.startswith(name))
+    return [row[place] for row in exhibit.rows]
+
+
+QUICK: Mapping[str, Callable[[], Exhibit]] = {
+    "convolutions": lambda: convolving.convolving(1, convolving.SMALL),
+    "winograd": convolving.winograd_error,
+    "layouts": lambda: convolving.layouts(1, convolving.SMALL),
+    "gemm": lambda: multiplying.gemm(1, (8, 16, 32)),
+    "fully-connected": lambda: multiplying.fully_connected(1, (64,), samples=8),
+    "onednn": lambda: settings.onednn(1),
+    "threads": lambda: settings.thread_sweep(1, (1, 2)),
+    "deadline": lambda: deadline.deadline(3),
+    "persistent": lambda: moving.persistent(1, (1, 2), steps=4, hidden=8),
+    "traffic": moving.traffic,
+}
+
+
+@pytest.fixture(scope="module")
+def exhibits() -> dict[str, Exhibit]:
+    return {name: run() for name, run in QUICK.items()}
+
+
+def test_each_experiment_has_a_table_with_a_name_for_each_column_and_says_what_it_shows(
+    exhibits: dict[str, Exhibit],
+) -> None:
+    assert exhibits.keys() == EXPERIMENTS.keys()
+    for name, exhibit in exhibits.items():
+        assert exhibit.name == name
+        assert {len(row) for row in (*exhibit.rows, *exhibit.texts())} == {len(exhibit.columns)}
+        assert exhibit.findings
+        assert json.loads(json.dumps(exhibit.to_json()))["rows"]
+
+
+def test_a_convolution_that_gives_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"torch": functional.conv2d, "wrong": lambda x, weight: functional.conv2d(x, weight) + 0.1}
+    monkeypatch.setattr(convolving, "ALL", wrong)
+    with pytest.raises(ValueError, match=r"wrong is off by 0\.1"):
+        convolving.timed(convolving.SMALL[0], 1)
+
+
+def times(kernels: Sequence[int], fft: Sequence[float]) -> dict[convolving.Shape, dict[str, float]]:
+    return {
+        convolving.Shape(1, 1, 8, kernel): {
+            "direct loops": 3.0,
+            "im2col": 1.5,
+            "torch": 1.0,
+            "FFT": one,
+            "FFT, tiled": 9.0,
+        }
+        for kernel, one in zip(kernels, fft, strict=True)
+    }
+
+
+def test_the_kernel_from_which_fft_wins_is_the_first_after_which_it_always_does() -> None:
+    found = convolving.findings(times((3, 5, 7, 11), (1.2, 2.0, 1.4, 0.5)))
+    assert "FFT beats im2col from kernels of 7 x 7 on." in found
+    assert "im2col is faster than the loops for 4 of 4 shapes, 2 to 2 times as fast." in found
+    assert "torch's own is the fastest for 3 of 4 shapes." in found
+    assert found[-1].endswith("11x11, 1 x 1 x 8 x 8: FFT (2 times as fast).")
+    assert "FFT never beats im2col here." in convolving.findings(times((3, 5), (1.0, 2.0)))
+
+
+def test_the_error_of_winograd_grows_with_the_tile_while_products_shrink(exhibits: dict[str, Exhibit]) -> None:
+    *errors, _own = column(exhibits["winograd"], "largest error")
+    assert errors == sorted(errors)
+    assert errors[0] < 1e-4
+    assert column(exhibits["winograd"], "fewer")[:3] == [36 / 16, 81 / 25, 4.0]
+
+
+def test_layouts_are_each_others_transposition_and_pooling_takes_the_largest_of_four() -> None:
+    x, weight = convolving.SMALL[1].tensors()
+    chwn = convolutions.in_chwn(x.permute(1, 2, 3, 0).contiguous(), weight)
+    torch.testing.assert_close(chwn.permute(3, 0, 1, 2), functional.conv2d(x, weight), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(convolving._pool_nchw(x), functional.max_pool2d(x, 2))
+    torch.testing.assert_close(
+        convolving._pool_chwn(x.permute(1, 2, 3, 0)).permute(3, 0, 1, 2), functional.max_pool2d(x, 2)
+    )
+
+
+def test_speeds_of_products_are_operations_over_time_and_the_line_has_the_least_relative_errors() -> None:
+    exhibit = multiplying.gemm(1, (8, 16, 32))
+    for side, taken_us, speed in zip(*(column(exhibit, name) for name in ("side", "us", "GFLOP/s")), strict=True):
+        assert speed == pytest.approx(2 * side**3 / taken_us / 1e3)
+    x, y = torch.tensor([1.0, 2.0, 4.0, 5.0]).double(), torch.tensor([3.0, 5.0, 9.5, 10.0]).double()
+    line = multiplying.fitted(x, y)
+    least = float(((line - y) / y).square().sum())
+    for turned in (1e-3 * (x - 1), 1e-3 * (x - 4), 1e-3 * torch.ones_like(x), -1e-3 * x):
+        assert float(((line + turned - y) / y).square().sum()) > least
+    torch.testing.assert_close(multiplying.fitted(x, 2 * x + 1), 2 * x + 1)
+
+
+def test_a_batch_as_one_product_is_its_samples_one_by_one() -> None:
+    torch.manual_seed(0)
+    network, x = multiplying._Network(16, 24, 2, 8).double(), torch.randn(9, 16).double()
+    with torch.no_grad():
+        torch.testing.assert_close(multiplying._one_by_one(network, x), network(x), rtol=1e-6, atol=1e-6)
+
+
+def test_fixed_point_names_the_class_that_full_precision_names(exhibits: dict[str, Exhibit]) -> None:
+    agree = [each for each in column(exhibits["fully-connected"], "agree") if each is not None]
+    assert len(agree) == 2
+    assert all(float(each.strip("%")) >= 75 for each in agree)  # of eight samples, six
+    assert column(exhibits["fully-connected"], "times as fast")[0] == 1.0
+
+
+def test_results_with_and_without_onednn_agree_and_the_setting_is_put_back(exhibits: dict[str, Exhibit]) -> None:
+    assert max(column(exhibits["onednn"], "largest difference")) < 1e-4
+    assert torch.backends.mkldnn.enabled
+
+    def fail() -> None:
+        with settings.without_onednn():
+            assert not torch.backends.mkldnn.enabled
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
+    assert torch.backends.mkldnn.enabled
+
+
+def test_each_operation_is_timed_on_each_number_of_threads_which_are_put_back(exhibits: dict[str, Exhibit]) -> None:
+    before = torch.get_num_threads()
+    exhibit = settings.thread_sweep(1, (1, 2))
+    assert torch.get_num_threads() == before
+    assert column(exhibit, "operation") == list(settings.operations())
+    for one, two, ratio in zip(*(column(exhibit, name) for name in ("1 threads", "2 threads", "2 / 1")), strict=True):
+        assert ratio == pytest.approx(one / two)
+
+
+def test_kept_weights_move_no_bytes_and_fetched_ones_all_of_theirs_for_the_same_states(
+    exhibits: dict[str, Exhibit],
+) -> None:
+    exhibit = exhibits["persistent"]
+    assert column(exhibit, "bytes of weights") == [0, 0, 8 * 32 * 4]
+    assert column(exhibit, "bytes of states") == [0, 4 * 4, 0]
+    assert max(column(exhibit, "difference")) < 1e-5
+    assert (
+        exhibit.findings[0] == "A step moves 0 bytes of weights that are kept, and 1,024 of weights that are fetched."
+    )
+
+
+def test_the_bytes_of_a_step_are_counted_and_not_computed() -> None:
+    torch.manual_seed(0)
+    lstm, x = torch.nn.LSTM(8, 8), torch.randn(4, 1, 8)
+    layer = moving.FusedLayer(lstm, 0)
+    with torch.no_grad():
+        exact = lstm(x)[0]
+
+    class More(moving.PersistentCells):
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            self._workers.all_gather(torch.zeros(25))
+            return super().run(x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moving, "PersistentCells", More)
+        weights, states, *_ = run_replicas(2, lambda group: moving._kept(layer, x, exact, 1, group))[0]
+    assert (weights, states) == (25 * 4 / len(x), 4 * 4)
+
+
+def test_no_tiling_of_any_convolution_moves_less_than_the_bound(exhibits: dict[str, Exhibit]) -> None:
+    exhibit = exhibits["traffic"]
+    assert set(column(exhibit, "below")) == {0}
+    assert min(column(exhibit, "tilings")) > 50
+    assert all(ratio >= 1 for ratio in column(exhibit, "over the bound"))
+    assert re.match(r"0 of [\d,]+ tilings move less than the bound", exhibit.findings[0])

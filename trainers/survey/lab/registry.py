@@ -1,0 +1,40 @@
+"""The experiments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from orchestray.trainers.survey.lab import convolving, deadline, moving, multiplying, settings
+from orchestray.trainers.survey.lab.exhibit import Exhibit
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment.
+
+    Args:
+        run: returns its table; gets the number of rounds.
+        line: a line on it.
+        rounds: rounds of the timings if none are asked for; 0: nothing is timed.
+    """
+
+    run: Callable[[int], Exhibit]
+    line: str
+    rounds: int = 7
+
+
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "convolutions": Experiment(convolving.convolving, "each algorithm of a convolution, by kernel and size"),
+    "winograd": Experiment(
+        convolving.winograd_error, "the error of Winograd's convolution by the size of its tiles", 0
+    ),
+    "layouts": Experiment(convolving.layouts, "images with samples outermost (NCHW) and innermost (CHWN)"),
+    "gemm": Experiment(multiplying.gemm, "products of matrices by size: GFLOP/s, and how far from linear times are"),
+    "fully-connected": Experiment(multiplying.fully_connected, "samples one by one, batched, and in fixed point"),
+    "onednn": Experiment(settings.onednn, "torch's operations with oneDNN on and off"),
+    "threads": Experiment(settings.thread_sweep, "torch's operations on one thread and more"),
+    "deadline": Experiment(deadline.deadline, "the most accurate network that answers in time", 200),
+    "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
+    "traffic": Experiment(moving.traffic, "words moved by tiled convolutions, against their lower bound", 0),
+}
