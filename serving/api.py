@@ -9,9 +9,6 @@ from collections.abc import Callable, Sequence
 
 from orchestray.platform.errors import Interrupted
 from orchestray.platform.process.sockets import listen
-from orchestray.serving.application.endpoint import LiveEndpoint
-from orchestray.serving.application.served import Served
-from orchestray.serving.application.starting import check_local
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.lifecycle.control import send_change
@@ -92,6 +89,10 @@ def update(
 
 def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Side:
     """Return an endpoint in this process, with a socket that `stack` closes."""
+    from orchestray.serving.application.endpoint import LiveEndpoint
+    from orchestray.serving.application.served import Served
+    from orchestray.serving.application.starting import check_local
+
     check_local(config)
     listening = stack.enter_context(listen(config.http.host, config.http.port, key="http.host"))
     return Served(LiveEndpoint(config), listening)
