@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from orchestray.platform.errors import Interrupted
 from orchestray.platform.process.sockets import listen
+from orchestray.serving.config.checks import check_environment
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.lifecycle.control import send_change
@@ -39,13 +40,14 @@ def serve(
         on_ready: called with the URL as soon as it answers.
 
     Raises:
-        ConfigError: the config is wrong; every problem is listed.
+        ConfigError: the config is wrong (every problem is listed), or a variable of the environment.
         RunNameError: an endpoint of that name runs.
         ClusterError: the cluster does not answer, or lacks the resources.
         OrchestrayError: the port is taken, or a model cannot be loaded.
         Interrupted: Ctrl-C; running requests have been answered.
     """
     config = load_serve_config(source, overrides, name=name)
+    check_environment()
     state = EndpointState(runs_dir, config.name)
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.ExitStack() as stack:

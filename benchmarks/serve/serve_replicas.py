@@ -15,7 +15,7 @@ _A_S, _C_S, _MAX_BATCH_SIZE, _REPLICAS = 0.060, 0.005, 16, 2
 _LOADS = (0.60, 0.95)
 _SECONDS, _SECONDS_QUICK = 40.0, 2.0
 _FULL_SECONDS, _FULL_ROUNDS = 10.0, 3
-"""Of a full load, whose throughput hardly varies: rounds at the most."""
+"""Seconds and most rounds of a full load, whose throughput hardly varies."""
 _GOAL = 0.85
 _PULLING, _ROUTED = "orchestray", "Ray Serve's routing"
 _CLIENTS = 3 * _REPLICAS * _MAX_BATCH_SIZE
