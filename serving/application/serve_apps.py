@@ -83,7 +83,8 @@ def wait_for_controller(starting: Future[None]) -> None:
 
 def _warn_of_proxy(starting: Future[None]) -> None:
     if (error := starting.exception()) is not None:
-        _log.warning("Ray Serve's own proxy did not start, and only the endpoint's port answers: %s", error)
+        reason = (str(error).strip() or repr(error)).splitlines()[-1]  # behind the traceback of its process
+        _log.warning("Ray Serve's own proxy did not start, and only the endpoint's port answers: %s", reason)
 
 
 def leave(name: str) -> None:
