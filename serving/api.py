@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 
 from orchestray.platform.errors import Interrupted
 from orchestray.platform.process.sockets import listen
-from orchestray.serving.application.endpoint import LiveEndpoint
-from orchestray.serving.application.served import Served
-from orchestray.serving.application.starting import check_local
+from orchestray.serving.config.checks import check_environment
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.lifecycle.control import send_change
@@ -42,13 +40,14 @@ def serve(
         on_ready: called with the URL as soon as it answers.
 
     Raises:
-        ConfigError: the config is wrong; every problem is listed.
+        ConfigError: the config is wrong (every problem is listed), or a variable of the environment.
         RunNameError: an endpoint of that name runs.
         ClusterError: the cluster does not answer, or lacks the resources.
         OrchestrayError: the port is taken, or a model cannot be loaded.
         Interrupted: Ctrl-C; running requests have been answered.
     """
     config = load_serve_config(source, overrides, name=name)
+    check_environment()
     state = EndpointState(runs_dir, config.name)
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.ExitStack() as stack:
@@ -92,6 +91,10 @@ def update(
 
 def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Side:
     """Return an endpoint in this process, with a socket that `stack` closes."""
+    from orchestray.serving.application.endpoint import LiveEndpoint
+    from orchestray.serving.application.served import Served
+    from orchestray.serving.application.starting import check_local
+
     check_local(config)
     listening = stack.enter_context(listen(config.http.host, config.http.port, key="http.host"))
     return Served(LiveEndpoint(config), listening)

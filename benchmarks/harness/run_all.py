@@ -54,7 +54,6 @@ BENCHMARKS = (
     "batching_sweep",
     "batching_steps",
     "overload",
-    "serve_batch",
     "serve_peers",
     "serve_rates",
     "serve_noop",

@@ -1,4 +1,7 @@
-"""Mean latency of one model against the rate of requests, in four servers; it draws docs/pictures/serving.svg."""
+"""Mean latency of one model against the rate of requests, in four servers; it draws docs/pictures/serving.svg.
+
+At one rate ours is held against stock `@serve.batch`.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ from typing import Any
 from harness import benchmark
 from serve import serving_sides as sides
 
-_RATES_PER_S = (10.0, 30.0, 60.0, 90.0, 150.0, 267.0, 400.0, 533.0)
-_RATES_QUICK_PER_S = (30.0, 90.0)
+_RATES_PER_S = (10.0, 30.0, 90.0, 150.0, 267.0, 533.0)
+_RATES_QUICK_PER_S = (30.0, 267.0)
+_HELD_PER_S, _GOAL = 267.0, 1 / 20
 _SECONDS, _SECONDS_QUICK = 8.0, 1.0
 _WARM_UP_S = 2.0
+_OURS, _PEER = "orchestray", "Ray Serve"
 _LOST_MS = 3000.0
 """Above it a server does not keep up: higher rates would only take longer."""
 _PICTURE = benchmark.REPOSITORY / "docs" / "pictures" / "serving.svg"
@@ -29,8 +34,8 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     report.settings |= {"a_s": sides.A_S, "c_s": sides.C_S, "max_batch_size": sides.MAX_BATCH_SIZE}
     report.settings |= sides.peer_versions(python)
     starts: dict[str, sides.Side] = {
-        "orchestray": sides.ours(options),
-        "Ray Serve": sides.ray(options, "batch"),
+        _OURS: sides.ours(options),
+        _PEER: sides.ray(options, "batch"),
         "BentoML": sides.bentoml(options, python),
         "LitServe": sides.litserve(options, python, batch_timeout_s=0.0),
     }
@@ -46,11 +51,16 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
 
     benchmark.alternate({name: partial(run, name) for name in starts}, rounds, benchmark.say)
     medians = _tell(report, found)
+    title = f"{_HELD_PER_S:g}/s: mean latency / @serve.batch"
+    ours_ms, peer_ms = ([sides.mean_ms(one) for one in found[name][_HELD_PER_S]] for name in (_OURS, _PEER))
+    report.goal(title, report.compare(title, ours_ms, peer_ms), _GOAL)
     if not options.quick:
         _draw(medians, _PICTURE)
     report.notes.append(
         f"A server whose mean passed {_LOST_MS:g} ms was not asked for more. Ray Serve is `@serve.batch` with its "
-        "default timeout and an asynchronous handler; LitServe has a timeout of 0, BentoML its adaptive batching."
+        "default timeout of 10 ms and an asynchronous handler, behind Serve's default proxy; where it does not keep up "
+        "its latency grows with the length of the measurement. LitServe has a timeout of 0, BentoML its adaptive "
+        "batching."
     )
     report.details = {
         name: {f"{rate:g}": [one.summary() for one in runs] for rate, runs in of.items()} for name, of in found.items()

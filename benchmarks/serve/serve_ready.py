@@ -49,7 +49,7 @@ def _a_ray(folder: Path) -> Iterator[str]:
     command = [commands.script("ray"), "start", "--head", "--block", "--num-cpus=2", f"--port={gcs}"]
     command += ["--node-ip-address=127.0.0.1", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
     command += ["--disable-usage-stats", f"--temp-dir={folder}"]
-    with commands.running(command, {"RAY_AUTH_MODE": "disabled"}) as ray:
+    with commands.running(command) as ray:
         ray.wait_until(partial(_listens, dashboard), _RAY_READY_S, "Ray")
         yield f"127.0.0.1:{gcs}"
 

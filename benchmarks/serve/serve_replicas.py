@@ -14,6 +14,8 @@ from serve import serving_sides as sides
 _A_S, _C_S, _MAX_BATCH_SIZE, _REPLICAS = 0.060, 0.005, 16, 2
 _LOADS = (0.60, 0.95)
 _SECONDS, _SECONDS_QUICK = 40.0, 2.0
+_FULL_SECONDS, _FULL_ROUNDS = 10.0, 3
+"""Seconds and most rounds of a full load, whose throughput hardly varies."""
 _GOAL = 0.85
 _PULLING, _ROUTED = "orchestray", "Ray Serve's routing"
 _CLIENTS = 3 * _REPLICAS * _MAX_BATCH_SIZE
@@ -44,10 +46,11 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     def saturate(count: int) -> None:
         start = sides.ours(options, _A_S, _C_S, replicas=count, batching__max_batch_size=_MAX_BATCH_SIZE)
         with start() as endpoint:
-            answered[count].append(endpoint.load(ClosedLoop(_CLIENTS), seconds, warm_up_s=3.0))
+            answered[count].append(endpoint.load(ClosedLoop(_CLIENTS), min(seconds, _FULL_SECONDS), warm_up_s=3.0))
 
     benchmark.alternate({name: partial(run, name) for name in starts}, rounds, benchmark.say)
-    benchmark.alternate({f"replicas: {count}": partial(saturate, count) for count in answered}, rounds, benchmark.say)
+    full = {f"replicas: {count}": partial(saturate, count) for count in answered}
+    benchmark.alternate(full, min(rounds, _FULL_ROUNDS), benchmark.say)
     for load in _LOADS:
         for what, unit in (("mean", "mean latency"), ("p99", "p99")):
             values = {name: [_value_ms(one, what) for one in of[load]] for name, of in found.items()}

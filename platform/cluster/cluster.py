@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.cluster import head as heads
 from orchestray.platform.errors import ClusterError
-from orchestray.platform.jobs.address import use_token
+from orchestray.platform.jobs.address import ask, use_token
 
 if TYPE_CHECKING:
     from orchestray.platform.actors.gang import Gang
     from orchestray.platform.cluster.head import Head
 
 _ANSWER_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 1.0
 
 
 @dataclass
@@ -150,14 +151,32 @@ def _join(address: str) -> Cluster:
     _check_answers(address)
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        joined = ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except Exception as error:
         raise ClusterError(
             f"The Ray cluster at {address} could not be joined: {_first_line(error)} "
             "Give the address `ray start --head` printed, as host:port, or leave --address out to start a cluster here."
         ) from error
     heads.silence()
+    _check_token(address, getattr(joined, "dashboard_url", None))
     return Cluster(owned=False, address=ray.get_runtime_context().gcs_address)
+
+
+def _check_token(address: str, dashboard: str | None) -> None:
+    """Refuse a cluster that has no token if this process has one: it would admit no answer of the cluster's workers."""
+    if not dashboard or os.environ.get("RAY_AUTH_MODE") != "token":
+        return
+    mode = None
+    with contextlib.suppress(OSError, ValueError, LookupError):  # the dashboard need not be reachable from here
+        mode = ask(f"http://{dashboard}", "authentication_mode", timeout_s=_ASK_TIMEOUT_S)["authentication_mode"]
+    if mode == "disabled":
+        import ray
+
+        ray.shutdown()
+        raise ClusterError(
+            f"The Ray cluster at {address} was started without a token, and this machine has one (as in "
+            "~/.ray/auth_token): set RAY_AUTH_MODE=disabled here, or start the cluster again, which then uses it."
+        )
 
 
 def _check_answers(address: str) -> None:

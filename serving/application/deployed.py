@@ -77,7 +77,7 @@ class ApplicationStarters(Starters):
         version = await self._version(model, config, name, own)
         try:
             listener = self._listener_of(model.name, str(model.version))
-            await add_codec(version, model, config.batching.max_queue)
+            await add_codec(version, model, config.batching.max_queue, listener)
             await add_generator(version, model, config, listener, content=content)
         except BaseException:
             await version.close(drain=False)

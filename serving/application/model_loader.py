@@ -39,9 +39,10 @@ class Starters:
         network = await asyncio.to_thread(divided_network, model, config)
         if network is None:
             return await self._in_process(model, config)
-        batcher = make_batcher(config.batching, self._listener_of(model.name, str(model.version)))
+        listener = self._listener_of(model.name, str(model.version))
+        batcher = make_batcher(config.batching, listener)
         divided = await start_divided(model, config, network, batcher, self._address)
-        await add_codec(divided, model, config.batching.max_queue)
+        await add_codec(divided, model, config.batching.max_queue, listener)
         if await asyncio.to_thread(is_text, model):
             divided.generator_lacking = (
                 f"The model {model.name} is divided over processes, and such a model generates no text; "
@@ -59,7 +60,7 @@ class Starters:
         if isinstance(served, OwnModel):
             return version  # it generates no text
         try:
-            await add_codec(version, model, config.batching.max_queue)
+            await add_codec(version, model, config.batching.max_queue, listener)
             await add_generator(version, model, config, listener, module=served.module)
         except BaseException:
             await version.close(drain=False)

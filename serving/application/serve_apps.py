@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from orchestray.platform import errors
@@ -15,6 +16,9 @@ from orchestray.platform.cluster import ray_internals
 from orchestray.platform.cluster.cluster import Cluster, connect
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.serving.config.schema import Scaling, ServeConfig
+from orchestray.serving.runtime.work_thread import WorkThread
+
+_log = logging.getLogger("orchestray.serving")
 
 _CLIENT = "ray.serve.context:_get_global_client"
 _POLL_S = 0.1
@@ -29,27 +33,58 @@ class ApplicationEndedError(OrchestrayError):
 
 
 def join(address: str | None) -> Cluster:
-    """Connect to the cluster, or start one, and start Ray Serve there unless it runs.
+    """Connect to the cluster, or start one.
 
     Args:
         address: address of the cluster; None: a local one.
 
     Raises:
-        ClusterError: it does not answer, or Serve does not start.
+        ClusterError: it does not answer.
     """
     cluster = connect(address)
-    from ray import serve
-
     from orchestray.platform.actors.pool import make_room
 
     make_room(cluster)
+    return cluster
+
+
+def start_serve(cluster: Cluster) -> Future[None]:
+    """Start Ray Serve on a cluster, unless it runs; the future is done when its proxies answer too.
+
+    Where Serve runs already it stays as it is. Its proxy is for those who ask it; an ingress has a port itself.
+    """
+    from ray import serve
+
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    location = "Disabled" if cluster.owned else "EveryNode"
+    return WorkThread("serve proxies").submit(serve.start, location)
+
+
+def wait_for_controller(starting: Future[None]) -> None:
+    """Return when Ray Serve's controller answers: its proxies start beside applications.
+
+    Args:
+        starting: result of `start_serve`.
+
+    Raises:
+        ClusterError: Serve did not start.
+    """
+    from ray import serve
+
     try:
-        # Where Serve runs already it stays as it is. Its proxy is for those who ask it; the ingress has a port itself.
-        serve.start(proxy_location="Disabled" if cluster.owned else "EveryNode")
+        while not starting.done() and not serve.status().proxies:
+            time.sleep(_POLL_S)
+        if starting.done():
+            starting.result()
     except Exception as error:
         raise ClusterError(f"Ray Serve did not start; is one of its ports taken? {error}") from error
-    return cluster
+    starting.add_done_callback(_warn_of_proxy)
+
+
+def _warn_of_proxy(starting: Future[None]) -> None:
+    if (error := starting.exception()) is not None:
+        reason = (str(error).strip() or repr(error)).splitlines()[-1]  # behind the traceback of its process
+        _log.warning("Ray Serve's own proxy did not start, and only the endpoint's port answers: %s", reason)
 
 
 def leave(name: str) -> None:

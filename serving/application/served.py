@@ -53,7 +53,8 @@ class Served:
         """
         self._settings.enter_context(_short_switches())
         settle = self._settings.enter_context(gc_control.leaving_out())
-        await self.live.start()
+        with gc_control.pause():
+            await self.live.start()
         settle()
         self.live.settle = settle
         await self._server.start()

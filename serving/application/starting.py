@@ -166,13 +166,14 @@ async def start_divided(
     return ModelVersion(replicas[0].signature, batcher, close)
 
 
-async def add_codec(version: ModelVersion, model: ModelSection, max_queue: int) -> None:
+async def add_codec(version: ModelVersion, model: ModelSection, max_queue: int, listener: BatchListener) -> None:
     """Give a version the forms of its task's own, if it has any, for requests and answers.
 
     Args:
         version: started version that gets no requests yet.
         model: the model's section of the config.
         max_queue: largest number of requests that may wait for the task's methods.
+        listener: informed of requests that are refused meanwhile.
 
     Raises:
         OrchestrayError: the run is gone or damaged, or its task cannot be built here.
@@ -181,7 +182,8 @@ async def add_codec(version: ModelVersion, model: ModelSection, max_queue: int) 
     if forms:
         task = await asyncio.to_thread(load_run(_directory(model)).load_task)
         decode, encode = (getattr(task, name) if name in forms else None for name in OF_AN_ENDPOINT)
-        version.codec = Codec(version.signature, decode, encode, getattr(task, "padding", None), max_queue)
+        padding = getattr(task, "padding", None)
+        version.codec = Codec(version.signature, decode, encode, padding, max_queue, listener.shed)
 
 
 async def add_generator(

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from orchestray.platform.config.problems import Problem
+from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching.policies import timeout_problem
 from orchestray.serving.config.own_class import class_problem, names_class
 from orchestray.serving.config.schema import ComputeSection, ModelSection, Scaling, ServeConfig
+
+_PROPAGATORS = "OTEL_PROPAGATORS"
+
+
+def check_environment() -> None:
+    """Refuse what FastAPI and Ray Serve cannot be imported with.
+
+    Raises:
+        ConfigError: the variable OTEL_PROPAGATORS names what is not installed.
+    """
+    if not os.environ.get(_PROPAGATORS):
+        return
+    try:
+        import opentelemetry.propagate  # noqa: F401 - it reads the variable
+    except Exception as error:
+        raise ConfigError(f"{_PROPAGATORS}: {str(error).rstrip('.')}; correct the variable, or unset it") from error
 
 
 def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> list[Problem]:

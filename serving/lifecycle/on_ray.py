@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.process.sockets import url_of
 from orchestray.serving.application import serve_apps
-from orchestray.serving.application.build import application, wanted_of
-from orchestray.serving.application.endpoint import settings_of
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.runtime.work_thread import WorkThread
@@ -52,8 +50,13 @@ class OnRay:
     def _start(self) -> str:
         cluster = serve_apps.join(self._address)
         self._is_owned = cluster.owned
+        starting = serve_apps.start_serve(cluster)
         from ray import serve
 
+        from orchestray.serving.application.build import application  # slow to load: Serve's controller starts beside
+
+        made = application(self._config, reserves_cpus=not cluster.owned, composed=False, here=True)
+        serve_apps.wait_for_controller(starting)
         name = self._config.name
         if name in serve.status().applications:
             raise ClusterError(
@@ -65,7 +68,6 @@ class OnRay:
         tls = self._config.http.tls.certificate is not None
         url = url_of(self._listening, self._config.http.host, scheme="https" if tls else "http")
         self._listening.close()
-        made = application(self._config, reserves_cpus=not cluster.owned, composed=False, here=True)
         serve_apps.run_application(made, name, route=f"/{name}", is_ready=partial(_is_ready, url))
         self._handle = serve.get_app_handle(name)
         return url
@@ -80,6 +82,9 @@ class OnRay:
         Raises:
             OrchestrayError: it cannot be served; nothing has changed.
         """
+        from orchestray.serving.application.build import wanted_of
+        from orchestray.serving.application.endpoint import settings_of
+
         config = load_serve_config({**data, "name": self._config.name})
         wanted = wanted_of(config, settings_of(config), {}, reserves_cpus=not self._is_owned)
         answer = await self._handle.change.remote(wanted)

@@ -71,6 +71,13 @@ async def run_endpoint(
     """
     with _Stop() as stop:
 
+        async def begin() -> str:
+            url = await side.start()
+            stop.listen()
+            for clause in await side.warnings():
+                _log.warning("Warning: %s.", clause)
+            return url
+
         async def apply(data: dict[str, Any]) -> str:
             try:
                 return await side.apply(data)
@@ -78,11 +85,8 @@ async def run_endpoint(
                 stop.listen()
 
         try:
-            started = asyncio.create_task(side.start())
+            started = asyncio.create_task(begin())
             if not await _overtaken(started, stop.asked):
-                stop.listen()
-                for clause in await side.warnings():
-                    _log.warning("Warning: %s.", clause)
                 info = EndpointInfo(name, os.getpid(), started.result())
                 control = ControlServer(apply, info.secret)
                 state.write(replace(info, control_port=await control.start()))

@@ -14,6 +14,7 @@ import numpy as np
 
 from orchestray.platform.task import OF_AN_ENDPOINT
 from orchestray.serving.batching import DeadlineError, QueueFullError
+from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_QUEUE_FULL
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
 from orchestray.serving.models.json_values import as_numpy, json_values
 from orchestray.serving.models.signature import Output, Sample, Signature
@@ -38,6 +39,7 @@ class Codec:
         padding: maps the task's inputs of variable length to the values with which they are padded, for a model that
             takes one length all the same, such as one that is divided over processes.
         max_queue: largest number of requests that may wait for the methods.
+        on_shed: called with the reason when a request is refused, as `BatchListener.shed` is.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class Codec:
         encode: Callable[[Any], Any] | None = None,
         padding: Mapping[str, float] | None = None,
         max_queue: int = 1024,
+        on_shed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._signature, self._decode, self._encode = signature, decode, encode
         self._padding = padding or {}
-        self._max_queue = max_queue
+        self._max_queue, self._on_shed = max_queue, on_shed
         self._num_waiting, self._took_s = 0, 1.0
         self._decoding, self._encoding = (WorkThread(name, num_threads=_NUM_THREADS) for name in OF_AN_ENDPOINT)
         for threads in (self._decoding, self._encoding):  # whose calls refer to this object as long as they last
@@ -77,6 +80,7 @@ class Codec:
             DeadlineError: the task is late.
         """
         if self._num_waiting >= self._max_queue:
+            self._on_shed(SHED_QUEUE_FULL)
             raise QueueFullError(self._max_queue, self._took_s)
         if self._decode is None:
             return self._signature.parse(value, field=field)
@@ -85,6 +89,7 @@ class Codec:
                 sample: Sample = await self._in_turn(self._decoding, self._decoded, self._decode, value, field)
                 return sample
         except TimeoutError:
+            self._on_shed(SHED_EXPIRED)
             raise DeadlineError(self._took_s) from None
 
     async def answer_of(self, output: Output) -> Any:

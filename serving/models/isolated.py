@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.errors import ModelError, RequestError
 from orchestray.serving.models.signature import Output, Sample
 
 _log = logging.getLogger("orchestray.serving")
@@ -16,7 +16,8 @@ Answers = list[Output | Exception]
 def run_isolated(name: str, run: Callable[[Sequence[Sample]], Answers], samples: Sequence[Sample]) -> Answers:
     """Return an answer for each sample, by one call of `run`.
 
-    If that fails, the batch is halved until the samples that fail are alone; the others are answered.
+    If that fails, the batch is halved until the samples that fail are alone; the others are answered. A `RequestError`
+    stays what it is, and anything else is a `ModelError`.
 
     Args:
         name: name of the model.
@@ -27,7 +28,7 @@ def run_isolated(name: str, run: Callable[[Sequence[Sample]], Answers], samples:
         return run(samples)
     except BaseException as error:  # noqa: BLE001 - the user's model may raise anything, `SystemExit` among it
         if len(samples) == 1:
-            return [_failure(name, error)]
+            return [error if isinstance(error, RequestError) else _failure(name, error)]
         middle = len(samples) // 2
         return [*run_isolated(name, run, samples[:middle]), *run_isolated(name, run, samples[middle:])]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource, cause_of, load_object
-from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.errors import ModelError, RequestError
 from orchestray.serving.models.isolated import Answers, run_isolated
 from orchestray.serving.models.json_values import as_numpy, json_values
 from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
@@ -72,7 +72,8 @@ class OwnModel:
     Its method `example_inputs()` returns one sample: an array, or a mapping of several by name. What comes is then
     checked, and `batch` is an array, [samples, ...], or a mapping of them. Without it, `batch` is a list of the JSON
     values that were sent, whatever they are. It returns an answer for each sample: an array or a tensor, [samples,
-    ...], a mapping of those by name, or a list of JSON values.
+    ...], a mapping of those by name, or a list of JSON values. Its `ValueError` is the client's fault, and the text of
+    it goes to the client.
 
     Args:
         predict: answers a batch.
@@ -98,7 +99,8 @@ class OwnModel:
         try:
             (first,) = self._answers([self.signature.parse(example)])
         except (Exception, SystemExit) as error:
-            raise TaskError(f"it does not answer its example: {cause_of(error)}") from error
+            cause = error.__cause__ if isinstance(error, RequestError) else error
+            raise TaskError(f"it does not answer its example: {cause_of(cause or error)}") from error
         if inputs[0].dtype != ANY:
             outputs = tuple(TensorSpec(key, str(value.dtype), value.shape) for key, value in first.items())
             self.signature = Signature(name, version, inputs, outputs, example, class_names=names)
@@ -109,17 +111,17 @@ class OwnModel:
             sys.modules["torch"].set_num_threads(self._num_threads)
 
     def run(self, samples: Sequence[Sample]) -> Answers:
-        """Return an answer for each sample; those on which the model raises get a `ModelError`."""
+        """Return an answer for each sample, or a `RequestError` or `ModelError` where the model raises."""
         return run_isolated(self.signature.name, lambda part: list(self._answers(part)), samples)
 
     def _answers(self, samples: Sequence[Sample]) -> list[Tensors]:
         specs = self.signature.inputs
         if specs[0].dtype == ANY:
             values = [sample[specs[0].name].item() for sample in samples]
-            answered = self._predict(pickle.loads(pickle.dumps(values)))  # noqa: S301 - a copy, which it may change
+            answered = self._asked(pickle.loads(pickle.dumps(values)))  # noqa: S301 - a copy, which it may change
         else:
             stacked = {spec.name: np.stack([sample[spec.name] for sample in samples]) for spec in specs}
-            answered = self._predict(stacked if len(specs) > 1 else stacked[specs[0].name])
+            answered = self._asked(stacked if len(specs) > 1 else stacked[specs[0].name])
         columns = _by_column(answered)
         found = {"outputs": answered} if columns is None else columns
         rows = {name: _rows(column, len(samples)) for name, column in found.items()}
@@ -127,6 +129,12 @@ class OwnModel:
         if specs[0].dtype != ANY:
             return [{name: _array(value) for name, value in answer.items()} for answer in answers]
         return [{"outputs": boxed(json_values(answer["outputs"] if columns is None else answer))} for answer in answers]
+
+    def _asked(self, batch: Any) -> Any:
+        try:
+            return self._predict(batch)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
 
 
 def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:

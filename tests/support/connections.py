@@ -9,15 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from orchestray.serving.config.schema import HttpSection
 from orchestray.serving.http import HttpSettings, Monitor, make_app
+from orchestray.serving.http.overload.heads import Heads
 from orchestray.serving.http.overload.shedding import LoadShedder
-from orchestray.serving.http.server.connections import guarded_by
+from orchestray.serving.http.server.connections import GuardedConnection
 from orchestray.serving.http.server.http_server import HttpServer
-from orchestray.serving.http.server.slow_clients import impatient
 from orchestray.serving.lifecycle.run import new_loop
 from orchestray.serving.routing.endpoint import Share
 from orchestray.serving.routing.registry import Registry
@@ -109,16 +108,18 @@ async def answer_without_its_body(_scope: Any, _receive: Any, send: Any) -> None
     await send({"type": "http.response.body", "body": b""})
 
 
-def connected(app: Any, base: type[HttpToolsProtocol], transport: Recorded) -> HttpToolsProtocol:
-    config = Config(app, ws="none", lifespan="off", log_level="error")
-    loop = asyncio.get_running_loop()
-    connection = impatient(base, 10.0)(config=config, server_state=ServerState(), app_state={}, _loop=loop)
-    connection.connection_made(transport)
-    return connection
-
-
-def refusing() -> type[HttpToolsProtocol]:
-    """Return the class of connections of an endpoint with a model, in the running loop."""
+def connected(app: Any, transport: Recorded) -> GuardedConnection:
+    """Return a connection of an endpoint with a model, in the running loop, whose requests an application answers."""
     registry = Registry({"sums": [Share(version_of(ROW_SUMS, row_sums))]})
     registry.ready = True
-    return guarded_by(LoadShedder(Monitor(), HttpSettings(), registry))
+    connection = GuardedConnection(
+        shedding=LoadShedder(Monitor(), HttpSettings(), registry),
+        heads=Heads(),
+        read_timeout_s=10.0,
+        config=Config(app, ws="none", lifespan="off", log_level="error"),
+        server_state=ServerState(),
+        app_state={},
+        _loop=asyncio.get_running_loop(),
+    )
+    connection.connection_made(transport)
+    return connection

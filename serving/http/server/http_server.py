@@ -6,16 +6,16 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.serving.config.schema import HttpSection
+from orchestray.serving.http.overload.heads import Heads
 from orchestray.serving.http.overload.shedding import LoadShedder
-from orchestray.serving.http.server.connections import guarded_by
-from orchestray.serving.http.server.slow_clients import impatient
+from orchestray.serving.http.server.connections import GuardedConnection
 
 _BACKLOG = 2048
 _NUM_ACCEPTED = 16
@@ -35,7 +35,7 @@ class HttpServer:
         app: the application.
         listening: bound socket; closed at the end.
         http: TLS, and the time that a client may take.
-        shedding: refuses requests before they reach the application; None: all reach it.
+        shedding: refuses requests before they reach the application.
         drain_s: seconds that running requests may take at the end.
     """
 
@@ -45,14 +45,16 @@ class HttpServer:
         listening: socket.socket,
         http: HttpSection,
         *,
-        shedding: LoadShedder | None = None,
+        shedding: LoadShedder,
         drain_s: float = 30.0,
     ) -> None:
         self._socket = listening
-        base = HttpToolsProtocol if shedding is None else guarded_by(shedding)
+        connection: Any = partial(
+            GuardedConnection, shedding=shedding, heads=Heads(), read_timeout_s=http.read_timeout_s
+        )
         config = uvicorn.Config(
             app,
-            http=impatient(base, http.read_timeout_s, None if shedding is None else shedding.refusals),
+            http=connection,
             ws="none",
             lifespan="off",
             log_config=None,  # uvicorn's own closes the handlers of the process, on which Ray Serve's controller relies

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from orchestray.serving.batching import DeadlineError, QueueFullError
+from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_QUEUE_FULL
 from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
 from orchestray.serving.models.signature import Signature, TensorSpec, boxed
@@ -101,7 +102,8 @@ def test_texts_among_the_outputs_are_texts_to_encode() -> None:
 
 def test_a_task_that_is_slow_is_not_waited_for_beyond_the_deadline_and_holds_up_no_answers() -> None:
     done = threading.Event()
-    codec = Codec(ONE, lambda _: done.wait() and [1, 2], lambda outputs: outputs, max_queue=100)
+    shed: list[str] = []
+    codec = Codec(ONE, lambda _: done.wait() and [1, 2], lambda outputs: outputs, max_queue=100, on_shed=shed.append)
 
     async def ask() -> None:
         soon_s = asyncio.get_running_loop().time() + 0.05
@@ -114,6 +116,7 @@ def test_a_task_that_is_slow_is_not_waited_for_beyond_the_deadline_and_holds_up_
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError, match="100 requests wait"):
             await codec.sample_of("x")
+        assert shed == [SHED_EXPIRED, SHED_QUEUE_FULL]
         done.set()
         assert len(await asyncio.gather(*waiting)) == 100
         assert (await codec.sample_of("x"))["inputs"].tolist() == [1.0, 2.0]

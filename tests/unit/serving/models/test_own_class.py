@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from orchestray.platform.errors import TaskError
 from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.content import content_of
-from orchestray.serving.models.errors import InputError, ModelError
+from orchestray.serving.models.errors import InputError, ModelError, RequestError
 from orchestray.serving.models.json_values import json_values
 from orchestray.serving.models.own_class import OwnModel, load_own_model
 from orchestray.serving.models.signature import ANY, boxed
@@ -125,6 +126,16 @@ class Arrays:
     def example_inputs(self): return {"x": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}
     def predict(self, batch): return batch
 
+class Positive:
+    def predict(self, batch):
+        for value in batch:
+            if value < 0:
+                raise ValueError(f"wanted a positive number, got {value}")
+        return batch
+
+class Refuses(Positive):
+    example_request = -2
+
 class Nothing: ...
 
 class Short(Scaled):
@@ -190,9 +201,17 @@ def test_a_sample_on_which_it_raises_fails_alone(file: Path) -> None:
     assert "TypeError" in str(failed)
 
 
+def test_a_value_error_is_the_fault_of_its_sample_alone_and_told_in_the_models_words(file: Path) -> None:
+    first, refused, last = ask(load(file, "Positive"), 1, -2, 3)
+    assert (first, last) == (1, 3)
+    assert isinstance(refused, RequestError)
+    assert str(pickle.loads(pickle.dumps(refused))) == "wanted a positive number, got -2"  # noqa: S301
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
+        ("Refuses", {}, r"does not answer its example: ValueError: wanted a positive number, got -2 \(.*own.py, line"),
         ("Nothing", {}, r"lacks the method predict\(batch\)"),
         ("constant", {}, "is no class"),
         ("Length", {}, "there is no class Length .*Lengths"),

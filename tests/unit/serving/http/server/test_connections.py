@@ -12,7 +12,6 @@ import pytest
 from orchestray.serving.config.schema import HttpSection
 from orchestray.serving.http import HttpSettings, Monitor, make_app
 from orchestray.serving.http.overload.shedding import LoadShedder
-from orchestray.serving.http.server.connections import guarded_by
 from orchestray.serving.http.server.http_server import HttpServer
 from orchestray.serving.lifecycle.run import new_loop
 from orchestray.serving.routing.endpoint import Share
@@ -212,11 +211,6 @@ def test_clients_that_leave_take_their_requests_out_of_the_queue_and_no_task_wai
     assert statuses == [200]
     assert batches == [1]
     assert num_tasks == 20  # one a request, and none to watch its client
-
-
-def test_each_server_has_connections_of_its_own_shedding() -> None:
-    first, second = (LoadShedder(Monitor(), HttpSettings(), Registry()) for _ in range(2))
-    assert guarded_by(first) is not guarded_by(second)
 
 
 def test_many_connections_are_accepted_in_one_round_of_the_loop() -> None:

@@ -12,7 +12,10 @@ import pytest
 
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.config.schema import HttpSection, TlsSection
+from orchestray.serving.http import HttpSettings, Monitor
+from orchestray.serving.http.overload.shedding import LoadShedder
 from orchestray.serving.http.server.http_server import HttpServer
+from orchestray.serving.routing.registry import Registry
 from support.certificates import NEEDS_OPENSSL, written_pair
 from support.cli import orchestray_here
 from support.http_endpoint import ROW_SUMS, listening
@@ -50,7 +53,7 @@ def test_a_key_that_does_not_fit_is_a_sentence(tls: TlsSection, tmp_path: Path, 
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(ConfigError, match=r"http\.tls: the certificate or its key cannot be used"),
     ):
-        HttpServer(None, listener, http)
+        HttpServer(None, listener, http, shedding=LoadShedder(Monitor(), HttpSettings(), Registry()))
 
 
 def test_bench_takes_a_certificate_that_nobody_vouches_for_only_where_it_is_told_to(tls: TlsSection) -> None:

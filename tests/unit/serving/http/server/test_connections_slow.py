@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestray.platform.sim import event_loop
 from orchestray.serving.http import Monitor
 from orchestray.serving.http.access_log import ACCESS_LOGGER
+from orchestray.serving.http.server.connections import GuardedConnection
 from support.connections import (
     BODY,
     HEAD,
@@ -21,7 +20,6 @@ from support.connections import (
     answer_length,
     answer_without_its_body,
     connected,
-    refusing,
     run,
     served,
 )
@@ -94,7 +92,7 @@ def test_a_body_has_the_time_it_takes_while_it_comes_fast_enough(bytes_per_s: in
 
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(answer_length, HttpToolsProtocol, transport)
+        connection = connected(answer_length, transport)
         connection.data_received(HEAD % (num_seconds * bytes_per_s))
         for _ in range(num_seconds):
             await asyncio.sleep(1)
@@ -117,7 +115,7 @@ HURRIED = HEAD.replace(b"Host: a", b"Host: a\r\nX-Request-Timeout-Ms: 0") % len(
 def test_a_connection_on_which_all_was_refused_so_far_stays() -> None:
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(answer_length, refusing(), transport)
+        connection = connected(answer_length, transport)
         for _ in range(30):  # three times as long as a client may take for a request
             connection.data_received(HURRIED)
             await asyncio.sleep(1)
@@ -131,10 +129,7 @@ def test_a_connection_on_which_all_was_refused_so_far_stays() -> None:
     assert b"%d bytes" % len(BODY) in event_loop.run(main())
 
 
-@pytest.mark.parametrize("make_base", [lambda: HttpToolsProtocol, refusing], ids=["plain", "guarded"])
-def test_a_part_of_the_next_request_ends_no_connection_while_the_one_before_is_answered(
-    make_base: Callable[[], type[HttpToolsProtocol]],
-) -> None:
+def test_a_part_of_the_next_request_ends_no_connection_while_the_one_before_is_answered() -> None:
     async def slowly(scope: Any, receive: Any, send: Any) -> None:
         connection.flow.resume_reading()  # as an application does that watches for the client's end
         await asyncio.sleep(60)
@@ -143,7 +138,7 @@ def test_a_part_of_the_next_request_ends_no_connection_while_the_one_before_is_a
     async def main() -> bytes:
         nonlocal connection
         transport = Recorded()
-        connection = connected(slowly, make_base(), transport)
+        connection = connected(slowly, transport)
         whole = HEAD % len(BODY) + BODY
         connection.data_received(whole + whole[:-5])
         await asyncio.sleep(50)
@@ -164,7 +159,7 @@ def test_a_part_of_the_next_request_ends_no_connection_while_the_one_before_is_a
 def test_a_slow_body_of_a_refused_request_is_answered_408_on_a_kept_connection_too(first: bytes) -> None:
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(answer_length, refusing(), transport)
+        connection = connected(answer_length, transport)
         connection.data_received(first)
         await asyncio.sleep(1)
         transport.written = b""
@@ -180,7 +175,7 @@ def test_a_slow_body_of_a_refused_request_is_answered_408_on_a_kept_connection_t
 def test_a_slow_body_of_a_request_that_is_answered_already_is_not_answered_again() -> None:
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(answer_without_its_body, refusing(), transport)
+        connection = connected(answer_without_its_body, transport)
         connection.data_received((HEAD % len(BODY) + BODY)[:-5])
         await asyncio.sleep(20)
         assert transport.closed
@@ -196,7 +191,7 @@ class Full(Recorded):
     """The transport of a client that does not read: it holds `most_bytes`, and notes whether it is read from."""
 
     most_bytes = 10_000
-    protocol: HttpToolsProtocol
+    protocol: GuardedConnection
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +214,7 @@ class Full(Recorded):
 def test_a_client_that_does_not_read_its_refusals_is_not_read_from_until_it_does(sent: bytes) -> None:
     async def main() -> None:
         transport = Full()
-        connection = transport.protocol = connected(answer_length, refusing(), transport)
+        connection = transport.protocol = connected(answer_length, transport)
         num_sent = 0
         while transport.is_read and num_sent < 1000:
             connection.data_received(sent)

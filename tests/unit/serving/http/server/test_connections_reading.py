@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from orchestray.platform.sim import event_loop
 from orchestray.serving.http import Monitor
 from orchestray.serving.http.access_log import ACCESS_LOGGER
-from orchestray.serving.http.server.reading import MOST_HEAD_BYTES
+from orchestray.serving.http.server.connections import MOST_HEAD_BYTES
 from support.connections import (
     BODY,
     HEAD,
@@ -23,13 +22,11 @@ from support.connections import (
     answer_to,
     answer_without_its_body,
     connected,
-    refusing,
 )
 
 BEGUN = b"POST /predict HTTP/1.1\r\nHost: a\r\n"
 WHOLE = HEAD % len(BODY) + BODY
 CHUNKED = BEGUN + b"Transfer-Encoding: chunked\r\n\r\n"
-BASES = pytest.mark.parametrize("make_base", [lambda: HttpToolsProtocol, refusing], ids=["plain", "guarded"])
 
 
 def in_pieces(data: bytes, num_bytes: int) -> Iterator[bytes]:
@@ -42,7 +39,6 @@ def head_of(num_bytes: int, *headers: bytes) -> bytes:
     return b"".join([BEGUN, *headers, b"X-Long: ", b"a" * num_bytes, b"\r\n\r\n"])
 
 
-@BASES
 @pytest.mark.parametrize(
     "endless",
     [
@@ -55,12 +51,10 @@ def head_of(num_bytes: int, *headers: bytes) -> bytes:
     ],
     ids=["value", "name", "address", "many headers", "of the second request", "behind a body"],
 )
-def test_a_head_without_an_end_is_answered_431_before_more_of_it_is_taken_than_its_limit(
-    endless: bytes, make_base: Callable[[], type[HttpToolsProtocol]]
-) -> None:
+def test_a_head_without_an_end_is_answered_431_before_more_of_it_is_taken_than_its_limit(endless: bytes) -> None:
     async def main() -> tuple[int, bytes]:
         transport, num_taken = Recorded(), 0
-        connection = connected(answer_length, make_base(), transport)
+        connection = connected(answer_length, transport)
         for piece in in_pieces(endless, 10_000):
             connection.data_received(piece)
             num_taken += len(piece)
@@ -80,7 +74,7 @@ def test_a_head_without_an_end_is_answered_431_before_more_of_it_is_taken_than_i
 def test_a_head_that_comes_in_one_piece_has_the_same_limit() -> None:
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(answer_length, HttpToolsProtocol, transport)
+        connection = connected(answer_length, transport)
         connection.data_received(head_of(MOST_HEAD_BYTES))
         connection.connection_lost(None)
         return transport.written
@@ -88,16 +82,13 @@ def test_a_head_that_comes_in_one_piece_has_the_same_limit() -> None:
     assert event_loop.run(main()).startswith(b"HTTP/1.1 431 ")
 
 
-@BASES
 @pytest.mark.parametrize("num_bytes", [1_000, MOST_HEAD_BYTES, 262_144, 10_000_000])
-def test_heads_within_the_limit_are_taken_wherever_their_bytes_are_cut(
-    num_bytes: int, make_base: Callable[[], type[HttpToolsProtocol]]
-) -> None:
+def test_heads_within_the_limit_are_taken_wherever_their_bytes_are_cut(num_bytes: int) -> None:
     sent = head_of(60_000, b"Content-Length: 300000\r\n") + b" " * 300_000
 
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(answer_length, make_base(), transport)
+        connection = connected(answer_length, transport)
         for piece in in_pieces(sent * 4, num_bytes):
             connection.data_received(piece)
             await asyncio.sleep(0)
@@ -139,17 +130,14 @@ def test_what_cannot_be_read_is_answered_with_json_and_is_counted_and_logged_onc
     assert f'status="{status}",version=""}} 1.0' in monitor.text()[0].decode()
 
 
-@BASES
-def test_requests_before_one_that_cannot_be_read_are_answered_before_it_and_those_behind_it_not(
-    make_base: Callable[[], type[HttpToolsProtocol]],
-) -> None:
+def test_requests_before_one_that_cannot_be_read_are_answered_before_it_and_those_behind_it_not() -> None:
     async def slowly(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(1)
         await answer_length(scope, receive, send)
 
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(slowly, make_base(), transport)
+        connection = connected(slowly, transport)
         connection.data_received(WHOLE + WHOLE + b"no http\r\n\r\n")
         connection.data_received(WHOLE)
         await asyncio.sleep(5)
@@ -161,14 +149,13 @@ def test_requests_before_one_that_cannot_be_read_are_answered_before_it_and_thos
     assert [part[:3] for part in written.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
 
 
-@BASES
 @pytest.mark.parametrize("is_one_piece", [True, False])
 def test_a_request_that_is_answered_already_is_not_answered_again_where_its_body_cannot_be_read(
-    is_one_piece: bool, make_base: Callable[[], type[HttpToolsProtocol]]
+    is_one_piece: bool,
 ) -> None:
     async def main() -> bytes:
         transport = Recorded()
-        connection = connected(answer_without_its_body, make_base(), transport)
+        connection = connected(answer_without_its_body, transport)
         for piece in [CHUNKED + b"zz\r\n"] if is_one_piece else [CHUNKED, b"zz\r\n"]:
             connection.data_received(piece)
             await asyncio.sleep(1)
