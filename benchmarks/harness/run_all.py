@@ -45,6 +45,7 @@ BENCHMARKS = (
     "trivial_trials",
     "population_toy",
     "packed_population",
+    "copy_weights",
     "asha",
     "nested_trials",
     "bayesian",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.cluster import head as heads
 from orchestray.platform.errors import ClusterError
 from orchestray.platform.jobs.address import ask, use_token
+from orchestray.platform.process.stopping import held_interrupts
 
 if TYPE_CHECKING:
     from orchestray.platform.actors.gang import Gang
@@ -108,8 +109,9 @@ def connect(address: str | None = None) -> Cluster:
                         f"{address} as well. Leave the address out, or use another process."
                     )
                 return cluster
-        _connected[:] = [_connect(address or os.environ.get("RAY_ADDRESS"))]
-        atexit.register(_connected[0].close)
+        with held_interrupts():  # Ray's next `init` aborts the process if Ctrl-C has left one half-way
+            _connected[:] = [_connect(address or os.environ.get("RAY_ADDRESS"))]
+            atexit.register(_connected[0].close)
         return _connected[0]
 
 

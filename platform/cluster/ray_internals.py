@@ -28,7 +28,7 @@ NAMES: Mapping[str, str] = {
     "ray.tune.execution.tune_controller:TuneController._schedule_trial_save": "a scheduler has a trial save its state",
     "ray.train._internal.checkpoint_manager:_CheckpointManager.__init__": "a trial goes on from another's checkpoint",
     "ray.tune.execution.tune_controller:PlacementGroupResourceManager": "a group removed while Ray places it is lost",
-    "ray.air.execution._internal.actor_manager:RayActorManager": "it ends the experiment when Ray "
+    "ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed": "it ends the experiment when Ray "
     "kills a process for the memory of its node, as that error is not a RayActorError",
     "ray.experimental.internal_kv:_internal_kv_put": "a store that outlives the processes that write to it",
     "ray.experimental.internal_kv:_internal_kv_get": "see above",
@@ -59,7 +59,8 @@ def replace(name: str, value: Any) -> None:
     """
     find(name)
     module, _, attribute = name.partition(":")
-    setattr(import_module(module), attribute, value)
+    *parents, last = attribute.split(".")
+    setattr(reduce(getattr, parents, import_module(module)), last, value)
 
 
 def save_now(tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> Any:
@@ -84,3 +85,19 @@ def restore_from(trial: Any, result: Any) -> None:
         result: Tune's result with the checkpoint.
     """
     trial.run_metadata.checkpoint_manager._latest_checkpoint_result = result
+
+
+def staged_groups(manager: Any, request: Any = None) -> list[Any]:
+    """Return the placement groups that Tune has asked Ray for, and given to no process yet.
+
+    Args:
+        manager: a `PlacementGroupResourceManager`.
+        request: the resource request that they are for; None: all.
+    """
+    asked = manager._request_to_staged_pgs
+    return [group for groups in (asked.values() if request is None else [asked[request]]) for group in groups]
+
+
+def has_given_groups(manager: Any) -> bool:
+    """Return True if a process has a placement group of a `PlacementGroupResourceManager`."""
+    return bool(manager._acquired_pgs)

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
+
+_MOST_HELD = 2
+"""Most times that Ctrl-C is put off, so that a third one ends the wait."""
 
 
 @dataclass
@@ -55,3 +59,32 @@ def stop_on_signals(
         for number, handler in before.items():
             # None: the handler was not Python's, and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Put Ctrl-C off until the end of the block, whose calls must not be left half-way; a third one is not put off.
+
+    Only in the main thread; others get no signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):  # ignored, or the end of the process
+        yield
+        return
+    came: list[FrameType | None] = []
+
+    def hold(_number: int, frame: FrameType | None) -> None:
+        came.append(frame)
+        if len(came) > _MOST_HELD:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for frame in came[:_MOST_HELD]:
+            before(signal.SIGINT, frame)

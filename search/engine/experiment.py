@@ -95,6 +95,10 @@ class Experiment:
         """Deaths of processes that were to have each trial, since its last report."""
         self.doomed: dict[str, str] = {}
         """Reasons why processes were killed on purpose, by Tune's id of the trial."""
+        self.processes: dict[str, Any] = {}
+        """Processes in the middle of a task, by Tune's id of the trial."""
+        self.has_stopped = False
+        """True if Tune has stopped all trials, as the search is cut."""
         self.numbers: dict[str, int] = {}
         """Number of each trial, by Tune's id."""
         self.names: Counter[int] = Counter()
@@ -150,6 +154,7 @@ class Experiment:
         values = self.values_of(task.trial)
         self.since_s[trial.trial_id] = time.monotonic()
         actor: Any = trial.temporary_state.ray_actor
+        self.processes[trial.trial_id] = actor
         actor.give.remote(task, values)
 
     def left(self, trial: Trial) -> None:
@@ -157,6 +162,7 @@ class Experiment:
         self.throttle.left(trial.trial_id)
         self.tasks.pop(trial.trial_id, None)
         self.since_s.pop(trial.trial_id, None)
+        self.processes.pop(trial.trial_id, None)
 
     def lost(self, trial: Trial, cause: str, *, was_in_it: bool) -> None:
         """Record the death of a trial's process; the trial goes on in another unless it was killed on purpose.
@@ -190,6 +196,16 @@ class Experiment:
             if time.monotonic() - since_s > limit_s + GRACE_S:
                 self.doomed[trial.trial_id] = f"The trial ran out of its time limit of {limit_s:g} s."
                 ray.kill(actor)
+
+    def end_the_cut(self) -> None:
+        """Kill processes that are in the middle of a task although Tune has stopped their trials, as the search is cut.
+
+        Tune waits ten seconds for such a process before it kills it, and drops what it reports in them.
+        """
+        if self.has_stopped:
+            for process in self.processes.values():
+                ray.kill(process)
+            self.processes.clear()
 
     def finish(self, trial: Trial) -> None:
         """Let the search use the process of its last trial, which has all that the run of the best needs."""
@@ -350,6 +366,7 @@ class Watcher(Callback):
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         self.experiment.end_the_late(trials)
+        self.experiment.end_the_cut()
         self.experiment.look()
 
 
@@ -363,7 +380,9 @@ class Ends(Stopper):
         return False
 
     def stop_all(self) -> bool:
-        return self.experiment.is_cut()
+        """Return True if the search is cut; Tune then stops all trials before the turn ends."""
+        self.experiment.has_stopped = self.experiment.is_cut()
+        return self.experiment.has_stopped
 
 
 def _error_of(trial: Trial) -> BaseException | None:

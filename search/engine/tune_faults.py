@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from orchestray.platform.actors.placement import settle
 from orchestray.platform.cluster import ray_internals
 
-_ACTOR_MANAGER = "ray.air.execution._internal.actor_manager:RayActorManager"
+_TASK_FAILED = "ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed"
 _GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
 
 
@@ -41,7 +41,7 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
     @property
     def has_given(self) -> bool:
         """True if a process has the resources of a group."""
-        return bool(self._acquired_pgs)
+        return ray_internals.has_given_groups(self)
 
     def request_resources(self, resource_request: ResourceRequest) -> None:
         # Not when it is made: Ray makes a manager again when it is cleared, even one that is garbage.
@@ -50,12 +50,12 @@ class SettledPlacementGroups(PlacementGroupResourceManager):
         super().request_resources(resource_request)
 
     def cancel_resource_request(self, resource_request: ResourceRequest) -> None:
-        settle(self._request_to_staged_pgs[resource_request])
+        settle(ray_internals.staged_groups(self, resource_request))
         super().cancel_resource_request(resource_request)
 
     def clear(self) -> None:
         if ray.is_initialized():
-            settle(group for staged in self._request_to_staged_pgs.values() for group in staged)
+            settle(ray_internals.staged_groups(self))
         super().clear()  # type: ignore[no-untyped-call]  # Ray has no types there
 
 
@@ -91,8 +91,7 @@ def mend() -> None:
     Ray never frees a group that is removed while its bundles are prepared. When Ray kills a process because its machine
     is out of memory, Tune raises a RuntimeError. It ends the whole experiment.
     """
-    manager = ray_internals.find(_ACTOR_MANAGER)
-    inner = manager._actor_task_failed
+    inner = ray_internals.find(_TASK_FAILED)
     if getattr(inner, "is_mended", False):
         return
 
@@ -102,5 +101,5 @@ def mend() -> None:
         return inner(self, tracked_actor_task, exception)
 
     failed.is_mended = True  # type: ignore[attr-defined]
-    manager._actor_task_failed = failed
+    ray_internals.replace(_TASK_FAILED, failed)
     ray_internals.replace(_GROUPS, SettledPlacementGroups)

@@ -16,6 +16,7 @@ from torch.func import stack_module_state, vmap
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import OF_THE_LOSS
 from orchestray.search.trials.batched_layers import StackedModel
+from orchestray.search.trials.batched_losses import ShortRows
 from orchestray.search.trials.program import MODEL, OPTIMIZER
 from orchestray.trainers.core.forward import user_code
 from orchestray.trainers.core.inputs import described
@@ -117,7 +118,9 @@ class Batched:
         def loss(outputs: Any) -> Tensor:
             return self._forward.task.loss(outputs, batch).reshape(())
 
-        made: Tensor = vmap(loss, randomness="same")(self._outputs(weights, batch))
+        outputs = self._outputs(weights, batch)
+        with ShortRows():
+            made: Tensor = vmap(loss, randomness="same")(outputs)
         return made
 
     def _outputs(self, weights: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
@@ -136,7 +139,9 @@ class Batched:
             return {name: value.reshape(()).double() for name, value in found.items()}
 
         with evaluating(self._forward.model), torch.no_grad():
-            made: dict[str, Tensor] = vmap(metrics)(self._outputs(self.weights, batch))
+            outputs = self._outputs(self.weights, batch)
+            with ShortRows():
+                made: dict[str, Tensor] = vmap(metrics)(outputs)
         return made
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ for all members at once, each as one batched product. Only the layers between th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -53,10 +54,14 @@ class StackedModel:
 
 
 class _Linear:
-    """A fully connected layer of all members, fused with the ReLU after it."""
+    """A fully connected layer of all members, fused with the ReLU after it.
+
+    The gradient of that ReLU is left to the next layer if it is fully connected too: it has just made the gradient of
+    its inputs, so that zeroing a part in place takes no further pass over memory.
+    """
 
     def __init__(self, prefix: str, layer: nn.Linear) -> None:
-        self.is_rectified = False
+        self.rectified = _Rectified()
         self._weight = f"{prefix}weight"
         self._bias = f"{prefix}bias" if "bias" in dict(layer.named_parameters()) else None
 
@@ -67,8 +72,20 @@ class _Linear:
             value = value.expand(members, *value.shape)
         rows = value if value.dim() == 3 else value.reshape(members, -1, value.shape[-1])
         bias = None if self._bias is None else tensors[self._bias]
-        made: Tensor = _Product.apply(rows, weight, bias, self.is_rectified)  # type: ignore[no-untyped-call]
+        made: Tensor = _Product.apply(rows, weight, bias, self.rectified)  # type: ignore[no-untyped-call]
         return made.view(*value.shape[:-1], weight.shape[1]), True
+
+
+@dataclass
+class _Rectified:
+    """The ReLUs that a fully connected layer is fused with."""
+
+    outputs: bool = False
+    """True if a ReLU follows."""
+    inputs: bool = False
+    """True if the inputs are those of a layer that leaves the gradient of its ReLU to this one."""
+    is_left: bool = False
+    """True if the next layer computes the gradient of the ReLU that follows."""
 
 
 class _Product(torch.autograd.Function):
@@ -79,19 +96,25 @@ class _Product(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, is_rectified: bool) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, rectified: _Rectified) -> Tensor:
         made = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
-        ctx.is_rectified = is_rectified
-        ctx.save_for_backward(rows, weight, *([made.relu_()] if is_rectified else ()))
+        ctx.rectified = rectified
+        if rectified.outputs:
+            made.relu_()
+        is_needed = rectified.outputs and not rectified.is_left
+        ctx.save_for_backward(rows, weight, *([made] if is_needed else ()))
         return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         [grad], [rows, weight, *made], needed = grads, ctx.saved_tensors, ctx.needs_input_grad
-        if ctx.is_rectified:
+        if made:
             grad = torch.ops.aten.threshold_backward(grad, *made, 0)
+        of_rows = torch.bmm(grad, weight) if needed[0] else None
+        if of_rows is not None and ctx.rectified.inputs:
+            torch.ops.aten.threshold_backward.grad_input(of_rows, rows, 0, grad_input=of_rows)
         return (
-            torch.bmm(grad, weight) if needed[0] else None,
+            of_rows,
             torch.bmm(grad.mT, rows) if needed[1] else None,
             grad.sum(1) if needed[2] else None,
             None,
@@ -166,8 +189,11 @@ def _fused(parts: Iterable[_Part]) -> Iterator[_Part]:
     before: _Part | None = None
     for part in parts:
         if isinstance(before, _Linear) and isinstance(part, _PerElement) and part.is_rectifier:
-            before.is_rectified, before = True, None
-            continue
+            if not before.rectified.outputs:
+                before.rectified.outputs = True
+                continue
+        elif isinstance(before, _Linear) and isinstance(part, _Linear) and before.rectified.outputs:
+            before.rectified.is_left = part.rectified.inputs = True
         yield part
         before = part
 

@@ -147,6 +147,23 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
     assert Path(best.checkpoint.path).is_dir()
 
 
+def test_a_search_does_not_wait_for_trials_that_its_time_limit_stopped(cluster: Cluster, tmp_path: Path) -> None:
+    wanted = config(
+        {"type": "support.odd_task:OddTask", "behaviour": "fine"},
+        space={"task.behaviour": {"type": "choice", "values": ["fine", "stuck"]}},
+        budget={"time_limit_s": 20.0},
+    )
+    began_s = time.monotonic()
+    with SearchRecords.create(tmp_path, "cut") as records:
+        outcome = run_search(wanted, records)
+        took_s = time.monotonic() - began_s
+        lines = {line["config"]["task.behaviour"]: line for line in records.lines.values()}
+    assert outcome.status == "succeeded"
+    assert lines["fine"]["status"] == "succeeded"
+    assert lines["stuck"]["reason"] == "the search's time limit"
+    assert 20.0 <= took_s < 27.0, "Tune would wait ten seconds"
+
+
 CALLBACK = """
 import json
 
@@ -164,13 +181,17 @@ def test_callbacks_of_the_user_see_the_values_and_the_metrics_of_each_trial(clus
     file, place = tmp_path / "seen.py", tmp_path / "seen.jsonl"
     file.write_text(CALLBACK.replace("{place}", str(place)))
     space = {"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.3]}}
-    wanted = config({"type": "support.tiny_task:TinyTask"}, space=space, callbacks=[f"{file}:Seen"])
+    names = [f"{file}:Seen", "ray.tune.logger.tensorboardx:TBXLoggerCallback"]
+    wanted = config({"type": "support.tiny_task:TinyTask"}, space=space, callbacks=names)
     with SearchRecords.create(tmp_path, "seen") as records:
         assert run_search(wanted, records).status == "succeeded"
     seen = [json.loads(line) for line in place.read_text().splitlines()]
     assert [values for _, values, _ in seen] == [{"train.optimizer.lr": 0.1}, {"train.optimizer.lr": 0.3}]
     assert all({"accuracy", "loss", "step", "training_iteration"} <= set(names) for _, _, names in seen)
     assert not any("orchestray" in names for _, _, names in seen)
+    logs = sorted((tmp_path / "seen" / "tune").rglob("events.out.tfevents.*"))
+    assert len(logs) == 2, "Tune's logger for TensorBoard has written one for each trial"
+    assert all(b"ray/tune/accuracy" in log.read_bytes() for log in logs)
 
 
 @pytest.mark.parametrize(("overrides", "asked"), [([], "1 worker"), (["base.strategy.network.data=2"], "2 worker")])

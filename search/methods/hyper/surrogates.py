@@ -50,7 +50,7 @@ _BENDS = np.linspace(-0.95, 2.95, 20)
 """Candidate powers of the Yeo-Johnson transformation; 0 and 2, which need limits, are not among them."""
 _NUM_LEADERS = 5
 _SAMPLE_DRAW = 0x5A3
-_WORTHWHILE = 1e-3
+_WORTHWHILE = 1e-4
 """Expected improvement, in standard deviations of the scores, below which a summit is set aside."""
 _NEAR = 0.4
 """Correlation with a summit above which a point belongs to it."""

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestray.platform.cluster.ray_internals import NAMES, find
+from orchestray.platform.cluster.ray_internals import NAMES, find, has_given_groups, staged_groups
 from support.layers import FILES, ROOT
 
 _PRIVATE = re.compile(
     r"ray\._private|ray\.experimental\.internal|ray\._raylet|_get_global_client|ray\.\w+\._(?:internal|private)|ray\.tune\.execution"
+    r"|\._(?:acquired_pgs|request_to_staged_pgs|actor_task_failed|latest_checkpoint_result)\b"
 )
 
 
@@ -20,6 +21,13 @@ def test_this_version_of_ray_has_every_private_name_that_is_used(name: str) -> N
     import ray  # noqa: F401 - its modules are there only then
 
     assert find(name) is not None
+
+
+def test_the_groups_of_a_manager_of_tune_can_be_seen() -> None:
+    from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
+
+    manager = PlacementGroupResourceManager()
+    assert (staged_groups(manager), has_given_groups(manager)) == ([], False)
 
 
 def test_a_name_without_a_reason_is_not_looked_up() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestray.platform.process.stopping import Asked, stop_on_signals
+from orchestray.platform.process.stopping import Asked, held_interrupts, stop_on_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -52,3 +52,43 @@ def test_in_another_thread_signals_stay_as_they_are() -> None:
     thread.start()
     thread.join()
     assert found == [signal.SIG_IGN] * 2
+
+
+def interrupted(times: int, done: list[str]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with held_interrupts():
+        for number in range(times):
+            signal.raise_signal(signal.SIGINT)
+            done.append(f"after {number + 1}")
+    done.append("beyond")
+
+
+@pytest.mark.parametrize(("times", "done"), [(1, ["after 1"]), (2, ["after 1", "after 2"])])
+def test_an_interrupt_comes_after_the_block_that_holds_it(times: int, done: list[str]) -> None:
+    found: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(times, found)
+    assert found == done
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_third_interrupt_is_not_held() -> None:
+    found: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(5, found)
+    assert found == ["after 1", "after 2"]
+
+
+def test_a_stop_that_was_asked_for_meanwhile_is_heard_once_the_block_has_ended() -> None:
+    asked: list[str] = []
+    with stop_on_signals(lambda: asked.append("stop"), lambda _text: None, meanwhile="tidying up"):
+        with held_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            assert asked == []
+        assert asked == ["stop"]
+
+
+def test_interrupts_that_are_ignored_stay_so() -> None:
+    with held_interrupts():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN

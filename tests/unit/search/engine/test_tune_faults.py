@@ -21,12 +21,12 @@ from support.cli import TIMEOUT_S
 def answered(exception: Exception) -> Exception:
     """Return the error that Tune passes on when a call of a trial's process ends with this one."""
     tune_faults.mend()
-    manager = ray_internals.find("ray.air.execution._internal.actor_manager:RayActorManager")
+    fails = ray_internals.find("ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed")
     found: list[Exception] = []
     actor = SimpleNamespace(actor_id=1, _on_error=None)
     task = SimpleNamespace(_tracked_actor=actor, _on_error=lambda _actor, error: found.append(error))
     own: Any = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda **_: None)
-    manager._actor_task_failed(own, task, exception)
+    fails(own, task, exception)
     (error,) = found
     return error
 
@@ -52,10 +52,10 @@ def test_what_is_no_error_of_ray_still_ends_the_experiment() -> None:
 
 def test_mending_twice_mends_once() -> None:
     tune_faults.mend()
-    name = "ray.air.execution._internal.actor_manager:RayActorManager"
-    before = ray_internals.find(name)._actor_task_failed
+    name = "ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed"
+    before = ray_internals.find(name)
     tune_faults.mend()
-    assert ray_internals.find(name)._actor_task_failed is before
+    assert ray_internals.find(name) is before
     groups = ray_internals.find("ray.tune.execution.tune_controller:PlacementGroupResourceManager")
     assert groups is tune_faults.SettledPlacementGroups
 
@@ -79,13 +79,13 @@ LOST = """
 from types import SimpleNamespace
 from ray.exceptions import OutOfMemoryError
 from orchestray.platform.cluster import ray_internals
-manager = ray_internals.find("ray.air.execution._internal.actor_manager:RayActorManager")
+fails = ray_internals.find("ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed")
 task = SimpleNamespace(
     _tracked_actor=SimpleNamespace(actor_id=1, _on_error=None),
     _on_error=lambda _actor, error: print("the trial has failed:", type(error).__name__),
 )
 own = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda **_: None)
-manager._actor_task_failed(own, task, OutOfMemoryError("Memory on the node was 7.9GB / 8GB"))
+fails(own, task, OutOfMemoryError("Memory on the node was 7.9GB / 8GB"))
 """
 
 

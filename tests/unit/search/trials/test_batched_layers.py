@@ -43,6 +43,11 @@ def hooked() -> nn.Module:
 
 MODELS = {
     "perceptron": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), (7, 6)),
+    "three layers": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2), nn.ReLU()),
+        (7, 6),
+    ),
+    "ReLUs after each other": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.ReLU(), nn.Linear(5, 2)), (7, 6)),
     "sequences in sequences": (
         lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 5, bias=False), nn.GELU()), nn.LayerNorm(5), nn.Linear(5, 2)),
         (7, 6),

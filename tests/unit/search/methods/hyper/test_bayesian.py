@@ -257,10 +257,10 @@ def test_a_summit_that_promises_no_more_is_left_for_places_elsewhere_and_still_l
     def peak(proposal: Proposal, _step: int) -> float:
         return float(np.exp(-8 * sum((value - 0.3) ** 2 for value in proposal.changes.values())))
 
-    searched = simulate(Bayesian(space=space, trials=40), peak)
+    searched = simulate(Bayesian(space=space, trials=56), peak)
     away = [max(abs(v - 0.3) for v in trial.proposal.changes.values()) for trial in searched.trials.values()]
     assert searched.best.score is not None
-    assert searched.best.score > 0.999
+    assert searched.best.score > 0.99999, "a summit is known well before it is left"
     assert sum(distance > 0.2 for distance in away[-15:]) >= 8, "two of three are made elsewhere"
     assert sum(distance < 0.1 for distance in away[-15:]) >= 2, "and one of three where the best is"
 
