@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.actors.member import Failure, Identity
+from orchestray.platform.actors.stacks import stacks_of
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.driver.control import controller, decisions, events
+from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
+from orchestray.trainers.driver.runlog.losses import Losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from orchestray.trainers.driver.engines.heartbeats import Beat, Heartbeats
     from orchestray.trainers.driver.runlog.run_log import RunLog
+
+_ROLE = "worker"
 
 
 class Listener:
@@ -21,9 +27,19 @@ class Listener:
     """
 
     def __init__(
-        self, run_log: RunLog, *, num_workers: int, batch_size: int, max_restarts: int, resuming: bool
+        self, run_log: RunLog, heartbeats: Heartbeats, *, batch_size: int, max_restarts: int, resuming: bool
     ) -> None:
-        self._run_log = run_log
+        """
+        Args:
+            run_log: log of the run.
+            heartbeats: workers of the run as their heartbeats show them.
+            batch_size: samples of a batch.
+            max_restarts: number of recoveries after which the run is given up.
+            resuming: True if the run goes on from a checkpoint of an earlier command.
+        """
+        self._run_log, self._heartbeats = run_log, heartbeats
+        num_workers = heartbeats.shape.size
+        self._losses = Losses(run_log, KillSchedule((), _ROLE), _ROLE)  # the mailbox knows the kills on purpose
         self._num_workers = num_workers
         self._batch_size = batch_size
         self._resuming = resuming
@@ -31,6 +47,8 @@ class Listener:
         self._actors: dict[int, dict[str, Any]] = {}
         self._workers: dict[int, Identity] = {}
         self._answers: dict[int, Any] = {}
+        self._killed: dict[int, str] = {}
+        """Reasons for which workers of this attempt were killed, by rank."""
         self._state = controller.State.of(
             num_workers, num_workers, max_restarts=max_restarts, restarts=run_log.run_progress.restarts, in_step=True
         ).employed(0)
@@ -60,6 +78,35 @@ class Listener:
             hears[kind](value)
         self._run_log.writer.raise_if_failed()
 
+    def look_at(self, beats: Mapping[int, Beat]) -> bool:
+        """Kill the workers that are silent or stuck for too long, with their stacks saved; Ray Train replaces them.
+
+        Args:
+            beats: newest heartbeat of each worker that has sent one.
+
+        Returns:
+            True if all wait for each other with no end, so that they are to stop waiting.
+        """
+        self._heartbeats.hear(beats)
+        if self._is_between:
+            return False
+        if troubles := self._heartbeats.troubles():
+            self._losses.begin()
+            self._killed |= troubles
+            self._save_stacks(list(troubles), kill=True)
+        for rank in troubles:
+            self._heartbeats.leave(rank)
+        # Those that wait for a killed one are not to blame.
+        if is_deadlocked := not self._killed and self._heartbeats.is_newly_deadlocked():
+            self._save_stacks(sorted(self._workers), kill=False)
+            self._losses.stalled(_ROLE)
+        return is_deadlocked
+
+    def _save_stacks(self, ranks: list[int], *, kill: bool) -> None:
+        texts = stacks_of([self._workers[rank] for rank in ranks], kill=kill)
+        for rank, text in zip(ranks, texts, strict=True):
+            self._losses.keep_stacks(_ROLE, rank, text)
+
     # -- what the controller decides -----------------------------------------------------------------------------------
 
     def _tell(self, *happened: events.Event) -> None:
@@ -82,15 +129,11 @@ class Listener:
 
     def _record(self, causes: Mapping[int, str]) -> None:
         self.take_output()  # before it is said that they are lost: it may say why
-        for rank, cause in sorted(causes.items()):
-            self._run_log.writer.event("worker_lost", role="worker", rank=rank, cause=cause)
-            self._run_log.progress.event(f"worker {rank} lost: {cause}")
+        self._losses.record(_ROLE, {rank: self._killed.get(rank, cause) for rank, cause in causes.items()})
 
     def _begin_again(self) -> None:
-        run_progress = self._run_log.run_progress
-        run_progress.lost_at_s = run_progress.lost_at_s or run_progress.now_s()
-        run_progress.restarts = self._state.restarts
-        self._run_log.progress.set_restarts(self._state.restarts)
+        self._losses.begin()
+        self._losses.show(self._state.restarts)
         self._is_between = True
         self._answers.clear()
         self._actors.clear()  # Ray Train ends the others too
@@ -102,15 +145,18 @@ class Listener:
         if not self._is_between:  # the attempt before ended without a word
             self._on_lost({})
         self._is_between = False
+        self._killed.clear()
+        self._heartbeats.begin()
 
     def take_output(self) -> None:
         """Take in what the workers have printed."""
-        self._run_log.output.take([("worker", rank, identity) for rank, identity in sorted(self._workers.items())])
+        self._run_log.output.take([(_ROLE, rank, identity) for rank, identity in sorted(self._workers.items())])
 
     def _on_entered(self, entered: tuple[int, Identity]) -> None:
         rank, identity = entered
         actor: dict[str, Any] = {"role": "worker", "rank": rank, "pid": identity.pid, "node": identity.node}
         self._workers[rank], self._actors[rank] = identity, actor
+        self._heartbeats.enter(rank)
         self._write_actors()
         if self._announced:
             self._run_log.writer.event("worker_started", **actor)
@@ -136,6 +182,7 @@ class Listener:
         self._tell(events.Failed(rank))
 
     def _on_silent(self, rank: int) -> None:
+        self._heartbeats.leave(rank)
         # One that has lost touch; others have answered. Between two attempts it is of the one that is over.
         if not self._is_between and rank in self._state.units[0].working:
             self._tell(events.StoppedEarly(rank, explained=False))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestray.platform.actors.member import Failure, Identity
+from orchestray.platform.process.pulse import Sign
+from orchestray.trainers.driver.engines.heartbeats import Beat
 from orchestray.trainers.driver.runlog.kill_schedule import Fault, KillSchedule, described
 
 _SETTLE_TIMEOUT_S = 120.0
@@ -29,6 +31,10 @@ class Mailbox:
         """Ranks of this attempt that have answered, or lost touch with the others."""
         self._broken = False
         """True if a worker of this attempt is known to be dead."""
+        self._beats: dict[int, Beat] = {}
+        """Newest heartbeat of each worker of this attempt."""
+        self._aborts = False
+        """True if the workers of this attempt are to stop what they wait for."""
         self._over = False
         self._stop = False
         self._written_step = 0
@@ -48,6 +54,7 @@ class Mailbox:
             return False
         if attempt != self._attempt:
             self._attempt, self._silent, self._broken = attempt, set(), False
+            self._beats, self._aborts = {}, False
             self._messages.append(("attempt", None))
         self._messages.append(("entered", (rank, identity)))
         return True
@@ -65,6 +72,21 @@ class Mailbox:
         if attempt == self._attempt and lines:
             self._messages.append(("lines", lines))
         return self._stop, self._written_step
+
+    async def beat(self, attempt: str, rank: int, *, is_built: bool, sign: Sign | None) -> bool:
+        """Leave a heartbeat; return True if the worker is to stop what it waits for.
+
+        Args:
+            attempt: name of the attempt.
+            rank: rank of the worker.
+            is_built: True if its task and model are built.
+            sign: state of its work; None: it does none.
+        """
+        if attempt != self._attempt:
+            return True
+        number = self._beats[rank].number + 1 if rank in self._beats else 1
+        self._beats[rank] = Beat(number, is_built, sign)
+        return self._aborts
 
     async def answer(self, attempt: str, rank: int, answer: Any) -> None:
         """Leave the end of a worker: an `Outcome`, or the `Failure` that ends the run."""
@@ -127,6 +149,14 @@ class Mailbox:
         self._written_step = written_step
         messages, self._messages = self._messages, []
         return messages
+
+    async def heartbeats(self) -> dict[int, Beat]:
+        """Return the newest heartbeat of each worker of this attempt, by rank."""
+        return dict(self._beats)
+
+    async def abort(self) -> None:
+        """Have the workers of this attempt stop what they wait for, as all wait for each other."""
+        self._aborts = True
 
     async def stop(self) -> None:
         """Have the workers end after a common step, with a checkpoint."""

@@ -16,9 +16,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.actors.slot import Patience
 from orchestray.platform.errors import StorageError
 from orchestray.platform.process.working_directory import import_torch
 from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.driver.engines.heartbeats import Heartbeats
 from orchestray.trainers.driver.engines.listener import Listener
 from orchestray.trainers.driver.engines.mailbox import Mailbox
 from orchestray.trainers.driver.engines.ray_train_worker import OtherWorkerLostError, train_loop
@@ -66,20 +68,23 @@ def run_in_ray_train(
     mailbox = _start_mailbox(_num_workers(config), settings)
     storage = tempfile.mkdtemp(prefix="orchestray-ray-train-")
     try:
+        patience = Patience(config.hang_timeout_s, config.stall_timeout_s, config.report_hang_s)
         loop_config = {
             "settings": settings,
+            "beat_s": patience.ping_interval_s,
             "start": Start(run_log.run_progress.started_at, checkpoint),
             "mailbox": mailbox,
             "num_threads": config.resources.num_threads,
         }
+        heartbeats = Heartbeats(_num_workers(config), patience)
         listener = Listener(
             run_log,
-            num_workers=_num_workers(config),
+            heartbeats,
             batch_size=settings.batch_size,
             max_restarts=config.max_restarts,
             resuming=checkpoint is not None,
         )
-        hang_report = HangReport(run_log, [], config.report_hang_s)
+        hang_report = HangReport(run_log, [heartbeats], config.report_hang_s)
         return _Fit(_trainer(config, loop_config, storage), mailbox, hang_report).run(listener, stop)
     finally:
         mailbox.end.remote()  # not killed: workers that are still computing have yet to learn of the end
@@ -200,5 +205,8 @@ class _Fit:
     def _take(self, listener: Listener) -> None:
         import ray
 
-        listener.hear(ray.get(self._mailbox.take.remote(listener.written_step)))
+        messages, beats = ray.get([self._mailbox.take.remote(listener.written_step), self._mailbox.heartbeats.remote()])
+        listener.hear(messages)
         listener.take_output()
+        if listener.look_at(beats):
+            self._mailbox.abort.remote()

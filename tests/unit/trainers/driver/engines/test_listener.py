@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from orchestray.platform.actors.member import Failure, Identity
+from orchestray.platform.actors.slot import Patience
 from orchestray.platform.errors import DataError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress
+from orchestray.trainers.driver.engines.heartbeats import Heartbeats
 from orchestray.trainers.driver.engines.listener import Listener
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 
@@ -29,7 +31,8 @@ class Heard:
         self.run_progress = RunProgress(time.time() - 5)
         self._writer = writer
         run_log = RunLog(self.run_progress, writer, Progress(name="run", quiet=True))
-        self.listener = Listener(run_log, num_workers=2, batch_size=32, max_restarts=1, resuming=False)
+        heartbeats = Heartbeats(2, Patience())
+        self.listener = Listener(run_log, heartbeats, batch_size=32, max_restarts=1, resuming=False)
 
     def hear(self, *messages: tuple[str, Any]) -> None:
         self.listener.hear(list(messages))

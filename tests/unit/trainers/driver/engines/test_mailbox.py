@@ -7,6 +7,8 @@ from typing import Any
 
 from orchestray.platform.actors.member import Failure, Identity
 from orchestray.platform.errors import TrainingError
+from orchestray.platform.process.pulse import Sign
+from orchestray.trainers.driver.engines.heartbeats import Beat
 from orchestray.trainers.driver.engines.mailbox import Mailbox
 from support.patience import PATIENCE_S
 
@@ -110,5 +112,22 @@ def test_after_the_end_everybody_stops() -> None:
         assert (await mailbox.put("one", []))[0]
         assert await mailbox.lost_touch("one", 0)
         assert not await mailbox.enter("two", 0, Identity(7, "node"))
+
+    asyncio.run(go())
+
+
+def test_the_newest_heartbeat_of_each_worker_is_kept_and_one_of_an_earlier_attempt_is_called_off() -> None:
+    async def go() -> None:
+        mailbox = await entered()
+        sign = Sign(0.5, is_waiting=False, share_s=0.1)
+        assert not await mailbox.beat("one", 0, is_built=False, sign=None)
+        assert not await mailbox.beat("one", 0, is_built=True, sign=sign)
+        assert await mailbox.heartbeats() == {0: Beat(2, is_built=True, sign=sign)}
+        await mailbox.abort()
+        assert await mailbox.beat("one", 1, is_built=True, sign=sign)
+        await mailbox.enter("two", 0, Identity(7, "node"))
+        assert await mailbox.heartbeats() == {}
+        assert not await mailbox.beat("two", 0, is_built=False, sign=None)
+        assert await mailbox.beat("one", 1, is_built=True, sign=sign), "nobody waits for it any more"
 
     asyncio.run(go())
