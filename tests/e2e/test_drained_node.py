@@ -60,3 +60,39 @@ def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_
     assert result["goodput"] < 1
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl") if "split" not in line]
     assert steps == list(range(1, 70))
+
+
+def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_checkpoint_of_the_moment(
+    machines: Machines, tmp_path: Path
+) -> None:
+    machines.add_node(num_cpus=NUM_CPUS)  # one machine is free
+    slowed, slow = slowly(tmp_path, quick=5)
+    places = [f"resources.cpus_per_worker={NUM_CPUS}", "checkpoint.every_steps=1000"]
+    servers = ["strategy.exchange.type=parameter_server", "strategy.exchange.shards=2"]
+    arguments = ["train", DIGITS, "train.epochs=3", "task.hidden=[16]", *places, *servers, *slowed]
+    run = tmp_path / "digits"
+    running = Running([*arguments, "--runs-dir", tmp_path, "--address", machines.gcs_address], run, env=machines.token)
+    running.until("5 steps", lambda: running.steps() >= 5)
+    before, nodes = running.actors(), machines.workers()
+    rank = next(rank for rank in (0, 1) if nodes[before[rank]] != machines.head)
+    drained = nodes[before[rank]]
+    drain(machines, drained)
+    running.until("it has moved", lambda: running.actors().get(rank, before[rank]) != before[rank])
+    running.until("it goes on", lambda: running.events("recovered"))
+    there = machines.workers()
+    everybody = [*running.actors().values(), *running.actors("parameter_server").values()]
+    slow.unlink()
+    status, _, stderr = running.finish()
+    machines.kill_last_node()
+    machines.kill_last_node()
+    assert status == 0, stderr
+    assert len(everybody) == 4
+    assert drained not in {there[pid] for pid in everybody}
+    events = read_lines(run / "events.jsonl")
+    assert ("worker", [rank]) in [(event["role"], event["ranks"]) for event in running.events("node_draining")]
+    assert "worker_lost" not in {event["event"] for event in events}
+    assert running.events("checkpoint_saved"), "the only one before the end is that of the move"
+    result = load_run(run).result
+    assert (result["restarts"], result["steps"]) == (0, 69)
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl") if "split" not in line]
+    assert steps == list(range(1, 70))
