@@ -96,3 +96,34 @@ def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_ch
     assert (result["restarts"], result["steps"]) == (0, 69)
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl") if "split" not in line]
     assert steps == list(range(1, 70))
+
+
+def test_ray_trains_workers_begin_again_elsewhere_from_a_checkpoint_of_the_moment_and_no_loss_is_counted(
+    machines: Machines, tmp_path: Path
+) -> None:
+    machines.add_node(num_cpus=NUM_CPUS)  # one machine is free
+    slowed, slow = slowly(tmp_path, quick=5)
+    options = [f"resources.cpus_per_worker={NUM_CPUS}", "checkpoint.every_steps=1000", "engine=ray_train"]
+    arguments = ["train", DIGITS, "train.epochs=3", "task.hidden=[16]", "max_restarts=0", *options, *slowed]
+    run = tmp_path / "digits"
+    running = Running([*arguments, "--runs-dir", tmp_path, "--address", machines.gcs_address], run, env=machines.token)
+    running.until("5 steps", lambda: running.steps() >= 5)
+    before, nodes = running.actors(), machines.workers()
+    rank = next(rank for rank in (0, 1) if nodes[before[rank]] != machines.head)
+    drain(machines, nodes[before[rank]])
+    running.until("others are there", lambda: len(running.actors()) == 2 and running.actors()[rank] != before[rank])
+    there = machines.workers()
+    after = {there[pid] for pid in running.actors().values()}
+    slow.unlink()
+    status, _, stderr = running.finish()
+    machines.kill_last_node()
+    machines.kill_last_node()
+    assert status == 0, stderr
+    assert nodes[before[rank]] not in after
+    assert [event["ranks"] for event in running.events("node_draining")] == [[rank]]
+    assert running.events("worker_lost") == []
+    assert running.events("checkpoint_saved"), "the only one before the end is that of the move"
+    result = load_run(run).result
+    assert (result["restarts"], result["steps"]) == (0, 69)
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl") if "split" not in line]
+    assert steps == list(range(1, 70))

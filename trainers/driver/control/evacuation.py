@@ -11,7 +11,7 @@ from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.trainers.driver.control import events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestray.platform.actors.gang import Gang
     from orchestray.platform.actors.scale_up import Growth
@@ -27,7 +27,12 @@ _LEAST_LEFT_S = 15.0
 class DrainWatch:
     """A watch for nodes that are being drained, each of which it reports once."""
 
-    def __init__(self) -> None:
+    def __init__(self, find: Callable[[], Mapping[str, float]] = draining_nodes) -> None:
+        """
+        Args:
+            find: returns the seconds that each drained node has left, by its id.
+        """
+        self._find = find
         self._looked_s = -math.inf
         self._known: set[str] = set()
         """Nodes that were reported."""
@@ -40,7 +45,7 @@ class DrainWatch:
         if now_s - self._looked_s < _LOOK_S:
             return None
         self._looked_s = now_s
-        self.left_s = draining_nodes()
+        self.left_s = self._find()
         new = sorted(self.left_s.keys() - self._known)
         self._known.update(new)
         return new

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.actors.member import Failure, Identity
 from orchestray.platform.actors.stacks import stacks_of
-from orchestray.platform.errors import TrainingError
+from orchestray.platform.errors import Interrupted, TrainingError
 from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
 from orchestray.trainers.driver.runlog.losses import Losses
@@ -14,6 +15,7 @@ from orchestray.trainers.driver.runlog.losses import Losses
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from orchestray.trainers.driver.control.evacuation import DrainWatch
     from orchestray.trainers.driver.engines.heartbeats import Beat, Heartbeats
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
@@ -27,17 +29,25 @@ class Listener:
     """
 
     def __init__(
-        self, run_log: RunLog, heartbeats: Heartbeats, *, batch_size: int, max_restarts: int, resuming: bool
+        self,
+        run_log: RunLog,
+        heartbeats: Heartbeats,
+        drain_watch: DrainWatch,
+        *,
+        batch_size: int,
+        max_restarts: int,
+        resuming: bool,
     ) -> None:
         """
         Args:
             run_log: log of the run.
             heartbeats: workers of the run as their heartbeats show them.
+            drain_watch: watch for the drained nodes of the cluster.
             batch_size: samples of a batch.
             max_restarts: number of recoveries after which the run is given up.
             resuming: True if the run goes on from a checkpoint of an earlier command.
         """
-        self._run_log, self._heartbeats = run_log, heartbeats
+        self._run_log, self._heartbeats, self._drain_watch = run_log, heartbeats, drain_watch
         num_workers = heartbeats.shape.size
         self._losses = Losses(run_log, KillSchedule((), _ROLE), _ROLE)  # the mailbox knows the kills on purpose
         self._num_workers = num_workers
@@ -47,6 +57,12 @@ class Listener:
         self._actors: dict[int, dict[str, Any]] = {}
         self._workers: dict[int, Identity] = {}
         self._answers: dict[int, Any] = {}
+        self._nodes: dict[int, str] = {}
+        """Ids of the nodes of this attempt's workers, by rank."""
+        self._wanted: list[str] = []
+        """Methods of the mailbox that are to be called."""
+        self._interrupted_at: int | None = None
+        """Step at which an attempt ended for a move; None once the next has begun."""
         self._killed: dict[int, str] = {}
         """Reasons for which workers of this attempt were killed, by rank."""
         self._state = controller.State.of(
@@ -70,6 +86,7 @@ class Listener:
             "sizes": self._on_sizes,
             "lines": self._run_log.record,
             "answer": self._on_answer,
+            "moved": self._on_moved,
             "silent": self._on_silent,
             "lost": self._on_lost,
             "fault": lambda kill: self._run_log.writer.event("fault", **kill),
@@ -78,18 +95,33 @@ class Listener:
             hears[kind](value)
         self._run_log.writer.raise_if_failed()
 
-    def look_at(self, beats: Mapping[int, Beat]) -> bool:
+    def look_at(self, beats: Mapping[int, Beat]) -> list[str]:
         """Kill the workers that are silent or stuck for too long, with their stacks saved; Ray Train replaces them.
+
+        Look for drained nodes as well, which the workers are to leave.
 
         Args:
             beats: newest heartbeat of each worker that has sent one.
 
         Returns:
-            True if all wait for each other with no end, so that they are to stop waiting.
+            Names of the methods of the mailbox that are to be called.
         """
         self._heartbeats.hear(beats)
-        if self._is_between:
-            return False
+        if not self._is_between:
+            self._look_for_drains()
+            self._look_for_troubles()
+        wanted, self._wanted = self._wanted, []
+        return wanted
+
+    def _look_for_drains(self) -> None:
+        if len(self._nodes) < self._num_workers:  # it is not known yet whom it concerns
+            return
+        for node in self._drain_watch.look() or ():
+            if ranks := sorted(rank for rank, at in self._nodes.items() if at == node):
+                self._drain_watch.announce(self._run_log, node, {_ROLE: ranks})
+                self._tell(events.MoveWanted())
+
+    def _look_for_troubles(self) -> None:
         if troubles := self._heartbeats.troubles():
             self._losses.begin()
             self._killed |= troubles
@@ -97,10 +129,10 @@ class Listener:
         for rank in troubles:
             self._heartbeats.leave(rank)
         # Those that wait for a killed one are not to blame.
-        if is_deadlocked := not self._killed and self._heartbeats.is_newly_deadlocked():
+        if not self._killed and self._heartbeats.is_newly_deadlocked():
             self._save_stacks(sorted(self._workers), kill=False)
             self._losses.stalled(_ROLE)
-        return is_deadlocked
+            self._wanted.append("abort")
 
     def _save_stacks(self, ranks: list[int], *, kill: bool) -> None:
         texts = stacks_of([self._workers[rank] for rank in ranks], kill=kill)
@@ -120,6 +152,11 @@ class Listener:
         match decision:
             case decisions.Record(causes):
                 self._record(causes)
+            case decisions.Interrupt():
+                self._wanted.append("move")
+            case decisions.Move():
+                self._wanted.append("moved")
+                self._interrupted_at = self._answers[0].step
             case decisions.Employ():
                 self._begin_again()
             case decisions.GiveUp(reason):
@@ -145,15 +182,17 @@ class Listener:
         if not self._is_between:  # the attempt before ended without a word
             self._on_lost({})
         self._is_between = False
+        self._interrupted_at = None
         self._killed.clear()
+        self._nodes.clear()
         self._heartbeats.begin()
 
     def take_output(self) -> None:
         """Take in what the workers have printed."""
         self._run_log.output.take([(_ROLE, rank, identity) for rank, identity in sorted(self._workers.items())])
 
-    def _on_entered(self, entered: tuple[int, Identity]) -> None:
-        rank, identity = entered
+    def _on_entered(self, entered: tuple[int, Identity, str]) -> None:
+        rank, identity, self._nodes[entered[0]] = entered
         actor: dict[str, Any] = {"role": "worker", "rank": rank, "pid": identity.pid, "node": identity.node}
         self._workers[rank], self._actors[rank] = identity, actor
         self._heartbeats.enter(rank)
@@ -180,6 +219,11 @@ class Listener:
             self.failure = value
             self._run_log.writer.event("worker_failed", role="worker", rank=rank, traceback=value.traceback)
         self._tell(events.Failed(rank))
+
+    def _on_moved(self, answer: tuple[int, Any]) -> None:
+        rank = answer[0]
+        self._answers[rank] = answer[1]
+        self._tell(events.Done(rank, interrupted=True))
 
     def _on_silent(self, rank: int) -> None:
         self._heartbeats.leave(rank)
@@ -208,11 +252,18 @@ class Listener:
 
         Raises:
             OrchestrayError: the run failed; the text says why.
+            Interrupted: it ended with a checkpoint, for a move to nowhere.
         """
         if self.failure is not None:
             raise self.failure.error
         if self.is_complete:
             return self._answers[0]
+        if self._interrupted_at is not None:
+            raise Interrupted(
+                f"Interrupted at step {self._interrupted_at}, with a checkpoint saved: a machine leaves the cluster, "
+                "and no other place was found in time. Go on with --resume.",
+                signal.SIGTERM,
+            )
         raise TrainingError(f"Ray Train ended the run: {_reason(error)}") from error
 
 

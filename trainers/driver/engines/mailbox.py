@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestray.platform.actors.member import Failure, Identity
 from orchestray.platform.process.pulse import Sign
+from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.driver.engines.heartbeats import Beat
 from orchestray.trainers.driver.runlog.kill_schedule import Fault, KillSchedule, described
 
@@ -35,6 +36,8 @@ class Mailbox:
         """Newest heartbeat of each worker of this attempt."""
         self._aborts = False
         """True if the workers of this attempt are to stop what they wait for."""
+        self._moves = False
+        """True if the workers are to stop with a checkpoint, and to begin again elsewhere."""
         self._over = False
         self._stop = False
         self._written_step = 0
@@ -42,13 +45,14 @@ class Mailbox:
 
     # -- from the workers ----------------------------------------------------------------------------------
 
-    async def enter(self, attempt: str, rank: int, identity: Identity) -> bool:
+    async def enter(self, attempt: str, rank: int, identity: Identity, node: str = "") -> bool:
         """Register a worker; return True if there is anything left to do.
 
         Args:
             attempt: name of the attempt.
             rank: rank of the worker.
             identity: process and node of the worker.
+            node: id of that node in Ray.
         """
         if self._over:
             return False
@@ -56,7 +60,7 @@ class Mailbox:
             self._attempt, self._silent, self._broken = attempt, set(), False
             self._beats, self._aborts = {}, False
             self._messages.append(("attempt", None))
-        self._messages.append(("entered", (rank, identity)))
+        self._messages.append(("entered", (rank, identity, node)))
         return True
 
     async def num_kills_over(self) -> int:
@@ -71,7 +75,7 @@ class Mailbox:
         """Leave metric lines; return True if a stop was requested, and the step up to which lines are on disk."""
         if attempt == self._attempt and lines:
             self._messages.append(("lines", lines))
-        return self._stop, self._written_step
+        return self._stop or self._moves, self._written_step
 
     async def beat(self, attempt: str, rank: int, *, is_built: bool, sign: Sign | None) -> bool:
         """Leave a heartbeat; return True if the worker is to stop what it waits for.
@@ -88,13 +92,20 @@ class Mailbox:
         self._beats[rank] = Beat(number, is_built, sign)
         return self._aborts
 
-    async def answer(self, attempt: str, rank: int, answer: Any) -> None:
-        """Leave the end of a worker: an `Outcome`, or the `Failure` that ends the run."""
+    async def answer(self, attempt: str, rank: int, answer: Any) -> bool:
+        """Leave the end of a worker: an `Outcome`, or the `Failure` that ends the run.
+
+        Return True, once all have answered, if the worker is to begin again elsewhere.
+        """
         if attempt != self._attempt:
-            return
-        self._messages.append(("answer", (rank, answer)))
+            return False
+        moves = self._moves and isinstance(answer, Outcome) and answer.ended == "interrupted"
+        self._messages.append(("moved" if moves else "answer", (rank, answer)))
         self._over = self._over or isinstance(answer, Failure)
         await self._fall_silent(rank)
+        if moves:  # Ray Train ends all at once, and the checkpoint may be in the making
+            await self._until_explained(attempt, _SETTLE_TIMEOUT_S)
+        return moves
 
     async def lost_touch(self, attempt: str, rank: int, timeout_s: float = _SETTLE_TIMEOUT_S) -> bool:
         """Wait until it is known why a worker lost touch with the others.
@@ -109,10 +120,13 @@ class Mailbox:
         """
         if attempt == self._attempt:
             await self._fall_silent(rank)
+        await self._until_explained(attempt, timeout_s)
+        return self._over
+
+    async def _until_explained(self, attempt: str, timeout_s: float) -> None:
         async with self._changed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._is_explained(attempt)), timeout_s)
-        return self._over
 
     def _is_explained(self, attempt: str) -> bool:
         everybody = len(self._silent) == self._num_workers
@@ -158,9 +172,17 @@ class Mailbox:
         """Have the workers of this attempt stop what they wait for, as all wait for each other."""
         self._aborts = True
 
+    async def move(self) -> None:
+        """Have the workers end after a common step, with a checkpoint, and begin again elsewhere."""
+        self._moves = not self._stop
+
+    async def moved(self) -> None:
+        """Note that all workers have ended for a move."""
+        self._moves = False
+
     async def stop(self) -> None:
         """Have the workers end after a common step, with a checkpoint."""
-        self._stop = True
+        self._stop, self._moves = True, False
 
     async def end(self) -> None:
         """Stop the workers, and give those that enter later nothing to do."""

@@ -24,8 +24,8 @@ _DRAIN_TIMEOUT_S = 1.0
 _JOIN_TIMEOUT_S = 30.0
 
 
-class OtherWorkerLostError(RuntimeError):
-    """Raised by a healthy worker that lost touch with the others, to have Ray Train restart the group."""
+class RestartError(RuntimeError):
+    """Raised by a healthy worker to have Ray Train restart the group: another was lost, or a node is drained."""
 
 
 def train_loop(loop_config: dict[str, Any]) -> None:
@@ -47,16 +47,17 @@ def train_loop(loop_config: dict[str, Any]) -> None:
     torch.set_num_threads(loop_config["num_threads"])
     rank = dist.get_rank() if dist.is_initialized() else 0
     attempt = _name_of_attempt()
-    node = ray.util.get_node_ip_address()
-    if not ray.get(mailbox.enter.remote(attempt, rank, Identity(os.getpid(), node, join_output()))):
+    identity = Identity(os.getpid(), ray.util.get_node_ip_address(), join_output())
+    if not ray.get(mailbox.enter.remote(attempt, rank, identity, ray.get_runtime_context().get_node_id())):
         return
     with _Heart(mailbox, attempt, rank, loop_config["beat_s"]) as heart:
         answer = as_data(lambda: _train(loop_config, attempt, rank, heart))
     if answer == PEER_LOST:
         if ray.get(mailbox.lost_touch.remote(attempt, rank)):
             return
-        raise OtherWorkerLostError("another worker was lost")
-    ray.get(mailbox.answer.remote(attempt, rank, answer))
+        raise RestartError("another worker was lost")
+    if ray.get(mailbox.answer.remote(attempt, rank, answer)):
+        raise RestartError("a node leaves the cluster")
     if isinstance(answer, Failure) and dist.is_initialized():
         # It may have failed before it joined the others, which wait for it.
         with contextlib.suppress(RuntimeError):
