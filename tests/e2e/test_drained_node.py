@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,14 +18,6 @@ if TYPE_CHECKING:
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
 
 
-def drain(machines: Machines, node: str) -> None:
-    """Announce that a node leaves, as the agent of a cloud does."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", machines.gcs_address]
-    command += ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-    command += ["--deadline-remaining-seconds", "300"]
-    subprocess.run(command, env={**os.environ, **machines.token, "RAY_AUTH_MODE": "token"}, check=True)
-
-
 def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -41,7 +30,7 @@ def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_
     running.until("5 steps", lambda: running.steps() >= 5)
     before, nodes = running.actors(), machines.workers()
     rank = next(rank for rank in (0, 1) if nodes[before[rank]] != machines.head)
-    drain(machines, nodes[before[rank]])
+    machines.drain(nodes[before[rank]])
     running.until("it has moved", lambda: running.actors().get(rank, before[rank]) != before[rank])
     after = running.actors()
     assert machines.workers()[after[rank]] not in {nodes[pid] for pid in before.values()}
@@ -76,7 +65,7 @@ def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_ch
     before, nodes = running.actors(), machines.workers()
     rank = next(rank for rank in (0, 1) if nodes[before[rank]] != machines.head)
     drained = nodes[before[rank]]
-    drain(machines, drained)
+    machines.drain(drained)
     running.until("it has moved", lambda: running.actors().get(rank, before[rank]) != before[rank])
     running.until("it goes on", lambda: running.events("recovered"))
     there = machines.workers()
@@ -110,7 +99,7 @@ def test_ray_trains_workers_begin_again_elsewhere_from_a_checkpoint_of_the_momen
     running.until("5 steps", lambda: running.steps() >= 5)
     before, nodes = running.actors(), machines.workers()
     rank = next(rank for rank in (0, 1) if nodes[before[rank]] != machines.head)
-    drain(machines, nodes[before[rank]])
+    machines.drain(nodes[before[rank]])
     running.until("others are there", lambda: len(running.actors()) == 2 and running.actors()[rank] != before[rank])
     there = machines.workers()
     after = {there[pid] for pid in running.actors().values()}
