@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from orchestray.trainers.saved.run import load_run
 from support.cli import Running, read_lines
@@ -51,13 +53,16 @@ def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_
     assert steps == list(range(1, 70))
 
 
+@pytest.mark.parametrize(
+    ("exchange", "num_processes"), [({"shards": 2}, 4), ({"replicas": 2, "groups": 2}, 6)], ids=["shards", "leaves"]
+)
 def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_checkpoint_of_the_moment(
-    machines: Machines, tmp_path: Path
+    machines: Machines, tmp_path: Path, exchange: dict[str, int], num_processes: int
 ) -> None:
     machines.add_node(num_cpus=NUM_CPUS)  # one machine is free
     slowed, slow = slowly(tmp_path, quick=5)
     places = [f"resources.cpus_per_worker={NUM_CPUS}", "checkpoint.every_steps=1000"]
-    servers = ["strategy.exchange.type=parameter_server", "strategy.exchange.shards=2"]
+    servers = [f"strategy.exchange={json.dumps({'type': 'parameter_server', **exchange})}"]
     arguments = ["train", DIGITS, "train.epochs=3", "task.hidden=[16]", *places, *servers, *slowed]
     run = tmp_path / "digits"
     running = Running([*arguments, "--runs-dir", tmp_path, "--address", machines.gcs_address], run, env=machines.token)
@@ -69,13 +74,14 @@ def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_ch
     running.until("it has moved", lambda: running.actors().get(rank, before[rank]) != before[rank])
     running.until("it goes on", lambda: running.events("recovered"))
     there = machines.workers()
-    everybody = [*running.actors().values(), *running.actors("parameter_server").values()]
+    roles = ("worker", "parameter_server", "leaf_server")
+    everybody = [pid for role in roles for pid in running.actors(role).values()]
     slow.unlink()
     status, _, stderr = running.finish()
     machines.kill_last_node()
     machines.kill_last_node()
     assert status == 0, stderr
-    assert len(everybody) == 4
+    assert len(everybody) == num_processes
     assert drained not in {there[pid] for pid in everybody}
     events = read_lines(run / "events.jsonl")
     assert ("worker", [rank]) in [(event["role"], event["ranks"]) for event in running.events("node_draining")]

@@ -114,7 +114,7 @@ class Listener:
         return wanted
 
     def _look_for_drains(self) -> None:
-        if len(self._nodes) < self._num_workers:  # it is not known yet whom it concerns
+        if len(self._nodes) < self._num_workers:  # it is not known yet which of them it concerns
             return
         for node in self._drain_watch.look() or ():
             if ranks := sorted(rank for rank, at in self._nodes.items() if at == node):

@@ -1,4 +1,4 @@
-"""Who of Ray Train's workers is silent, stuck or waiting, by their heartbeats."""
+"""The workers of Ray Train that are silent, stuck or waiting, by their heartbeats."""
 
 from __future__ import annotations
 
