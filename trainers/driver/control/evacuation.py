@@ -27,12 +27,15 @@ _LEAST_LEFT_S = 15.0
 class DrainWatch:
     """A watch for nodes that are being drained, each of which it reports once."""
 
-    def __init__(self, find: Callable[[], Mapping[str, float]] = draining_nodes) -> None:
+    def __init__(
+        self, find: Callable[[], Mapping[str, float]] = draining_nodes, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """
         Args:
             find: returns the seconds that each drained node has left, by its id.
+            clock: returns seconds.
         """
-        self._find = find
+        self._find, self._clock = find, clock
         self._looked_s = -math.inf
         self._known: set[str] = set()
         """Nodes that were reported."""
@@ -41,7 +44,7 @@ class DrainWatch:
 
     def look(self) -> list[str] | None:
         """Return the ids of the nodes that have just begun to be drained; None if it is too early to look again."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._looked_s < _LOOK_S:
             return None
         self._looked_s = now_s
@@ -75,7 +78,13 @@ class Evacuation:
     """
 
     def __init__(
-        self, hosts: Sequence[tuple[Gang, str]], run_log: RunLog, losses: Losses, *, stay_together: bool = False
+        self,
+        hosts: Sequence[tuple[Gang, str]],
+        run_log: RunLog,
+        losses: Losses,
+        *,
+        stay_together: bool = False,
+        watch: DrainWatch | None = None,
     ) -> None:
         """
         Args:
@@ -83,9 +92,10 @@ class Evacuation:
             run_log: log of the run.
             losses: record of what the run has lost.
             stay_together: True if the members share a node's memory, so that none can move alone.
+            watch: watch for the drained nodes; default: for those of the cluster.
         """
         self._run_log, self._losses, self._stay_together = run_log, losses, stay_together
-        self._watch = DrainWatch()
+        self._watch = watch or DrainWatch()
         self._moves = [_Move(gang, host) for gang, host in hosts]
         self._cluster = hosts[0][0].cluster
         self._leaving: set[str] = set()
