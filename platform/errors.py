@@ -45,6 +45,10 @@ class PlaceLostError(ClusterError):
     """Raised when a machine with places of some processes is gone, and the cluster has no other place for them."""
 
 
+class NodeLeavesError(PlaceLostError):
+    """Raised by a process that has saved its state, as its machine is announced to leave the cluster."""
+
+
 class DataError(OrchestrayError):
     """Raised when data cannot be read, is empty, or has values that cannot become tensors."""
 

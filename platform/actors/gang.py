@@ -41,16 +41,8 @@ START_TIMEOUT_S = 150.0
 _LOOK_S = 0.5
 
 
-def silent(_text: str) -> None:
-    """Ignore a message: the default for callers that do not show any."""
-
-
-def _drop(_role: str, _rank: int, _text: str) -> None:
-    """Drop stacks."""
-
-
-def _nothing() -> None:
-    """Do nothing while waiting."""
+def ignore(*_: object) -> None:
+    """Do nothing: the default for what a caller does not want to hear."""
 
 
 class MemberLostError(OrchestrayError):
@@ -72,7 +64,7 @@ class Gang:
         self,
         cluster: Cluster,
         shape: Shape,
-        notify: Callable[[str], None] = silent,
+        notify: Callable[[str], None] = ignore,
         *,
         nodes: Sequence[Where] = (),
     ) -> None:
@@ -81,10 +73,10 @@ class Gang:
         self.wished = list(nodes)
         """Preferred node of each member if the gang is placed beside another one; empty otherwise."""
         self.generation = 0
-        self.while_waiting: Callable[[], None] = _nothing
+        self.while_waiting: Callable[[], None] = ignore
         """Callback that runs about twice a second while the gang waits for its members."""
         self.patience = Patience()
-        self.keep_stacks: Callable[[str, int, str], None] = _drop
+        self.keep_stacks: Callable[[str, int, str], None] = ignore
         """Callback that gets role, rank and stacks of a member that is killed because it hangs."""
         self._hosted: tuple[Any, ...] | None = None
         self._vacant: list[Place] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestray.platform.actors.gang import Gang, silent
+from orchestray.platform.actors.gang import Gang, ignore
 from orchestray.platform.actors.locality import homes
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 
-def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = silent) -> Gang:
+def acquire(cluster: Cluster, shape: Shape, notify: Callable[[str], None] = ignore) -> Gang:
     """Return a gang of this shape: a parked one with warm processes if there is one, else a new one."""
     return acquire_all(cluster, [shape], notify)[0]
 
 
-def acquire_all(cluster: Cluster, shapes: Sequence[Shape], notify: Callable[[str], None] = silent) -> list[Gang]:
+def acquire_all(cluster: Cluster, shapes: Sequence[Shape], notify: Callable[[str], None] = ignore) -> list[Gang]:
     """Return gangs that work together, one per shape; a gang placed beside another must come after it."""
     found: dict[int, Gang] = {}
     for gang in list(cluster.parked):

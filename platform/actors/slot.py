@@ -24,7 +24,7 @@ _FLUSH_TIMEOUT_S = 0.5
 _PING_INTERVAL_S = 2.0
 _UNHEARD_S = 3.0
 """Seconds after which a dead member's calls have ended: usually they do within a tenth of one."""
-_SILENT_S = 5.0
+SILENT_S = 5.0
 """Seconds without an answer after which a member counts as silent: usually it takes a thousandth of one."""
 _TIMES_A_SHARE = 10.0
 _TIMES_TO_BUILD = 5.0
@@ -50,6 +50,22 @@ class Patience:
     def is_over(self, sign: Sign) -> bool:
         """Return True if a member has made no progress for too long."""
         return self.stall_s is not None and sign.quiet_s >= max(self.stall_s, _TIMES_A_SHARE * sign.share_s)
+
+    def why_silent(self, silent_s: float, *, is_built: bool) -> str | None:
+        """Return the reason to kill a process that has not answered for this time; None: it may still do so.
+
+        Args:
+            silent_s: seconds without an answer.
+            is_built: True if its object is built; before, it has more time.
+        """
+        hang_s = (self.hang_s or math.inf) * (1.0 if is_built else _TIMES_TO_BUILD)
+        return f"it did not answer for {hang_s:g} s: it was stopped, or starved" if silent_s >= hang_s else None
+
+    def why_stuck(self, sign: Sign | None) -> str | None:
+        """Return the reason to kill a process that gives this sign; None if it goes on, or waits for others."""
+        if sign is None or sign.is_waiting or not self.is_over(sign):
+            return None
+        return f"it made no progress for {sign.quiet_s:.3g} s, and waited for no other process"
 
 
 @dataclass(frozen=True)
@@ -121,18 +137,15 @@ class MemberSlot:
         if self.death is not None or self.answered() is None:
             return None
         self._is_built = self._is_built or (self.hosting is not None and bool(ray.wait([self.hosting], timeout=0)[0]))
-        hang_s = (patience.hang_s or math.inf) * (1.0 if self._is_built else _TIMES_TO_BUILD)
         if self._ping is None:
             if now_s - self._pinged_s >= patience.ping_interval_s:
                 self._ping, self._pinged_s = beside(self.actor.look).remote(), now_s
         elif ray.wait([self._ping], timeout=0)[0]:
             self._hear(self._ping)
             self._ping = None
-            is_stuck = self.sign is not None and not self.sign.is_waiting and patience.is_over(self.sign)
-            if self.sign is not None and is_stuck and self.killed_because is None:
-                return f"it made no progress for {self.sign.quiet_s:.3g} s, and waited for no other process"
-        elif now_s - self._pinged_s >= hang_s and self.killed_because is None:
-            return f"it did not answer for {hang_s:g} s: it was stopped, or starved"
+            return patience.why_stuck(self.sign) if self.killed_because is None else None
+        elif self.killed_because is None:
+            return patience.why_silent(now_s - self._pinged_s, is_built=self._is_built)
         return None
 
     def state(self, now_s: float) -> State | None:
@@ -141,7 +154,7 @@ class MemberSlot:
             return None
         if self.answered() is None:
             return State("starting", now_s - self.made_s)
-        if self._ping is not None and now_s - self._pinged_s >= _SILENT_S and not ray.wait([self._ping], timeout=0)[0]:
+        if self._ping is not None and now_s - self._pinged_s >= SILENT_S and not ray.wait([self._ping], timeout=0)[0]:
             return State("silent", now_s - self._pinged_s)
         if self.sign is None:
             return State("idle" if self._is_built else "building", now_s - self.made_s)

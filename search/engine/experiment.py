@@ -24,7 +24,7 @@ from ray.tune.schedulers import TrialScheduler
 from ray.tune.search import Searcher
 
 from orchestray.platform.actors.death_cause import cause_of
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import NodeLeavesError, OrchestrayError
 from orchestray.search.engine.session import SearchError
 from orchestray.search.engine.trainable import ANSWER, TrialFailedError
 
@@ -164,20 +164,21 @@ class Experiment:
         self.since_s.pop(trial.trial_id, None)
         self.processes.pop(trial.trial_id, None)
 
-    def lost(self, trial: Trial, cause: str, *, was_in_it: bool) -> None:
+    def lost(self, trial: Trial, cause: str, *, was_in_it: bool, counts: bool = True) -> None:
         """Record the death of a trial's process; the trial goes on in another unless it was killed on purpose.
 
         Args:
             trial: the trial.
             cause: cause of the death.
             was_in_it: True if the process had begun with the trial.
+            counts: False if it has ended on purpose, with the state of the trial saved.
         """
         number = self.numbers[trial.trial_id]
         if trial.trial_id in self.doomed:
             self.attempt(self.controller.failed, number, self.doomed.pop(trial.trial_id))
             return
         deaths, most = (self.losses, _LOSSES) if was_in_it else (self.starts, _MOST_STARTS)
-        deaths[number] += 1
+        deaths[number] += counts
         if deaths[number] < most:
             self.attempt(self.controller.lost, number)
             return
@@ -303,7 +304,8 @@ class Decisions(TrialScheduler):
             experiment.attempt(experiment.controller.receive, raised.result)
         else:
             cause = "its process was lost" if error is None else cause_of(error)
-            experiment.lost(trial, cause, was_in_it=was_in_it)
+            counts = not isinstance(raised, NodeLeavesError)
+            experiment.lost(trial, cause, was_in_it=was_in_it, counts=counts)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """Return a held trial that is to go on; new ones start in their order."""

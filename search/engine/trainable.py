@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
 
+from orchestray.platform.cluster.draining import draining_nodes
 from orchestray.platform.process import gc_control
 from orchestray.search.engine.messages import TrialLimits, TrialResult, TrialTask
 from orchestray.search.engine.trial_process import prepare_process
@@ -61,7 +62,7 @@ class HostedTrial(Trainable):
             from orchestray.search.engine.trial_output import TrialOutput
             from orchestray.search.engine.trial_worker import TrialHost
 
-        self._host = TrialHost(self.limits, address=ray.util.get_node_ip_address())
+        self._host = TrialHost(self.limits, address=ray.util.get_node_ip_address(), is_leaving=_leaving())
         self._output = TrialOutput(self.limits.logs)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -115,6 +116,17 @@ class HostedTrial(Trainable):
     def _hosting(self) -> TrialHost:
         assert self._host is not None, "setup() was not called"
         return self._host
+
+
+def _leaving() -> Callable[[], bool]:
+    """Return a function that says if the machine of this process is announced to leave the cluster.
+
+    It is always False where that was so before this process began: there was no other place for it.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    if node in draining_nodes():
+        return lambda: False
+    return lambda: node in draining_nodes()
 
 
 def hosted_trial(name: str, limits: TrialLimits, bundles: Sequence[Mapping[str, float]]) -> type[HostedTrial]:

@@ -6,14 +6,14 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.actors.member import give_back_freed_memory
-from orchestray.platform.errors import OrchestrayError, PlaceLostError, StorageError, TrainingError
+from orchestray.platform.errors import NodeLeavesError, OrchestrayError, PlaceLostError, StorageError, TrainingError
 from orchestray.platform.usercode.beside import use_texts
 from orchestray.search.checkpoints.state_files import KEPT, StateAt, StateFiles, StateLostError
 from orchestray.search.engine.memory_limit import limited_memory
@@ -47,13 +47,16 @@ _MOST_BETWEEN_SAVES_S = 600.0
 class TrialHost:
     """A host that carries out one task after the other; it keeps data and tasks between trials."""
 
-    def __init__(self, rules: TrialLimits, *, address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, rules: TrialLimits, *, address: str = "127.0.0.1", is_leaving: Callable[[], bool] = lambda: False
+    ) -> None:
         """
         Args:
             rules: limits of the search.
             address: address at which other machines reach this one.
+            is_leaving: returns True once this machine is announced to leave the cluster.
         """
-        self._rules, self._address = rules, address
+        self._rules, self._address, self._is_leaving = rules, address, is_leaving
         self._task_cache = TaskCache()
         self._files = StateFiles(rules.directory)
         self._saver = ThreadPoolExecutor(1, "states")
@@ -81,7 +84,8 @@ class TrialHost:
         """Carry out a task; errors of the trial are part of the result.
 
         Raises:
-            PlaceLostError: the resources of this process are gone: the trial can only continue in another.
+            PlaceLostError: the resources of this process are gone, or are about to go: the trial can only continue in
+                another.
         """
         self._since_s = time.monotonic()
         with use_texts(self._rules.texts):
@@ -187,7 +191,19 @@ class TrialHost:
                 raise TrainingError(f"The trial ran out of its time limit of {limit_s:g} s at step {progress.step}.")
             if not progress.is_interrupted:
                 return replace(progress, evaluations=tuple(self._evaluations))
+            if self._is_leaving():
+                self._leave(order)
             self._save_on_the_way(order.trial, order.report)
+
+    def _leave(self, order: TrialTask) -> None:
+        """Write the state, and give up this process.
+
+        Raises:
+            NodeLeavesError: always, once the state is written.
+        """
+        at, state = StateAt(order.trial, order.report, is_on_the_way=True), self._state(order.report)
+        self._saver.submit(self._files.write, at, state, is_secure=True).result()  # after a write that is under way
+        raise NodeLeavesError("The machine of the trial leaves the cluster; the trial goes on on another.")
 
     def _pause_s(self) -> float | None:
         """Return the seconds until the program must pause, for its time limit or for saving; None: never."""

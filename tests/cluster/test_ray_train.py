@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from orchestray.platform.actors import placement
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.errors import ClusterError, OrchestrayError
 from support.cli import read_lines
+from support.held_task import held
 from support.slow_digits import slowly
 from support.under_way import UnderWay, assert_same_run
 
@@ -106,6 +109,59 @@ def test_a_worker_that_is_killed_is_killed_once_and_all_go_on_from_the_checkpoin
     assert sorted(event["rank"] for event in running.events("worker_started")) == [0, 0, 1, 1]
     assert running.actors() == {}
     assert storages() == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the path of a run of `held` that nothing disturbs, by the other engine."""
+    runs = tmp_path_factory.mktemp("undisturbed")
+    return orchestray.train(held(runs, "synchronized"), runs_dir=runs, name="whole").path
+
+
+def test_a_stopped_worker_is_killed_once_it_has_been_silent_for_the_time_allowed_and_all_begin_again(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hold").touch()
+    running = UnderWay(held(tmp_path, "synchronized"), tmp_path, ["engine=ray_train", "hang_timeout_s=1.5"], name="run")
+    running.until("both in the validation", lambda: len(list(tmp_path.glob("held-*"))) == 2)
+    os.kill(running.actors()[0], signal.SIGSTOP)
+    (tmp_path / "hold").unlink()
+    running.finish()
+    assert_same_run(undisturbed, running.path)
+    (lost,) = running.events("worker_lost")
+    assert (lost["rank"], lost["cause"]) == (0, "it did not answer for 1.5 s: it was stopped, or starved")
+    assert "held_task.py" in (running.path / lost["stacks"]).read_text()
+    assert running.result()["restarts"] == 1
+    assert 0 < running.result()["goodput"] < 0.9
+
+
+def test_a_worker_that_is_stuck_in_a_batch_is_killed_and_not_the_one_that_waits_for_it(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "stick").touch()
+    patience = ["stall_timeout_s=1.5", "report_hang_s=0.5"]
+    running = UnderWay(held(tmp_path, "synchronized"), tmp_path, ["engine=ray_train", *patience], name="run")
+    running.finish()
+    assert_same_run(undisturbed, running.path)
+    (lost,) = running.events("worker_lost")
+    assert lost["cause"].startswith("it made no progress for ")
+    assert "_stick (" in (running.path / lost["stacks"]).read_text()
+    reported = {f"worker {lost['rank']}": "working", f"worker {1 - lost['rank']}": "waiting"}
+    assert reported in [event["processes"] for event in running.events("no_progress")]
+
+
+def test_workers_that_wait_for_each_other_without_end_begin_again_with_their_stacks_saved(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "miss").touch()
+    overrides = ["engine=ray_train", "stall_timeout_s=1.5"]
+    running = UnderWay(held(tmp_path, "synchronized"), tmp_path, overrides, name="run")
+    running.finish()
+    assert_same_run(undisturbed, running.path)
+    (stalled,) = running.events("stalled")
+    assert "_miss (" in "".join((running.path / name).read_text() for name in stalled["stacks"])
+    assert running.events("worker_lost") == []
+    assert running.result()["restarts"] == 1
 
 
 def failing(folder: Path, source: str) -> dict[str, Any]:

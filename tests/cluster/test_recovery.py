@@ -14,6 +14,7 @@ import orchestray
 from orchestray.platform.actors.gang import Gang
 from orchestray.platform.actors.pool import make_room
 from orchestray.trainers.driver.engines import driver
+from support.held_task import held
 from support.slow_digits import slowly
 from support.under_way import UnderWay, assert_same_run
 
@@ -36,21 +37,6 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the path of an uninterrupted run of two workers."""
     return orchestray.train(DIGITS, overrides=LONG, runs_dir=tmp_path_factory.mktemp("whole"), name="whole").path
-
-
-def held(directory: Path, batch_norm: str) -> dict[str, Any]:
-    return {
-        "name": "held",
-        "task": {"type": f"{Path(__file__).parents[1]}/support/held_task.py:Held", "directory": str(directory)},
-        "train": {
-            "batch_size": 16,
-            "epochs": 2,
-            "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9},
-            "batch_norm": batch_norm,
-            "loss_is": "between_samples",  # held in a validation, not already where the first step checks the loss
-        },
-        "strategy": {"network": {"data": 2}},
-    }
 
 
 @pytest.fixture(scope="module")

@@ -211,6 +211,29 @@ def test_sigterm_to_all_of_its_group_saves_a_checkpoint_exits_143_and_resumes(
     assert_bit_identical(whole, tmp_path / "digits")
 
 
+@pytest.mark.parametrize("how", ["strategy.exchange.type=parameter_server", "engine=ray_train"])
+def test_sigterm_saves_a_checkpoint_and_exits_143_under_servers_and_in_ray_train_too(
+    cluster: Cluster, tmp_path: Path, how: str
+) -> None:
+    slowed, slow = slowly(tmp_path, quick=5)
+    command = ["train", DIGITS, *QUICK, "checkpoint.every_steps=100000", how, *slowed, "--runs-dir", tmp_path]
+    running = Running(command, run_path=tmp_path / "digits")
+    running.until("5 steps", lambda: running.steps() >= 5)
+    running.signal(signal.SIGTERM)
+    status, _, stderr = running.finish()
+    slow.unlink()
+    assert status == 143, stderr
+    assert "with a checkpoint saved. Go on with --resume" in stderr
+    assert load_run(tmp_path / "digits").status == "interrupted"
+    (saved,) = (tmp_path / "digits" / "checkpoints").iterdir()
+    done = orchestray_here(*command, "--resume")
+    assert done.returncode == 0, done.stderr
+    step = int(saved.name.rpartition("-")[2])
+    assert 5 <= step < 46
+    assert f"going on from the checkpoint of step {step}" in done.stderr
+    assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 47))
+
+
 def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path, cluster: Cluster) -> None:
     before = (whole / "metrics.jsonl").read_bytes()
     done = orchestray_here("train", whole / "config.yaml", "--runs-dir", whole.parent, "--resume", "--json")

@@ -14,9 +14,11 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestray.platform.data.tensors import stack_columns, to_tensor
+from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.loop.host import ReplicaHost
 
 _LOOK_S = 0.01
@@ -28,7 +30,8 @@ class Held:
     """Two classes of points and a model with batch normalisation.
 
     While the file `directory`/hold is there, each process that validates leaves a file `held-PID` and waits. If
-    `directory`/stick is there, one process removes it, and waits for ever in one of its batches.
+    `directory`/stick is there, one process removes it, and waits for ever in one of its batches. If
+    `directory`/miss is there, one process removes it, and waits for a message that the other does not send.
     """
 
     def __init__(self, directory: str) -> None:
@@ -56,13 +59,38 @@ class Held:
             (self._directory / "stick").unlink()
             threading.Event().wait()
 
+    def _miss(self) -> None:
+        """Wait for a message that nobody sends if the file `directory`/miss is there, which is so for one process."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._directory / "miss").unlink()
+            with PULSE.waiting(), contextlib.suppress(RuntimeError):  # of the group, once that is left
+                dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if self._num_batches >= _STICKS_AT:
+            self._miss()
         return nn.functional.cross_entropy(outputs, batch["targets"])
 
     def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         if not torch.is_grad_enabled():
             wait_while(self._directory / "hold", leaving=self._directory / f"held-{os.getpid()}")
         return {"accuracy": (outputs.argmax(1) == batch["targets"]).float().mean()}
+
+
+def held(directory: Path, batch_norm: str) -> dict[str, Any]:
+    """Return the config of a run of two workers with the task `Held`."""
+    return {
+        "name": "held",
+        "task": {"type": f"{Path(__file__).resolve()}:Held", "directory": str(directory)},
+        "train": {
+            "batch_size": 16,
+            "epochs": 2,
+            "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9},
+            "batch_norm": batch_norm,
+            "loss_is": "between_samples",  # held in a validation, not already where the first step checks the loss
+        },
+        "strategy": {"network": {"data": 2}},
+    }
 
 
 def wait_while(file: Path, *, leaving: Path) -> None:

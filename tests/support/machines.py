@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from support.ray_cluster import RayCluster
@@ -34,6 +36,13 @@ class Machines(RayCluster):
     def token(self) -> dict[str, str]:
         """Environment of a user who may do anything here."""
         return {"RAY_AUTH_TOKEN_PATH": str(self.token_file)}
+
+    def drain(self, node: str) -> None:
+        """Announce that a node leaves, as the agent of a cloud does."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self.gcs_address]
+        command += ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        command += ["--deadline-remaining-seconds", "300"]
+        subprocess.run(command, env={**os.environ, **self.token, "RAY_AUTH_MODE": "token"}, check=True)
 
     def repair(self) -> None:
         """Have two machines again, whatever a test has done to them."""

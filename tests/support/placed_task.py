@@ -29,7 +29,7 @@ class PlacedTask(TinyTask):
         super().__init__()
         self._place = Path(folder) / f"{trial}-{os.getpid()}"
         self._hold = Path(hold)
-        self._waits = trial >= FIRST_HELD
+        self._waits = trial >= FIRST_HELD and type(self) is PlacedTask
         self._steps = 0
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -38,4 +38,13 @@ class PlacedTask(TinyTask):
             self._place.write_text(f"{ray.get_runtime_context().get_node_id()} {self._steps}\n", encoding="utf-8")
             while self._waits and self._steps == HELD_AT and self._hold.exists():
                 time.sleep(_LOOK_S)
+        return super().loss(outputs, batch)
+
+
+class UnhurriedTask(PlacedTask):
+    """A task that tells where it is trained, and each of whose steps takes a moment longer while `hold` is there."""
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        if torch.is_grad_enabled() and self._hold.exists():
+            time.sleep(_LOOK_S)
         return super().loss(outputs, batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure,
 from orchestray.trainers.core.weights import in_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestray.platform.data.stream import MicroBatch, SampleStream
     from orchestray.platform.task import Batch, Task
@@ -37,8 +38,10 @@ class Forward:
         self.gather: Gather = alone
         """Joins the tensors of all replicas, for losses between samples."""
         self._double = precision == "float64"
-        self._autocast = precision == "bfloat16"
-        self._as_it_is = contextlib.nullcontext()
+        self.precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+        """Returns the context in which model and loss are called."""
+        if precision == "bfloat16":
+            self.precision = functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
         self.without_gradients = WithoutGradients(model)
 
     def outputs(self, batch: Batch) -> tuple[Any, Batch]:
@@ -113,12 +116,6 @@ class Forward:
             if loss_only:
                 return {"loss": weighted(loss, weight)}
             return measure(self.task, outputs, batch, loss=loss, num_samples=size, weight=weight)
-
-    def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which model and loss are called."""
-        if self._autocast:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
-        return self._as_it_is
 
 
 def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None:

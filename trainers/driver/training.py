@@ -139,7 +139,8 @@ def _attempt(
             _close(directory, writer, progress, feeds, failed(run_progress, "interrupted", str(error)))
             raise error from None
         except OrchestrayError as raised:
-            _close(directory, writer, progress, feeds, failed(run_progress, "failed", str(raised)))
+            status = "interrupted" if isinstance(raised, Interrupted) else "failed"
+            _close(directory, writer, progress, feeds, failed(run_progress, status, str(raised)))
             raise
         except BaseException as raised:
             text = f"{type(raised).__name__}: {raised}"

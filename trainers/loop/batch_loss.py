@@ -32,7 +32,7 @@ _TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 1e-2}
 
 
 def weighed(replica: Replica, share: Share, *, step: int) -> Share:
-    """Return a share that knows the weight of the whole batch, if the task weighs its losses. All replicas call.
+    """Return a share that knows the weight of the whole batch, for a task that weighs its losses. All replicas call.
 
     The weight is known before the gradients are sent: what is compressed or combined on the way is then each replica's
     part of the batch's gradient. A replica that has a model of its own knows the weight of its own share alone, which
@@ -41,8 +41,6 @@ def weighed(replica: Replica, share: Share, *, step: int) -> Share:
     Raises:
         TrainingError: the batch has weight 0, so it has no loss.
     """
-    if not has_weight(replica.task):
-        return share
     if replica.exchange.diverges:
         own = share.weight * share.batch_samples / max(1, share.num_samples)
         return replace(share, batch_weight=own or 1.0)

@@ -21,15 +21,15 @@ class ExtraStates:
     """The states that `get_extra_state` of a model's modules returns."""
 
     def __init__(self) -> None:
-        self._searched: list[nn.Module] | None = None
+        self.searched: list[nn.Module] | None = None
+        """Modules that were looked in."""
         self.modules: list[nn.Module] = []
         """Modules that have extra state."""
         self._kept: list[Any] = []
 
     def look_in(self, modules: list[nn.Module]) -> None:
-        """Find the modules with extra state, if these are not those of the last time."""
-        if modules is not self._searched:
-            self._searched, self.modules = modules, with_extra_state(modules)
+        """Find the modules with extra state."""
+        self.searched, self.modules = modules, with_extra_state(modules)
 
     def keep(self) -> None:
         """Copy the states."""

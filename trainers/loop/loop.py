@@ -17,7 +17,7 @@ from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
-from orchestray.trainers.loop.batch_loss import check_gather, checked, is_to_be_checked, weighed
+from orchestray.trainers.loop.batch_loss import check_gather, checked, has_weight, is_to_be_checked, weighed
 from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
 
@@ -61,6 +61,7 @@ class Loop:
         self._lr(self._total)  # a schedule that ends before the run does is refused here
         if goals := settings.validation_goals:  # only then, as reading the validation data early takes time
             refuse_without_validation(goals, replica.stream("validation").num_samples)
+        self._has_weight = has_weight(replica.task)
         self._end = self._total if replica.pause_at is None else min(self._total, replica.pause_at)
         self._saves = self._takes_part_in_saving()
         for split in ("train", "validation"):
@@ -149,7 +150,8 @@ class Loop:
         """Make one step."""
         replica = self._replica
         exchange, network = replica.exchange, self._network
-        share = weighed(replica, share, step=number)
+        if self._has_weight:
+            share = weighed(replica, share, step=number)
         step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
         replica.draw(number, self._share)
         exchange.before_step(number)
@@ -160,7 +162,8 @@ class Loop:
         apart = replica.buffers.apart(is_updated=False) if self._agrees_at_once else 0.0
         statistics = replica.buffers.start_statistics(share.num_samples, share.batch_samples)
         step.sums = exchange.finish([step.loss, *self._votes(), apart] if self._agrees_at_once else [])
-        statistics.wait()
+        if statistics is not None:
+            statistics.wait()
         if step.sums and step.sums[-1]:
             replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
@@ -189,7 +192,7 @@ class Loop:
         def taken() -> Iterator[Share]:
             for step, share in enumerate(shares, start=first):
                 samples.append((share.num_samples, share.batch_samples))
-                yield weighed(replica, share, step=step)
+                yield weighed(replica, share, step=step) if self._has_weight else share
 
         def update(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], number: int, _: int) -> None:
             replica.optimizer.step(parameters, gradients, self._lr(number))
@@ -243,8 +246,8 @@ class Loop:
         """Make the replicas' buffers equal after some steps, if the sum over all workers says that they differ."""
         replica = self._replica
         samples = sum(step.num_samples for step in steps), sum(step.batch_samples for step in steps)
-        if self._network.streams:
-            replica.buffers.start_statistics(*samples).wait()
+        if self._network.streams and (statistics := replica.buffers.start_statistics(*samples)) is not None:
+            statistics.wait()
         if apart:
             replica.buffers.agree(*samples)
 

@@ -91,7 +91,8 @@ class StepBuffers:
         self._copies.parameters += self._found
         self._found = []
         self._copies.take()
-        self._extra.look_in(self._copies.modules)
+        if self._copies.modules is not self._extra.searched:
+            self._extra.look_in(self._copies.modules)
         if self._rolls_back and self._extra.modules:
             self._extra.keep()
 
@@ -114,17 +115,18 @@ class StepBuffers:
                 "build_model, or use strategy.exchange.type: allreduce."
             )
 
-    def start_statistics(self, num_samples: int, batch_samples: int) -> Averaging:
+    def start_statistics(self, num_samples: int, batch_samples: int) -> Averaging | None:
         """Start to average the statistics of batch normalisation, if each replica normalises by its own samples.
 
-        All replicas call, and `wait` for the result before the step ends.
+        All replicas call, and `wait` for the result before the step ends. None: there is nothing to average.
 
         Args:
             num_samples: number of samples this worker's statistics come from.
             batch_samples: sum of `num_samples` over the replicas, above 0.
         """
-        is_local = self._agrees and self._batch_norm == "local"
-        buffers = running_statistics(self._copies.tree.modules()) if is_local else []
+        if not self._agrees or self._batch_norm != "local":
+            return None
+        buffers = running_statistics(self._copies.tree.modules())
         return Averaging(buffers, self._replicas, num_samples, batch_samples)
 
     # -- agreement -----------------------------------------------------------------------------------------------------

@@ -7,15 +7,16 @@ from orchestray.platform.config.registry import Registry
 
 _PARAMS = "orchestray.trainers.optim.params"
 _CLASSES = "orchestray.trainers.optim.optimizers"
+_ADAPTIVE = "orchestray.trainers.optim.adaptive"
 
 OPTIMIZERS: Registry[Section] = Registry(
     "train.optimizer",
     {
         "sgd": (f"{_PARAMS}:Sgd", f"{_CLASSES}:SGD"),
-        "adagrad": (f"{_PARAMS}:Adagrad", f"{_CLASSES}:Adagrad"),
-        "rmsprop": (f"{_PARAMS}:RmsProp", f"{_CLASSES}:RMSprop"),
-        "adam": (f"{_PARAMS}:Adam", f"{_CLASSES}:Adam"),
-        "adamw": (f"{_PARAMS}:AdamW", f"{_CLASSES}:AdamW"),
+        "adagrad": (f"{_PARAMS}:Adagrad", f"{_ADAPTIVE}:Adagrad"),
+        "rmsprop": (f"{_PARAMS}:RmsProp", f"{_ADAPTIVE}:RMSprop"),
+        "adam": (f"{_PARAMS}:Adam", f"{_ADAPTIVE}:Adam"),
+        "adamw": (f"{_PARAMS}:AdamW", f"{_ADAPTIVE}:AdamW"),
         "lars": (f"{_PARAMS}:Lars", "orchestray.trainers.optim.lars:LARS"),
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },

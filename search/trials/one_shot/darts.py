@@ -15,7 +15,7 @@ from torch.func import functional_call
 from orchestray.search.trials.one_shot.base import SharedTrial
 from orchestray.search.trials.one_shot.bilevel import architecture_gradient
 from orchestray.search.trials.program import part
-from orchestray.trainers.optim.optimizers import Adam
+from orchestray.trainers.optim.adaptive import Adam
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch

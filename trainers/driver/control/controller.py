@@ -43,6 +43,7 @@ from orchestray.trainers.driver.control.events import (
     ScaleWanted,
     ServersLost,
     Stalled,
+    Stopped,
     StoppedEarly,
     StopWanted,
     TimeUp,
@@ -99,7 +100,7 @@ class State:
     stops: bool = False
     """True if the run is to end with a checkpoint."""
     moves: bool = False
-    """True if workers in step are to stop with a checkpoint, and to go on elsewhere."""
+    """True if the run is to stop with a checkpoint, and to go on with other processes elsewhere."""
     change: Change | None = None
     leaving: frozenset[int] = frozenset()
     """Ranks of the dismissed workers that have not left yet; their units are gone."""
@@ -149,8 +150,10 @@ def step(state: State, event: Event) -> tuple[State, list[Decision]]:
         case ScaleWanted(num_workers):
             return _on_scale_wanted(state, num_workers)
         case MoveWanted():
-            state = replace(state, moves=state.in_step and not state.stops)
+            state = replace(state, moves=not state.stops)
             return state, _interruption(state) if state.moves else []
+        case Stopped(interrupted):
+            return _on_stopped(state, interrupted=interrupted)
         case Grown() if state.change is not None:
             return _changed(replace(state, change=replace(state.change, is_ready=True)))
         case NotGrown(reason) if state.change is not None:
@@ -230,13 +233,27 @@ def _done(state: State, unit: Unit, decisions: list[Decision]) -> tuple[State, l
         return state, decisions
     if not (state.in_step and unit.interrupted) or state.stops:
         state, departed = _departed(state)
-        return state, [*decisions, *departed, Finish()]
+        return state, [*decisions, *departed, *_end(state)]
     if state.moves:
         state = replace(state, moves=False).employed(0)
         return state, [*decisions, Move(), Employ(0), *_interruption(state)]
     num_workers = state.num_workers if state.change is None else state.change.num_workers
     state = replace(state, units={0: Unit()}, unit_size=num_workers, change=None).employed(0)
     return state, [*decisions, Resize(num_workers), Employ(0)]
+
+
+def _end(state: State) -> list[Decision]:
+    """Finish, unless it is still to be heard if those that stopped for a move had more to do."""
+    return [] if state.moves and not state.in_step and not state.stops else [Finish()]
+
+
+def _on_stopped(state: State, *, interrupted: bool) -> tuple[State, list[Decision]]:
+    """Go on elsewhere if all have stopped for a move, which workers in step say themselves."""
+    if not state.is_idle:
+        return state, []
+    goes_on = interrupted and state.moves and not state.stops
+    state = replace(state, moves=False)
+    return _restarted(state, [Move()]) if goes_on else (state, [Finish()])
 
 
 def _restarted(state: State, decisions: list[Decision]) -> tuple[State, list[Decision]]:
@@ -310,7 +327,7 @@ def _changed(state: State) -> tuple[State, list[Decision]]:
     for index in added:
         state = state.employed(index)
     decisions += [*map(Employ, added)]
-    return state, [*decisions, *([Finish()] if decisions and state.is_idle else [])]
+    return state, [*decisions, *(_end(state) if decisions and state.is_idle else [])]
 
 
 def _resized(state: State) -> tuple[State, list[Decision]]:

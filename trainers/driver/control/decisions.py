@@ -102,7 +102,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class Move:
-    """Have other processes on other nodes take over from workers, all of which have stopped with a checkpoint."""
+    """Have other processes on other nodes take over, now that all workers have stopped with a checkpoint."""
 
 
 @dataclass(frozen=True)

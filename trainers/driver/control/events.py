@@ -80,7 +80,14 @@ class ScaleWanted:
 
 @dataclass(frozen=True)
 class MoveWanted:
-    """Workers are to stop with a checkpoint and to go on, some of them as other processes on other nodes."""
+    """The run is to stop with a checkpoint and to go on, with some processes replaced by others on other nodes."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Nobody works any more under parameter servers; `interrupted` is True if there is more to do."""
+
+    interrupted: bool
 
 
 @dataclass(frozen=True)
@@ -103,4 +110,4 @@ class Left:
 
 
 OfUnit = Done | StoppedEarly | Failed | Lost | TimeUp | Stalled
-Event = OfUnit | ServersLost | StopWanted | ScaleWanted | MoveWanted | Grown | NotGrown | Left
+Event = OfUnit | ServersLost | StopWanted | ScaleWanted | MoveWanted | Stopped | Grown | NotGrown | Left

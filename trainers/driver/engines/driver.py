@@ -21,8 +21,8 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.driver.control import controller, decisions, events
+from orchestray.trainers.driver.control.evacuation import Evacuation
 from orchestray.trainers.driver.control.scaling import Scaling, scaled
-from orchestray.trainers.driver.engines.evacuation import Evacuation
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.hang_report import HangReport
 from orchestray.trainers.driver.runlog.kill_schedule import KillSchedule
@@ -116,7 +116,7 @@ class Driver:
         gang.while_waiting = self._look
         gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
         self._scaling = Scaling(self._run_log, gang, HOST, self._settings)
-        self._evacuation = Evacuation(gang, self._run_log, self._losses, HOST)
+        self._evacuation = Evacuation([(gang, HOST)], self._run_log, self._losses)
         try:
             self._train_until_done()
         finally:

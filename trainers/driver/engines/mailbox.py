@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestray.platform.actors.member import Failure, Identity
+from orchestray.platform.process.pulse import Sign
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.driver.engines.heartbeats import Beat
 from orchestray.trainers.driver.runlog.kill_schedule import Fault, KillSchedule, described
 
 _SETTLE_TIMEOUT_S = 120.0
@@ -29,6 +32,12 @@ class Mailbox:
         """Ranks of this attempt that have answered, or lost touch with the others."""
         self._broken = False
         """True if a worker of this attempt is known to be dead."""
+        self._beats: dict[int, Beat] = {}
+        """Newest heartbeat of each worker of this attempt."""
+        self._aborts = False
+        """True if the workers of this attempt are to stop what they wait for."""
+        self._moves = False
+        """True if the workers are to stop with a checkpoint, and to begin again elsewhere."""
         self._over = False
         self._stop = False
         self._written_step = 0
@@ -36,20 +45,22 @@ class Mailbox:
 
     # -- from the workers ----------------------------------------------------------------------------------
 
-    async def enter(self, attempt: str, rank: int, identity: Identity) -> bool:
+    async def enter(self, attempt: str, rank: int, identity: Identity, node: str = "") -> bool:
         """Register a worker; return True if there is anything left to do.
 
         Args:
             attempt: name of the attempt.
             rank: rank of the worker.
             identity: process and node of the worker.
+            node: id of that node in Ray.
         """
         if self._over:
             return False
         if attempt != self._attempt:
             self._attempt, self._silent, self._broken = attempt, set(), False
+            self._beats, self._aborts = {}, False
             self._messages.append(("attempt", None))
-        self._messages.append(("entered", (rank, identity)))
+        self._messages.append(("entered", (rank, identity, node)))
         return True
 
     async def num_kills_over(self) -> int:
@@ -64,15 +75,37 @@ class Mailbox:
         """Leave metric lines; return True if a stop was requested, and the step up to which lines are on disk."""
         if attempt == self._attempt and lines:
             self._messages.append(("lines", lines))
-        return self._stop, self._written_step
+        return self._stop or self._moves, self._written_step
 
-    async def answer(self, attempt: str, rank: int, answer: Any) -> None:
-        """Leave the end of a worker: an `Outcome`, or the `Failure` that ends the run."""
+    async def beat(self, attempt: str, rank: int, *, is_built: bool, sign: Sign | None) -> bool:
+        """Leave a heartbeat; return True if the worker is to stop what it waits for.
+
+        Args:
+            attempt: name of the attempt.
+            rank: rank of the worker.
+            is_built: True if its task and model are built.
+            sign: state of its work; None: it does none.
+        """
         if attempt != self._attempt:
-            return
-        self._messages.append(("answer", (rank, answer)))
+            return True
+        number = self._beats[rank].number + 1 if rank in self._beats else 1
+        self._beats[rank] = Beat(number, is_built, sign)
+        return self._aborts
+
+    async def answer(self, attempt: str, rank: int, answer: Any) -> bool:
+        """Leave the end of a worker: an `Outcome`, or the `Failure` that ends the run.
+
+        Return True, once all have answered, if the worker is to begin again elsewhere.
+        """
+        if attempt != self._attempt:
+            return False
+        moves = self._moves and isinstance(answer, Outcome) and answer.ended == "interrupted"
+        self._messages.append(("moved" if moves else "answer", (rank, answer)))
         self._over = self._over or isinstance(answer, Failure)
         await self._fall_silent(rank)
+        if moves:  # Ray Train ends all at once, and the checkpoint may be in the making
+            await self._until_explained(attempt, _SETTLE_TIMEOUT_S)
+        return moves
 
     async def lost_touch(self, attempt: str, rank: int, timeout_s: float = _SETTLE_TIMEOUT_S) -> bool:
         """Wait until it is known why a worker lost touch with the others.
@@ -87,10 +120,13 @@ class Mailbox:
         """
         if attempt == self._attempt:
             await self._fall_silent(rank)
+        await self._until_explained(attempt, timeout_s)
+        return self._over
+
+    async def _until_explained(self, attempt: str, timeout_s: float) -> None:
         async with self._changed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._is_explained(attempt)), timeout_s)
-        return self._over
 
     def _is_explained(self, attempt: str) -> bool:
         everybody = len(self._silent) == self._num_workers
@@ -128,9 +164,25 @@ class Mailbox:
         messages, self._messages = self._messages, []
         return messages
 
+    async def heartbeats(self) -> dict[int, Beat]:
+        """Return the newest heartbeat of each worker of this attempt, by rank."""
+        return dict(self._beats)
+
+    async def abort(self) -> None:
+        """Have the workers of this attempt stop what they wait for, as all wait for each other."""
+        self._aborts = True
+
+    async def move(self) -> None:
+        """Have the workers end after a common step, with a checkpoint, and begin again elsewhere."""
+        self._moves = not self._stop
+
+    async def moved(self) -> None:
+        """Note that all workers have ended for a move."""
+        self._moves = False
+
     async def stop(self) -> None:
         """Have the workers end after a common step, with a checkpoint."""
-        self._stop = True
+        self._stop, self._moves = True, False
 
     async def end(self) -> None:
         """Stop the workers, and give those that enter later nothing to do."""

@@ -16,12 +16,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.actors.slot import Patience
 from orchestray.platform.errors import StorageError
 from orchestray.platform.process.working_directory import import_torch
 from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.driver.control.evacuation import DrainWatch
+from orchestray.trainers.driver.engines.heartbeats import Heartbeats
 from orchestray.trainers.driver.engines.listener import Listener
 from orchestray.trainers.driver.engines.mailbox import Mailbox
-from orchestray.trainers.driver.engines.ray_train_worker import OtherWorkerLostError, train_loop
+from orchestray.trainers.driver.engines.ray_train_worker import RestartError, train_loop
 from orchestray.trainers.driver.runlog.hang_report import HangReport
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
 _TAKE_S = 0.1
+_MOST_MOVES = 100
+"""Number of moves away from drained nodes in one command."""
 _SETTLE_TIMEOUT_S = 120.0
 """Seconds that the other workers may compute before they notice that one has failed."""
 
@@ -66,20 +71,24 @@ def run_in_ray_train(
     mailbox = _start_mailbox(_num_workers(config), settings)
     storage = tempfile.mkdtemp(prefix="orchestray-ray-train-")
     try:
+        patience = Patience(config.hang_timeout_s, config.stall_timeout_s, config.report_hang_s)
         loop_config = {
             "settings": settings,
+            "beat_s": patience.ping_interval_s,
             "start": Start(run_log.run_progress.started_at, checkpoint),
             "mailbox": mailbox,
             "num_threads": config.resources.num_threads,
         }
+        heartbeats = Heartbeats(_num_workers(config), patience)
         listener = Listener(
             run_log,
-            num_workers=_num_workers(config),
+            heartbeats,
+            DrainWatch(),
             batch_size=settings.batch_size,
             max_restarts=config.max_restarts,
             resuming=checkpoint is not None,
         )
-        hang_report = HangReport(run_log, [], config.report_hang_s)
+        hang_report = HangReport(run_log, [heartbeats], config.report_hang_s)
         return _Fit(_trainer(config, loop_config, storage), mailbox, hang_report).run(listener, stop)
     finally:
         mailbox.end.remote()  # not killed: workers that are still computing have yet to learn of the end
@@ -140,7 +149,10 @@ def _trainer(config: TrainConfig, loop_config: dict[str, Any], storage: str) -> 
             name=config.name,
             storage_path=storage,
             # A group that cannot be started counts apart from one that is lost, and without a limit of its own.
-            failure_config=failures(max_failures=config.max_restarts, controller_failure_limit=config.max_restarts),
+            # Losses are counted here; moves away from drained nodes, which are failures to Ray Train, are not.
+            failure_config=failures(
+                max_failures=config.max_restarts + _MOST_MOVES, controller_failure_limit=config.max_restarts
+            ),
             callbacks=[_reporter(loop_config["mailbox"])],
         ),
     )
@@ -157,7 +169,7 @@ def _reporter(mailbox: Any) -> Any:
             dead = {
                 rank: cause_of(error)
                 for rank, error in worker_exceptions.items()
-                if not isinstance(error, OtherWorkerLostError)
+                if not isinstance(error, RestartError)
             }
             mailbox.lost.remote(dead)
 
@@ -200,5 +212,8 @@ class _Fit:
     def _take(self, listener: Listener) -> None:
         import ray
 
-        listener.hear(ray.get(self._mailbox.take.remote(listener.written_step)))
+        messages, beats = ray.get([self._mailbox.take.remote(listener.written_step), self._mailbox.heartbeats.remote()])
+        listener.hear(messages)
         listener.take_output()
+        for message in listener.look_at(beats):
+            getattr(self._mailbox, message).remote()

@@ -7,10 +7,11 @@ import os
 import threading
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.platform.actors.member import Failure, Identity, as_data, keep_freed_memory
 from orchestray.platform.process.output import join_output
+from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.working_directory import import_torch
 
 if TYPE_CHECKING:
@@ -23,15 +24,16 @@ _DRAIN_TIMEOUT_S = 1.0
 _JOIN_TIMEOUT_S = 30.0
 
 
-class OtherWorkerLostError(RuntimeError):
-    """Raised by a healthy worker that lost touch with the others, to have Ray Train restart the group."""
+class RestartError(RuntimeError):
+    """Raised by a healthy worker to have Ray Train restart the group: another was lost, or a node is drained."""
 
 
 def train_loop(loop_config: dict[str, Any]) -> None:
     """Train as one worker of a Ray Train group.
 
     Args:
-        loop_config: `settings`, `start`, the `mailbox` actor and `num_threads`.
+        loop_config: `settings`, `start`, the `mailbox` actor, `num_threads`, and `beat_s`, the seconds between two
+            heartbeats.
     """
     import_torch()
     import ray
@@ -45,15 +47,17 @@ def train_loop(loop_config: dict[str, Any]) -> None:
     torch.set_num_threads(loop_config["num_threads"])
     rank = dist.get_rank() if dist.is_initialized() else 0
     attempt = _name_of_attempt()
-    node = ray.util.get_node_ip_address()
-    if not ray.get(mailbox.enter.remote(attempt, rank, Identity(os.getpid(), node, join_output()))):
+    identity = Identity(os.getpid(), ray.util.get_node_ip_address(), join_output())
+    if not ray.get(mailbox.enter.remote(attempt, rank, identity, ray.get_runtime_context().get_node_id())):
         return
-    answer = as_data(lambda: _train(loop_config, attempt, rank))
+    with _Heart(mailbox, attempt, rank, loop_config["beat_s"]) as heart:
+        answer = as_data(lambda: _train(loop_config, attempt, rank, heart))
     if answer == PEER_LOST:
         if ray.get(mailbox.lost_touch.remote(attempt, rank)):
             return
-        raise OtherWorkerLostError("another worker was lost")
-    ray.get(mailbox.answer.remote(attempt, rank, answer))
+        raise RestartError("another worker was lost")
+    if ray.get(mailbox.answer.remote(attempt, rank, answer)):
+        raise RestartError("a node leaves the cluster")
     if isinstance(answer, Failure) and dist.is_initialized():
         # It may have failed before it joined the others, which wait for it.
         with contextlib.suppress(RuntimeError):
@@ -71,18 +75,57 @@ def _name_of_attempt() -> str:
     return str(store.compare_set("orchestray-attempt", "", name).decode())
 
 
-def _train(loop_config: dict[str, Any], attempt: str, rank: int) -> Any:
+class _Heart:
+    """A thread that says to the mailbox, again and again, how the work of this process goes on."""
+
+    def __init__(self, mailbox: Any, attempt: str, rank: int, beat_s: float) -> None:
+        self._host: ReplicaHost | None = None
+        self._mailbox, self._attempt, self._rank, self._beat_s = mailbox, attempt, rank, beat_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._go_on_beating, name="heart", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def built(self, host: ReplicaHost) -> None:
+        """Say that the replica of this process is built: from now on it has less time to answer."""
+        self._host = host
+        self._beat()
+
+    def _go_on_beating(self) -> None:
+        while not self._ended.is_set():
+            self._beat()
+            self._ended.wait(self._beat_s)
+
+    def _beat(self) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        host = self._host
+        beat = self._mailbox.beat.remote(self._attempt, self._rank, is_built=host is not None, sign=PULSE.sign())
+        with contextlib.suppress(RayError):  # rank 0 notices when the driver is gone
+            if ray.get(beat) and host is not None:
+                host.abort()
+
+
+def _train(loop_config: dict[str, Any], attempt: str, rank: int, heart: _Heart) -> Any:
     import ray
 
     from orchestray.trainers.loop.host import ReplicaHost
 
     mailbox: Any = loop_config["mailbox"]
     host = ReplicaHost(loop_config["settings"])
+    heart.built(host)
     start = replace(loop_config["start"], attempt=ray.get(mailbox.num_kills_over.remote()))
-    if rank != 0:
-        return host.train(start)
-    ray.get(mailbox.describe.remote(host.describe()))
-    with _reporting(host, mailbox, attempt):
+    with contextlib.ExitStack() as while_training:
+        if rank == 0:
+            ray.get(mailbox.describe.remote(host.describe()))
+            while_training.enter_context(_reporting(host, mailbox, attempt))
+        while_training.enter_context(PULSE.work())
         return host.train(start)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from orchestray.platform.terminal.format import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from orchestray.platform.actors.gang import Gang
+    from orchestray.platform.actors.placement import Shape
     from orchestray.platform.actors.slot import State
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
@@ -28,20 +28,30 @@ _DOES = {
 }
 
 
+class Watched(Protocol):
+    """Processes of one role whose states are known: a gang, or the workers of Ray Train."""
+
+    shape: Shape
+
+    def states(self, now_s: float) -> list[State | None]:
+        """Return the state of each, by rank; None for one that is dead."""
+        ...
+
+
 class HangReport:
     """A report of a run's silence. It changes nothing: workers are replaced by other rules, and later."""
 
     def __init__(
         self,
         run_log: RunLog,
-        gangs: Sequence[Gang],
+        gangs: Sequence[Watched],
         report_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             run_log: log of the run.
-            gangs: gangs of its processes, that of the workers first.
+            gangs: its processes, the workers first.
             report_s: seconds without a step after which it is reported, unless ten steps take longer; None: never.
             clock: returns seconds.
         """
@@ -102,7 +112,7 @@ def _sentence(quiet_s: float, states: dict[str, State], step_s: float = 0.0) -> 
     others = {name: state for name, state in states.items() if state.kind in _DOES}
     parts = [f"{name} {_DOES[state.kind]} for {duration(state.for_s)}" for name, state in others.items()]
     if waiting:
-        them = ("it" if len(others) == 1 else "them") if others else "each other"
+        them = ("it" if len(others) == 1 else "them") if others else "each other" if waiting[1:] else "another process"
         parts.append(f"{_listed(waiting)} wait{'s' if len(waiting) == 1 else ''} for {them}")
     takes = f" (one takes {duration(step_s) if step_s >= 1.0 else f'{1000 * step_s:.3g} ms'})" if step_s else ""
     return f"no step for {duration(quiet_s)}{takes}" + (f": {'; '.join(parts)}" if parts else "")

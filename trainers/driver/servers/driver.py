@@ -16,6 +16,7 @@ from orchestray.platform.actors.placement import Shape
 from orchestray.platform.actors.pool import acquire_all, release
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.driver.control import controller, decisions, events
+from orchestray.trainers.driver.control.evacuation import Evacuation
 from orchestray.trainers.driver.control.scaling import Scaling
 from orchestray.trainers.driver.runlog.actors_file import ActorsFile
 from orchestray.trainers.driver.runlog.hang_report import HangReport
@@ -143,6 +144,10 @@ class CentralDriver:
             leaves=self._leaves,
             resizing=self._resizing,
         )
+        hosts = (_SERVER_HOST, self._worker_host, LEAF_HOST)
+        self._hosts = list(zip(self._gangs, hosts, strict=False))
+        is_together = self._settings.exchange["transport"] == "shared_memory"
+        self._evacuation = Evacuation(self._hosts, self._run_log, self._losses, stay_together=is_together)
         for gang in self._gangs:
             gang.while_waiting = self._look
             gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
@@ -152,10 +157,7 @@ class CentralDriver:
             scaling.close()
 
     def _train_until_done(self) -> Any:
-        hosts = (_SERVER_HOST, self._worker_host, LEAF_HOST)
-        building = [
-            (gang, gang.begin_host(host, self._settings)) for gang, host in zip(self._gangs, hosts, strict=False)
-        ]
+        building = [(gang, gang.begin_host(host, self._settings)) for gang, host in self._hosts]
         for gang, references in building:
             self._gather(gang, references)
         if self._worker_group.size > 1:
@@ -222,8 +224,8 @@ class CentralDriver:
                 self._restart()
             case decisions.Interrupt():
                 self._primaries.ask_lead("request_stop")
-            case decisions.Grow() | decisions.Refuse() | decisions.Dismiss() | decisions.Resize():
-                self._scale(decision)
+            case decisions.Grow() | decisions.Refuse() | decisions.Dismiss() | decisions.Resize() | decisions.Move():
+                self._change(decision)
             case decisions.Fail() | decisions.GiveUp():
                 raise self._error_of(decision)
 
@@ -232,8 +234,13 @@ class CentralDriver:
             return self._answers.failures[decision.rank].error
         return TrainingError(decision.reason)
 
-    def _scale(self, decision: decisions.Scale) -> None:
+    def _change(self, decision: decisions.Scale | decisions.Move) -> None:
+        """Change the number or the places of the processes."""
         match decision:
+            case decisions.Move():
+                self._evacuation.move()
+                self._primaries.ends.clear()  # those that have moved end on purpose
+                self._actors_file.write()
             case decisions.Grow():
                 self._events += self._scaling.grow()
             case decisions.Refuse(reason):
@@ -336,7 +343,7 @@ class CentralDriver:
         """Take note of what users want, and of workers that should have left by now."""
         if self._stop.is_set():
             self._events.append(events.StopWanted())
-        self._events += self._scaling.news()
+        self._events += [*self._scaling.news(), *self._evacuation.news(self._settings)]
         if self._state.leaving and self._resizing.is_late:
             self._events += map(events.Left, sorted(self._state.leaving))
 
@@ -413,6 +420,11 @@ class CentralDriver:
             for replica in self._state.units:
                 self._employ(replica)
             return None
+        if self._state.moves:
+            self._events.append(events.Stopped(interrupted=outcome.ended == "interrupted"))
+            self._handle()
+            if self._worker_group.working or self._events:  # they go on elsewhere
+                return None
         try:
             of_workers = usage_of(self._workers)
             if outcome.ended != "interrupted":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestray.platform.errors import NodeLeavesError
 from orchestray.search.engine.messages import TrialLimits, TrialTask
 from orchestray.search.engine.trial_worker import TrialHost
 from orchestray.search.trials.program import Progress
@@ -47,3 +49,20 @@ def test_a_process_whose_trial_cannot_be_closed_still_ends_its_workers(tmp_path:
     with pytest.raises(OSError, match="cannot be closed"):
         host.close()
     assert ended == ["workers"]
+
+
+def test_a_trial_whose_machine_leaves_gives_its_process_up_with_the_state_of_the_moment_on_disk(tmp_path: Path) -> None:
+    task = TrialTask(0, 200, config=make_config({}, None, 200, 0), begins=True)
+    staying = TrialHost(TrialLimits(ACCURACY, str(tmp_path / "staying"), save_every_s=600.0))
+    expected = staying.work(task)
+    host = TrialHost(TrialLimits(ACCURACY, str(tmp_path), save_every_s=1e-4), is_leaving=lambda: True)
+    with pytest.raises(NodeLeavesError):
+        host.work(task)
+    state = host._files.on_the_way(0)
+    host.close()
+    assert state is not None
+    another = TrialHost(TrialLimits(ACCURACY, str(tmp_path), save_every_s=600.0))
+    result = another.work(replace(task, source=state))
+    assert result.metrics == expected.metrics
+    for each in (staying, another):
+        each.close()

@@ -39,6 +39,7 @@ from orchestray.trainers.driver.control.events import (
     ScaleWanted,
     ServersLost,
     Stalled,
+    Stopped,
     StoppedEarly,
     StopWanted,
     TimeUp,
@@ -116,8 +117,24 @@ def test_a_loss_on_the_way_to_a_move_leaves_it_wanted() -> None:
     assert told(state, StoppedEarly(0, explained=False))[1][-2:] == [Employ(0), Interrupt()]
 
 
-def test_workers_of_units_that_are_not_in_step_are_not_stopped_for_a_move() -> None:
-    assert told(working(2, 1), MoveWanted())[1] == []
+def test_under_servers_all_stop_for_a_move_and_begin_again_from_the_checkpoint_if_there_is_more_to_do() -> None:
+    state, decisions = told(working(2, 1), MoveWanted(), Done(0), Done(1))
+    assert decisions == [Interrupt()]
+    moved, decisions = told(state, Stopped(interrupted=True))
+    assert (decisions, moved.restarts, moved.is_idle) == ([Move(), Restart()], 0, False)
+    assert told(moved, Done(0), Done(1))[1] == [Finish()]
+    assert told(state, Stopped(interrupted=False))[1] == [Finish()]
+
+
+def test_a_run_that_is_to_end_moves_no_more() -> None:
+    state, _ = told(working(2, 1), MoveWanted(), StopWanted())
+    assert told(state, Done(0), Done(1))[1] == [Finish()]
+
+
+def test_a_server_lost_on_the_way_to_a_move_leaves_it_wanted() -> None:
+    lost = ServersLost({0: "killed"}, "parameter_server", replaced=False)
+    state, _ = told(working(1, 1), MoveWanted(), lost)
+    assert told(state, StoppedEarly(0, explained=True))[1][-2:] == [Restart(), Interrupt()]
 
 
 def test_one_that_lost_a_server_begins_again_without_a_count() -> None:
@@ -314,6 +331,8 @@ class World:
         late = sorted({self.unit_of(rank) for rank in self.busy & self.frozen if self.touched.get(self.unit_of(rank))})
         if late and (not able or chance > 0.9):
             return TimeUp(late[0])
+        if not self.busy and not self.in_step and self.move_wanted:
+            return Stopped(interrupted=chance < 0.7)
         if not able:  # all of a unit are frozen: a watchdog kills one
             whole = [rank for rank in sorted(self.busy & self.frozen) if self.unit_of(rank) not in self.touched]
             assert whole, f"all wait for ever: {self}"
@@ -400,7 +419,6 @@ class World:
         assert self.asked or isinstance(decision, Move)
         match decision:
             case Move():
-                assert self.in_step
                 assert self.move_wanted
                 assert not self.busy, "nobody works while workers move"
                 self.move_wanted = False

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from orchestray.platform.actors.member import Failure, Identity
-from orchestray.platform.errors import DataError, TrainingError
+from orchestray.platform.actors.slot import Patience
+from orchestray.platform.errors import DataError, Interrupted, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.driver.control.evacuation import DrainWatch
+from orchestray.trainers.driver.engines.heartbeats import Heartbeats
 from orchestray.trainers.driver.engines.listener import Listener
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 
@@ -29,7 +33,9 @@ class Heard:
         self.run_progress = RunProgress(time.time() - 5)
         self._writer = writer
         run_log = RunLog(self.run_progress, writer, Progress(name="run", quiet=True))
-        self.listener = Listener(run_log, num_workers=2, batch_size=32, max_restarts=1, resuming=False)
+        self._drained: dict[str, float] = {}
+        heartbeats, drains = Heartbeats(2, Patience()), DrainWatch(lambda: self._drained)
+        self.listener = Listener(run_log, heartbeats, drains, batch_size=32, max_restarts=1, resuming=False)
 
     def hear(self, *messages: tuple[str, Any]) -> None:
         self.listener.hear(list(messages))
@@ -40,6 +46,15 @@ class Heard:
     def answer(self, rank: int, answer: Any) -> None:
         self.hear(("answer", (rank, answer)), ("silent", rank))
 
+    def move(self, node: str) -> None:
+        """Have a node be drained."""
+        self._drained[node] = 60.0
+
+    def moved(self, step: int) -> None:
+        """Have both workers stop for a move."""
+        for rank in (0, 1):
+            self.hear(("moved", (rank, outcome(step))), ("silent", rank))
+
     def events(self) -> list[str]:
         self._writer.flush()
         return [json.loads(line)["event"] for line in (self.path / "events.jsonl").read_text().splitlines()]
@@ -49,8 +64,12 @@ class Heard:
         return [actor["pid"] for actor in json.loads((self.path / "actors.json").read_text())]
 
 
-def actor(rank: int, pid: int) -> tuple[int, Identity]:
-    return rank, Identity(pid, "here")
+def actor(rank: int, pid: int) -> tuple[int, Identity, str]:
+    return rank, Identity(pid, "here"), "node"
+
+
+def outcome(step: int) -> Outcome:
+    return Outcome("interrupted", step, 1.0, {}, 0, 0, 0, 1.0, [], [])
 
 
 @pytest.fixture
@@ -132,3 +151,37 @@ def test_a_users_error_is_what_the_run_ends_with_once_the_others_have_left(heard
 def test_an_end_without_answers_says_what_ray_train_said(heard: Heard) -> None:
     with pytest.raises(TrainingError, match=r"^Ray Train ended the run: Worker group is not active\.$"):
         heard.listener.judge(RuntimeError("Training failed due to controller error:\nWorker group is not active."))
+
+
+def test_workers_that_have_ended_for_a_move_begin_again_without_a_count(heard: Heard) -> None:
+    heard.attempt(100)
+    heard.move("node")
+    assert heard.listener.look_at({}) == ["move"]
+    heard.moved(step=7)
+    assert not heard.listener.is_complete
+    assert heard.listener.look_at({}) == ["moved"]
+    heard.hear(("lost", {}))
+    heard.attempt(200)
+    for rank in (0, 1):
+        heard.answer(rank, outcome(9))
+    assert heard.listener.judge(None).step == 9
+    assert heard.run_progress.restarts == 0
+    assert "worker_lost" not in heard.events()
+    assert heard.events().count("node_draining") == 1
+
+
+def test_a_run_that_finds_no_other_place_for_a_move_ends_with_the_status_of_sigterm(heard: Heard) -> None:
+    heard.attempt(100)
+    heard.move("node")
+    heard.listener.look_at({})
+    heard.moved(step=7)
+    with pytest.raises(Interrupted, match="Interrupted at step 7, with a checkpoint saved") as raised:
+        heard.listener.judge(TimeoutError("no place"))
+    assert raised.value.exit_status == 143
+
+
+def test_nodes_without_workers_are_left_alone(heard: Heard) -> None:
+    heard.attempt(100)
+    heard.move("another node")
+    assert heard.listener.look_at({}) == []
+    assert "node_draining" not in heard.events()

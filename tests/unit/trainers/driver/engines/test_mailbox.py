@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from orchestray.platform.actors.member import Failure, Identity
 from orchestray.platform.errors import TrainingError
+from orchestray.platform.process.pulse import Sign
+from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.driver.engines.heartbeats import Beat
 from orchestray.trainers.driver.engines.mailbox import Mailbox
 from support.patience import PATIENCE_S
 
@@ -110,5 +114,57 @@ def test_after_the_end_everybody_stops() -> None:
         assert (await mailbox.put("one", []))[0]
         assert await mailbox.lost_touch("one", 0)
         assert not await mailbox.enter("two", 0, Identity(7, "node"))
+
+    asyncio.run(go())
+
+
+def test_the_newest_heartbeat_of_each_worker_is_kept_and_one_of_an_earlier_attempt_is_called_off() -> None:
+    async def go() -> None:
+        mailbox = await entered()
+        sign = Sign(0.5, is_waiting=False, share_s=0.1)
+        assert not await mailbox.beat("one", 0, is_built=False, sign=None)
+        assert not await mailbox.beat("one", 0, is_built=True, sign=sign)
+        assert await mailbox.heartbeats() == {0: Beat(2, is_built=True, sign=sign)}
+        await mailbox.abort()
+        assert await mailbox.beat("one", 1, is_built=True, sign=sign)
+        await mailbox.enter("two", 0, Identity(7, "node"))
+        assert await mailbox.heartbeats() == {}
+        assert not await mailbox.beat("two", 0, is_built=False, sign=None)
+        assert await mailbox.beat("one", 1, is_built=True, sign=sign), "nobody waits for it any more"
+
+    asyncio.run(go())
+
+
+def test_workers_that_stop_for_a_move_hear_that_they_go_on_once_all_have_stopped() -> None:
+    interrupted = Outcome("interrupted", 7, 1.0, {}, 0, 0, 0, 1.0, [], [])
+
+    async def go() -> None:
+        mailbox = await entered()
+        await mailbox.move()
+        assert await mailbox.put("one", []) == (True, 0)
+        first = asyncio.create_task(mailbox.answer("one", 0, interrupted))
+        await asyncio.sleep(0)
+        assert not first.done(), "the other may still be writing the checkpoint"
+        assert await mailbox.answer("one", 1, interrupted)
+        assert await first
+        assert (await kinds(mailbox))[-4:] == ["moved", "silent", "moved", "silent"]
+        await mailbox.moved()
+        await mailbox.enter("two", 0, Identity(7, "node"))
+        assert await mailbox.put("two", []) == (False, 0)
+
+    asyncio.run(go())
+
+
+def test_a_move_is_forgotten_once_the_run_is_to_stop_and_one_that_is_done_ends_the_run() -> None:
+    finished = Outcome("finished", 9, 1.0, {}, 0, 0, 0, 1.0, [], [])
+
+    async def go() -> None:
+        mailbox = await entered()
+        await mailbox.move()
+        assert not await mailbox.answer("one", 0, finished)
+        await mailbox.stop()
+        await mailbox.move()
+        assert not await mailbox.answer("one", 1, replace(finished, ended="interrupted"))
+        assert (await kinds(mailbox))[-4:] == ["answer", "silent", "answer", "silent"]
 
     asyncio.run(go())
