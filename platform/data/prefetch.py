@@ -51,7 +51,10 @@ class Prefetch(Generic[Item]):
 
     def __next__(self) -> Item:
         if not self._depth:
-            return _counted(next(self._items))
+            item = next(self._items)
+            PULSE.beats += 1
+            PULSE.shares += 1
+            return item
         self._start()
         with self._changed:
             while not self._ready and not self._ended and not self._closed:
@@ -59,7 +62,9 @@ class Prefetch(Generic[Item]):
             if self._ready and not self._closed:
                 item = self._ready.popleft()
                 self._changed.notify()
-                return _counted(item)
+                PULSE.beats += 1
+                PULSE.shares += 1
+                return item
         self.close()
         if self._error is not None:
             error, self._error = self._error, None
@@ -106,9 +111,3 @@ class Prefetch(Generic[Item]):
             self._ready.append(item)
             self._changed.notify()
             return True
-
-
-def _counted(item: Item) -> Item:
-    PULSE.beats += 1
-    PULSE.shares += 1
-    return item
