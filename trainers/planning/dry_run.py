@@ -33,7 +33,6 @@ from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, No
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from orchestray.platform.comm.collective import Collective
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
@@ -133,14 +132,11 @@ def _connected(settings: ReplicaSettings, calls: list[Call]) -> Replica:
         replica.connect(DryCollective(0, size, calls))
         return replica
 
-    def build(world: Collective) -> Replica:
-        built = _Host(settings).replica
-        built.connect(world)
-        return built
-
-    replica = run_members(size, build)[0]
-    imagine_the_others(replica.world, calls)
-    return replica
+    # One after the other: models that are built at the same time would share torch's random numbers.
+    replicas = [_Host(settings).replica for _ in range(size)]
+    run_members(size, lambda world: replicas[world.rank].connect(world))
+    imagine_the_others(replicas[0].world, calls)
+    return replicas[0]
 
 
 class _Host(ReplicaHost):

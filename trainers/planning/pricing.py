@@ -148,6 +148,10 @@ def _sent(call: NotedCall) -> float:
     return float(call.num_bytes) if call.kind == "send" else 0.0
 
 
+RAY_BYTES = 57 * 10**6
+"""Bytes that Ray takes in the process of a worker, which a dry run does without."""
+
+
 def memory_of(run: DryRun) -> Memory:
     """Return the memory of a worker by kind."""
     known = run.parameter_bytes + run.gradient_bytes + run.optimizer_bytes + run.activation_bytes
@@ -156,5 +160,5 @@ def memory_of(run: DryRun) -> Memory:
         run.gradient_bytes,
         run.optimizer_bytes,
         run.activation_bytes,
-        max(0, run.resident_bytes - known),
+        max(0, run.resident_bytes - known) + RAY_BYTES,
     )

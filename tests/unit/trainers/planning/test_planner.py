@@ -17,6 +17,7 @@ from orchestray.trainers.planning.machine.transfers import KINDS, CollectiveTime
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
 from orchestray.trainers.planning.predict import Cluster
+from orchestray.trainers.planning.pricing import RAY_BYTES
 from orchestray.trainers.planning.record import Entry, Record
 
 MB = 10**6
@@ -54,7 +55,7 @@ class Known(Measurements):
 
     def __init__(self, sample_s: float = 1e-3, exchanged: int = MB, resident: int = 100 * MB) -> None:
         super().__init__(None, {}, 2)
-        self._sample_s, self._exchanged, self._resident = sample_s, exchanged, resident
+        self._sample_s, self._exchanged, self._resident = sample_s, exchanged, resident - RAY_BYTES
 
     def dry_runs(self, wanted: Wanted) -> list[DryRun]:
         layout = wanted.settings.layout
