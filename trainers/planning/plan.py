@@ -88,7 +88,7 @@ def note_run(config: TrainConfig, lines: Iterable[Mapping[str, Any]]) -> dict[st
 
 
 def note_later(directory: Path) -> dict[str, Any] | None:
-    """Predict a run that has ended, measuring what it takes, and add it to the record.
+    """Predict a run that has ended, measuring what it takes, and add it to the record unless it is there.
 
     Args:
         directory: directory of the run.
@@ -113,11 +113,13 @@ def _noted(
     measured_s = records.measured_step_s(lines)
     if measured_s is None:
         return None
+    record = records.load_record(machine.name)
     predicted_s = predictor.predict(config, AS_IT_STANDS, {}).step_s
     family = family_of(config)
-    correction = records.load_record(machine.name).correction(family)
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    records.append(records.Entry(family, config.name, predicted_s, measured_s, at, machine.name))
+    correction = record.correction(family)
+    if all((entry.name, entry.measured_s) != (config.name, measured_s) for entry in record.entries):
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        records.append(records.Entry(family, config.name, predicted_s, measured_s, at, machine.name))
     corrected_s = correction.factor * predicted_s
     interval = None if correction.interval is None else [corrected_s * bound for bound in correction.interval]
     return {"step_s": corrected_s, "interval_s": interval, "measured_step_s": measured_s}

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestray.cli.plan import app
+from orchestray.cli.train import app as train_app
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.planning import record as records
 from orchestray.trainers.planning.machine import kept
@@ -87,3 +88,15 @@ def test_the_history_shows_the_errors_of_each_family(profile: MachineProfile) ->
     rows = json.loads(run("--history", "--json"))
     assert [(row["family"], row["runs"]) for row in rows] == [("zero", 3), ("all", 3)]
     assert rows[0]["median"] == pytest.approx(1 - 1 / 1.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--plan", "best"], "--plan takes auto, got best"),
+        (["--plan", "auto", "--resume"], "take --resume and --replay out"),
+    ],
+)
+def test_training_by_a_plan_takes_the_best_one_of_a_new_run_only(config: str, arguments: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        CliRunner().invoke(train_app, [config, *arguments], catch_exceptions=False)
