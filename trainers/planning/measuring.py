@@ -10,6 +10,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -190,6 +191,7 @@ def _measure(wanted: Wanted, barrier: Barrier, results: Connection) -> None:
     from orchestray.platform.actors.member import keep_freed_memory
     from orchestray.trainers.planning import dry_run
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback: the plan says what happened
     torch.set_num_threads(wanted.num_threads)
     keep_freed_memory()  # as workers do
     devnull = os.open(os.devnull, os.O_WRONLY)
