@@ -39,6 +39,13 @@ MAY_TAKE_LONG = {
     "test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_another_comes": (
         "a machine with a trial's worker is killed, which Ray has to notice, and another comes"
     ),
+    "tests/e2e/test_search_node_lost.py::"
+    "test_the_trial_of_a_machine_that_is_announced_to_leave_goes_on_elsewhere_and_does_no_step_again": (
+        "two more machines start, one is drained under a trial, and the trial's process starts on the other"
+    ),
+    "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[calibrate.md: ]": (
+        "it measures this machine for half a minute when nothing runs beside it, and longer beside other tests"
+    ),
     "tests/e2e/test_submit.py::"
     "test_interrupting_a_follower_leaves_the_job_running_and_stopping_it_saves_a_checkpoint"
     "_and_ends_followers_with_130": ("Ray starts a job, which is followed twice and stopped"),
