@@ -62,6 +62,15 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_put_back() -> Iterator[None]:
+    """Put the handler of Ctrl-C back: a Tuner of Ray Tune leaves its own in the process."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before and before is not None:
+        signal.signal(signal.SIGINT, before)
+
+
 class FailuresAtOnce:
     """A plugin that prints at once what has failed, and why: a run that is killed would not have printed it."""
 
