@@ -214,8 +214,8 @@ def add_options(parser: Any) -> None:
 def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     import torch
 
-    from orchestray.trainers.planning.machine import kept
-    from orchestray.trainers.planning.machine.calibrate import calibrate
+    from orchestray.trainers.machine import kept
+    from orchestray.trainers.machine.calibrate import calibrate
     from orchestray.trainers.survey.cost_models.models import (
         cpu_distributed_s,
         epoch_s,
@@ -270,7 +270,7 @@ def _hold_out_shapes(report: benchmark.Report, profile: Any, count: int) -> None
     """Hold the table of products against shapes that are not in it."""
     import torch
 
-    from orchestray.trainers.planning.machine.measure_compute import product_s
+    from orchestray.trainers.machine.measure_compute import product_s
 
     draw, errors = random.Random(0), []
     while len(errors) < count:

@@ -18,8 +18,8 @@ from typing import Any
 from harness import benchmark, commands
 from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.machine import calibrate, kept
 from orchestray.trainers.planning.candidates import Candidate, candidates
-from orchestray.trainers.planning.machine import calibrate, kept
 from orchestray.trainers.planning.measuring import Measurements
 from orchestray.trainers.planning.plans import Plan
 from orchestray.trainers.planning.predict import Cluster, Predictor, family_of

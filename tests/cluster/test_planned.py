@@ -9,9 +9,9 @@ import pytest
 
 import orchestray
 from orchestray.platform.cluster.cluster import Cluster
+from orchestray.trainers.machine import kept
 from orchestray.trainers.planning import plan as planning
 from orchestray.trainers.planning import record as records
-from orchestray.trainers.planning.machine import kept
 from unit.trainers.planning.test_planner import machine
 
 CONFIG = {

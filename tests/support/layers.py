@@ -25,7 +25,7 @@ LAYERS = """
     trainers.aggregation  trainers.compression  trainers.layout  trainers.optim  trainers.trackers
     trainers.core
     trainers.analysis  trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
-    trainers.parallel.recompute  trainers.ensemble  trainers.tasks  trainers.planning.machine
+    trainers.parallel.recompute  trainers.ensemble  trainers.tasks  trainers.machine
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
     trainers.parallel  trainers.sync.local
     trainers.survey  trainers.survey.cluster  trainers.survey.convergence

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
-from orchestray.trainers.planning.machine import kept
-from orchestray.trainers.planning.machine.gemm import GemmTable, shapes
-from orchestray.trainers.planning.machine.profile import Compute, Contention, Links, MachineProfile
-from orchestray.trainers.planning.machine.transfers import KINDS, CollectiveTimes, Curve, ring_s
+from orchestray.trainers.machine import kept
+from orchestray.trainers.machine.gemm import GemmTable, shapes
+from orchestray.trainers.machine.profile import Compute, Contention, Links, MachineProfile
+from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve, ring_s
 
 LINK = AlphaBeta(1e-4, 1e-9)
 SIZES_BYTES = (1 << 10, 1 << 17, 1 << 20, 1 << 24)

@@ -69,7 +69,7 @@ BEFORE_THE_WORK = {
     "package": "import orchestray",
     "errors": "import orchestray.platform.errors",
     "config": "import orchestray.trainers.config.load, orchestray.trainers.config.resume",
-    "profile": "import orchestray.trainers.planning.machine.kept, orchestray.trainers.planning.machine.calibrate",
+    "profile": "import orchestray.trainers.machine.kept, orchestray.trainers.machine.calibrate",
     "source": (
         "from orchestray.platform.task import TaskSource\n"
         "from orchestray.trainers.tasks.params import TaskConfig\n"

@@ -162,7 +162,7 @@ def _attempt(
 
 def _noted(config: TrainConfig, directory: RunDirectory) -> dict[str, Any] | None:
     """Return the planner's prediction of a run beside what it took; None: this machine is not calibrated."""
-    from orchestray.trainers.planning.machine import kept
+    from orchestray.trainers.machine import kept
 
     if not kept.default_file().exists():
         return None

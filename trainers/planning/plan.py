@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.machine import kept
 from orchestray.trainers.planning import record as records
-from orchestray.trainers.planning.machine import kept
 from orchestray.trainers.planning.measuring import Measurements
 from orchestray.trainers.planning.planner import AS_IT_STANDS, Planner, Plans
 from orchestray.trainers.planning.predict import Cluster, Predictor, family_of, refuse_unknown
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig
-    from orchestray.trainers.planning.machine.profile import MachineProfile
+    from orchestray.trainers.machine.profile import MachineProfile
     from orchestray.trainers.planning.plans import Plan
 
 Source = str | os.PathLike[str] | Mapping[str, Any]

@@ -12,7 +12,7 @@ from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.planning.machine.transfers import ring_s
+from orchestray.trainers.machine.transfers import ring_s
 from orchestray.trainers.planning.measuring import Wanted
 from orchestray.trainers.planning.pipelines import PipelineStep, pipeline_step
 from orchestray.trainers.planning.plans import Memory, Parts, Plan
@@ -21,8 +21,8 @@ from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchr
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig
-    from orchestray.trainers.planning.machine.profile import MachineProfile
-    from orchestray.trainers.planning.machine.transfers import Kind
+    from orchestray.trainers.machine.profile import MachineProfile
+    from orchestray.trainers.machine.transfers import Kind
     from orchestray.trainers.planning.measuring import Measurements
 
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from orchestray.platform.run.files import storage_errors
-from orchestray.trainers.planning.machine.kept import cache_directory
+from orchestray.trainers.machine.kept import cache_directory
 
 LEAST_RUNS = 5
 """Runs of a family from which on its own errors count; with fewer, those of all families do."""

@@ -101,7 +101,7 @@ def analyse(
 
 
 def _predicted_s(subject: Subject) -> dict[str, float]:
-    from orchestray.trainers.planning.machine import kept
+    from orchestray.trainers.machine import kept
     from orchestray.trainers.survey.cost_models.counted import counted
     from orchestray.trainers.survey.cost_models.models import side_by_side_s
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from orchestray.platform.comm.allreduce.costs import AlphaBeta
-    from orchestray.trainers.planning.machine.profile import MachineProfile
+    from orchestray.trainers.machine.profile import MachineProfile
 
 app = typer.Typer()
 
@@ -32,8 +32,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine for half a minute, and keep what predictions of training times need to know of it."""
-    from orchestray.trainers.planning.machine import calibrate as calibration
-    from orchestray.trainers.planning.machine import kept
+    from orchestray.trainers.machine import calibrate as calibration
+    from orchestray.trainers.machine import kept
 
     if not force:
         calibration.check_quiet()

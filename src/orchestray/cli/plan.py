@@ -165,8 +165,8 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
 
 
 def _goodput_line(plan: Plan, mtbf_h: float) -> str:
+    from orchestray.trainers.machine import kept
     from orchestray.trainers.planning.goodput import best_interval_s, goodput
-    from orchestray.trainers.planning.machine import kept
 
     kept_bytes = plan.memory.parameters + plan.memory.optimizer
     checkpoint_s = max(1e-3, kept_bytes / kept.load().disk_bytes_per_s)
@@ -237,8 +237,8 @@ def _history(runs: str | None, *, as_json: bool) -> None:
 
     from rich.table import Table
 
+    from orchestray.trainers.machine import kept
     from orchestray.trainers.planning import record as records
-    from orchestray.trainers.planning.machine import kept
     from orchestray.trainers.planning.plan import note_later
 
     machine = kept.load().name

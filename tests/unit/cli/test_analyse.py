@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestray.trainers.planning.machine import kept
+from orchestray.trainers.machine import kept
 from support.cli import orchestray_here
 from support.profiles import FLOPS_PER_S, profile
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestray.trainers.planning.machine import calibrate, kept
+from orchestray.trainers.machine import calibrate, kept
 from support.cli import orchestray_here
 from support.profiles import profile
 

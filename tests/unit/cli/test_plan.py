@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from orchestray.cli.plan import app
 from orchestray.cli.train import app as train_app
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.machine import kept
+from orchestray.trainers.machine.profile import MachineProfile
 from orchestray.trainers.planning import record as records
-from orchestray.trainers.planning.machine import kept
-from orchestray.trainers.planning.machine.profile import MachineProfile
 from unit.trainers.planning.test_planner import machine
 
 CONFIG = """

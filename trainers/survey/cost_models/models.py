@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from orchestray.trainers.planning.machine.profile import MachineProfile
-from orchestray.trainers.planning.machine.transfers import ring_s
+from orchestray.trainers.machine.profile import MachineProfile
+from orchestray.trainers.machine.transfers import ring_s
 from orchestray.trainers.survey.cost_models.counted import Counted
 
 

@@ -10,10 +10,10 @@ import pytest
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.machine.gemm import GemmTable
+from orchestray.trainers.machine.profile import Compute, Contention, Links, MachineProfile
+from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve
 from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall
-from orchestray.trainers.planning.machine.gemm import GemmTable
-from orchestray.trainers.planning.machine.profile import Compute, Contention, Links, MachineProfile
-from orchestray.trainers.planning.machine.transfers import KINDS, CollectiveTimes, Curve
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
 from orchestray.trainers.planning.predict import Cluster

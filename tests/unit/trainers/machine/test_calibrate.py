@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestray.trainers.planning.machine import calibrate, kept
-from orchestray.trainers.planning.machine.calibrate import BusyMachineError, CalibrationError
+from orchestray.trainers.machine import calibrate, kept
+from orchestray.trainers.machine.calibrate import BusyMachineError, CalibrationError
 from support.profiles import profile
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.files import storage_errors, write_atomic
-from orchestray.trainers.planning.machine.profile import MachineProfile
+from orchestray.trainers.machine.profile import MachineProfile
 
 _RECALIBRATE = "run `orchestray calibrate` (half a minute)"
 

@@ -18,10 +18,10 @@ import torch
 from torch.distributed import FileStore
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.planning.machine import kept
-from orchestray.trainers.planning.machine.measure_compute import computing, disk_bytes_per_s, reference_s
-from orchestray.trainers.planning.machine.measure_group import channel_times, collective_times, contention, overlap
-from orchestray.trainers.planning.machine.profile import Links, MachineProfile
+from orchestray.trainers.machine import kept
+from orchestray.trainers.machine.measure_compute import computing, disk_bytes_per_s, reference_s
+from orchestray.trainers.machine.measure_group import channel_times, collective_times, contention, overlap
+from orchestray.trainers.machine.profile import Links, MachineProfile
 
 GROUPS = (2, 4)
 """Numbers of processes whose collective operations are measured."""

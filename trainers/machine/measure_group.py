@@ -13,8 +13,8 @@ from orchestray.platform.comm.channel.base import Channel
 from orchestray.platform.comm.channel.gloo import GlooChannel
 from orchestray.platform.comm.channel.nearest import open_channel
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.planning.machine.profile import Contention
-from orchestray.trainers.planning.machine.transfers import KINDS, CollectiveTimes, Curve, Kind
+from orchestray.trainers.machine.profile import Contention
+from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve, Kind
 
 SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 _REPEATS = (40, 30, 20, 15, 9, 5, 3)

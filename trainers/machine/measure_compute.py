@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.process import torch_threads
-from orchestray.trainers.planning.machine import kept
-from orchestray.trainers.planning.machine.gemm import GemmTable, shapes
-from orchestray.trainers.planning.machine.profile import Compute
+from orchestray.trainers.machine import kept
+from orchestray.trainers.machine.gemm import GemmTable, shapes
+from orchestray.trainers.machine.profile import Compute
 
 SIZES = (1, 4, 16, 64, 256, 1024, 4096)
 """Sizes of the dimensions of the products that are measured."""

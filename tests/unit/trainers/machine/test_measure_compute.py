@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestray.trainers.planning.machine import measure_compute
-from orchestray.trainers.planning.machine.gemm import shapes
-from orchestray.trainers.planning.machine.measure_compute import computing, disk_bytes_per_s, gemm_table, reference_s
+from orchestray.trainers.machine import measure_compute
+from orchestray.trainers.machine.gemm import shapes
+from orchestray.trainers.machine.measure_compute import computing, disk_bytes_per_s, gemm_table, reference_s
 
 
 def test_a_table_has_a_time_for_each_shape_and_a_thousand_times_the_work_takes_longer() -> None:

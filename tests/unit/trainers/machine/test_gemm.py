@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.planning.machine.gemm import GemmTable, shapes
+from orchestray.trainers.machine.gemm import GemmTable, shapes
 from support.profiles import gemm_table
 
 SIZES = (1, 8, 64, 512)

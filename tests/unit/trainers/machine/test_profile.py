@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.planning.machine.profile import Contention, MachineProfile
+from orchestray.trainers.machine.profile import Contention, MachineProfile
 from support.profiles import FLOPS_PER_S, profile
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.trainers.planning.machine import kept
-from orchestray.trainers.planning.machine.profile import MachineProfile
+from orchestray.trainers.machine import kept
+from orchestray.trainers.machine.profile import MachineProfile
 
 MOST_SPREAD = 0.25
 """Relative distance of repeats beyond which a machine counts as busy."""
-_MEASURE = "orchestray.trainers.planning.machine.measure"
+_MEASURE = "orchestray.trainers.machine.measure"
 
 
 class BusyMachineError(OrchestrayError):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.planning.machine import kept
+from orchestray.trainers.machine import kept
 from support.profiles import profile
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.planning.machine.transfers import KINDS, CollectiveTimes, Curve, Kind, ring_s
+from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve, Kind, ring_s
 from support.profiles import LINK, SIZES_BYTES, line, profile
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.planning.machine import measure_group
-from orchestray.trainers.planning.machine.measure_group import channel_times, collective_times, contention, overlap
-from orchestray.trainers.planning.machine.transfers import KINDS
+from orchestray.trainers.machine import measure_group
+from orchestray.trainers.machine.measure_group import channel_times, collective_times, contention, overlap
+from orchestray.trainers.machine.transfers import KINDS
 from support.threads import run_replicas
 
 SIZES_BYTES = (1 << 10, 1 << 14)

@@ -9,8 +9,8 @@ from typing import Any
 
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.planning.machine.gemm import GemmTable
-from orchestray.trainers.planning.machine.transfers import CollectiveTimes, Curve, Kind
+from orchestray.trainers.machine.gemm import GemmTable
+from orchestray.trainers.machine.transfers import CollectiveTimes, Curve, Kind
 
 FORMAT = 1
 """Version of the file; a profile of another one is refused."""
