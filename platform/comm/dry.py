@@ -35,11 +35,6 @@ class Call:
     began_s: float = field(default_factory=time.perf_counter)
     waited_s: float | None = None
 
-    @property
-    def window_s(self) -> float:
-        """Seconds of other work between its start and the wait for it."""
-        return 0.0 if self.waited_s is None else self.waited_s - self.began_s
-
 
 class _Work:
     """The handle of an operation that is done at once."""

@@ -32,12 +32,10 @@ class Candidate:
     Args:
         name: short name.
         changes: dotted keys of the config that it sets.
-        keeps_result: True if the run should end with the weights of a single process, up to rounding.
     """
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    keeps_result: bool = True
 
     def apply(self, config: TrainConfig) -> TrainConfig:
         """Return the config with the changes.
@@ -126,36 +124,36 @@ def _of_pipelines(config: TrainConfig, replicas: int, stages: int, threads: int)
                 continue
             network = {"data": replicas, "pipeline": stages, "schedule": schedule, "microbatches": count}
             name = f"{prefix}pipeline {stages}, {schedule}, {count} micro-batches"
-            yield Candidate(name, _changes(network, threads=threads), schedule != "pipedream")
+            yield Candidate(name, _changes(network, threads=threads))
 
 
 def _of_loose_replicas(workers: int, threads: int) -> Iterator[Candidate]:
     network = {"data": workers}
     for compression in _COMPRESSIONS:
         changes = _changes(network, {"type": "allreduce"}, threads=threads, compression=compression)
-        yield Candidate(f"{workers} replicas, {compression['type']}", changes, keeps_result=False)
+        yield Candidate(f"{workers} replicas, {compression['type']}", changes)
     for every in _AVERAGING:
         exchange: dict[str, Any] = {"type": "averaging", "every": every}
-        yield Candidate(f"{workers} averaged every {every}", _changes(network, exchange, threads=threads), False)
+        yield Candidate(f"{workers} averaged every {every}", _changes(network, exchange, threads=threads))
         outer = {**exchange, "outer_optimizer": {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}}
-        yield Candidate(f"{workers} by DiLoCo every {every}", _changes(network, outer, threads=threads), False)
+        yield Candidate(f"{workers} by DiLoCo every {every}", _changes(network, outer, threads=threads))
     elastic = {"type": "elastic_averaging", "every": 4}
-    yield Candidate(f"{workers} elastic", _changes(network, elastic, threads=threads), False)
+    yield Candidate(f"{workers} elastic", _changes(network, elastic, threads=threads))
     if workers > 2:
-        yield Candidate(f"{workers} gossiping", _changes(network, {"type": "gossip"}, threads=threads), False)
+        yield Candidate(f"{workers} gossiping", _changes(network, {"type": "gossip"}, threads=threads))
 
 
 def _of_servers(workers: int, threads: int) -> Iterator[Candidate]:
     network = {"data": workers}
-    kinds: tuple[tuple[str, dict[str, Any], bool], ...] = (
-        ("synchronous server", {"consistency": "synchronous"}, True),
-        ("server, stale 2", {"consistency": "stale", "staleness": 2}, False),
-        ("asynchronous server", {"consistency": "asynchronous"}, False),
-        ("HOGWILD", {"consistency": "asynchronous", "transport": "shared_memory"}, False),
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("synchronous server", {"consistency": "synchronous"}),
+        ("server, stale 2", {"consistency": "stale", "staleness": 2}),
+        ("asynchronous server", {"consistency": "asynchronous"}),
+        ("HOGWILD", {"consistency": "asynchronous", "transport": "shared_memory"}),
     )
-    for name, keys, keeps in kinds:
+    for name, keys in kinds:
         exchange = {"type": "parameter_server", **keys}
-        yield Candidate(f"{workers} workers, {name}", _changes(network, exchange, threads=threads), keeps)
+        yield Candidate(f"{workers} workers, {name}", _changes(network, exchange, threads=threads))
 
 
 def _changes(

@@ -1,17 +1,11 @@
-"""Advice follows the rules of the surveys, and single-process training of small data is faster indeed."""
+"""Advice follows the rules of the surveys."""
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import pytest
-import torch
-from torch import nn
 
 from orchestray.platform.comm.allreduce.costs import AlphaBeta, cost_s
 from orchestray.platform.comm.allreduce.schedules import ALGORITHMS
-from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.planning.advice import (
     Memory,
     Needs,
@@ -20,7 +14,6 @@ from orchestray.trainers.planning.advice import (
     which_consistency,
 )
 from orchestray.trainers.survey.cluster.stragglers import Compute
-from support.threads import run_replicas
 
 DEVICE_BYTES = 16e9
 MNIST = Memory(model_bytes=16 * 1.2e6, activation_bytes=5e6, data_bytes=60_000 * 784 * 4)
@@ -37,31 +30,6 @@ def test_when_to_distribute_is_never_for_mnist_by_data_for_imagenet_and_by_parts
     assert "188 MB of data fit" in advice[0].reason
     both = when_to_distribute(Memory(OVERSIZE.model_bytes, 0.0, IMAGENET.data_bytes), DEVICE_BYTES)
     assert both.choice == "split and data parallel"
-
-
-def test_single_process_training_at_mnist_s_size_is_faster_than_two_replicas() -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(64, 784), torch.randint(10, (64,))
-
-    def steps_s(batch: slice, collective: Collective | None) -> float:
-        model = nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
-        times_s = []
-        for _ in range(60):
-            began_s = time.perf_counter()
-            model.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-            for parameter in model.parameters():
-                assert parameter.grad is not None
-                if collective is not None:
-                    collective.all_reduce(parameter.grad)
-            times_s.append(time.perf_counter() - began_s)
-        return statistics.median(times_s)
-
-    def replica(collective: Collective) -> float:
-        return steps_s(slice(32 * collective.rank, 32 * collective.rank + 32), collective)
-
-    alone_s = steps_s(slice(0, 64), None)
-    assert alone_s < max(run_replicas(2, replica))
 
 
 def table() -> list[tuple[int, float, Needs, str]]:

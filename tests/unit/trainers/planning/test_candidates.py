@@ -41,13 +41,6 @@ def test_every_scheme_of_the_platform_is_among_them_once() -> None:
         assert any(part in name for name in names), part
 
 
-def test_only_schemes_with_the_result_of_one_process_say_so() -> None:
-    loose = ("qsgd", "float16", "onebit", "powersgd", "topk", "averaged", "DiLoCo", "elastic", "gossiping", "stale",
-             "asynchronous", "HOGWILD", "pipedream")  # fmt: skip
-    for each, _ in candidates(config(), 4, 4):
-        assert each.keeps_result is not any(word in each.name for word in loose), each.name
-
-
 def test_what_the_rules_of_configs_forbid_is_left_out() -> None:
     names = names_of(config(grad_clip=1.0), 2, 2)
     assert not any("pipedream" in name for name in names)

@@ -99,6 +99,15 @@ def test_a_plan_that_changes_the_result_is_never_the_best() -> None:
     assert plans.best.keeps_result
 
 
+def test_only_schemes_with_the_result_of_one_process_keep_it() -> None:
+    loose = ("qsgd", "float16", "onebit", "powersgd", "topk", "averaged", "DiLoCo", "elastic", "gossiping", "stale",
+             "asynchronous", "HOGWILD", "pipedream")  # fmt: skip
+    plans = planner(Known()).plans(CONFIG, 4).plans
+    assert {word for word in loose if any(word in plan.name for plan in plans)} == {*loose}
+    for plan in plans:
+        assert plan.keeps_result is not any(word in plan.name for word in loose), plan.name
+
+
 def test_the_record_corrects_the_time_and_gives_the_interval() -> None:
     entries = [Entry("single", "run", 1.0, ratio, "", "here") for ratio in (1.8, 1.9, 2.0, 2.1, 2.2)]
     plain, corrected = (planner(Known(), Record(each)).this(CONFIG) for each in ([], entries))
