@@ -37,6 +37,8 @@ class ShortRows(TorchFunctionMode):
 
 def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **named: Any) -> Tensor:  # noqa: A002 torch's names
     are_rows = input.dim() == 2 and target.dim() == 1 and input.shape[1] <= _MOST_CLASSES
-    if not are_rows or named.get("reduction", "mean") == "none":
+    # A loss a sample would get another shape, and by position or `reduce` it is asked for as well.
+    is_reduced = not args and named.get("reduction", "mean") != "none" and named.get("reduce") is None
+    if not (are_rows and is_reduced):
         return functional.cross_entropy(input, target, *args, **named)
-    return functional.cross_entropy(input.mT[None], target[None], *args, **named)
+    return functional.cross_entropy(input.mT[None], target[None], **named)

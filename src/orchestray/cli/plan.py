@@ -166,14 +166,14 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
 
 def _goodput_line(plan: Plan, mtbf_h: float) -> str:
     from orchestray.trainers.machine import kept
-    from orchestray.trainers.planning.goodput import best_interval_s, goodput
+    from orchestray.trainers.survey.cluster.failures import Failures, restarting_goodput, young_daly_s
 
     kept_bytes = plan.memory.parameters + plan.memory.optimizer
     checkpoint_s = max(1e-3, kept_bytes / kept.load().disk_bytes_per_s)
-    mean_s = 3600 * mtbf_h
-    interval_s = best_interval_s(checkpoint_s, mean_s)
+    failures = Failures(1 / (3600 * mtbf_h), checkpoint_s, _RESTART_S)
+    interval_s = young_daly_s(1, failures)
     steps = max(1, round(interval_s / plan.step_s))
-    part = goodput(interval_s, checkpoint_s, _RESTART_S, mean_s)
+    part = restarting_goodput(interval_s, 1, failures)
     return (
         f"With a failure every {mtbf_h:g} h: goodput {part:.1%} with a checkpoint every {steps:,} steps "
         f"({interval_s:.3g} s, Young); checkpoint.every_steps={steps}"

@@ -66,3 +66,15 @@ def test_classes_come_before_samples_for_logits_of_few_classes_alone() -> None:
     wanted = [(1, CLASSES, SAMPLES), (SAMPLES, 1000), (2, CLASSES, SAMPLES), (SAMPLES, CLASSES)]
     assert shapes.seen == wanted
     assert rows.shape == TARGETS.shape
+
+
+def test_a_loss_of_each_sample_keeps_its_shape_however_it_is_asked_for() -> None:
+    logits, targets = torch.randn(SAMPLES, CLASSES), TARGETS
+    ways: list[Any] = [
+        lambda: functional.cross_entropy(logits, targets, reduction="none"),
+        lambda: functional.cross_entropy(logits, targets, None, None, -100, None, "none"),
+    ]
+    for way in ways:
+        with ShortRows():
+            found = way()
+        torch.testing.assert_close(found, way(), rtol=0, atol=0)
