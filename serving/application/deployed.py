@@ -68,7 +68,8 @@ class ApplicationStarters(Starters):
             else f"{serve_apps.version_prefix(_application())}{name}"
         )
         if own is not None and not await asyncio.to_thread(serve_apps.is_running, own):
-            application = model_deployment(model, config, name, reserves_cpus=self._reserves_cpus)
+            made = partial(model_deployment, model, config, name, reserves_cpus=self._reserves_cpus)
+            application = await asyncio.to_thread(made)  # it may wait for that of another version
             try:
                 await asyncio.to_thread(serve_apps.run_application, application, own)
             except BaseException:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from orchestray.serving.application.model_replica import ModelReplica
+from orchestray.serving.application.serve_apps import BUILDING
 from orchestray.serving.application.starting import divided_network
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 from orchestray.serving.models.content import content_of
@@ -52,17 +53,18 @@ def model_deployment(model: ModelSection, config: ServeConfig, name: str, *, res
 
     load = {**load_arguments(model, config), "content": content_of(model.run)}
     resources = config.resources
-    deployment: Any = serve.deployment(ModelReplica)
-    return deployment.options(  # type: ignore[no-any-return]
-        name=name,
-        ray_actor_options={
-            "num_cpus": resources.cpus_per_worker if reserves_cpus else 0,
-            "num_gpus": resources.gpus_per_worker,
-        },
-        health_check_period_s=HEALTH_PERIOD_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        **_number(config, name),
-    ).bind(load, config.batching.run_timeout_s)
+    with BUILDING:
+        deployment: Any = serve.deployment(ModelReplica)
+        return deployment.options(  # type: ignore[no-any-return]
+            name=name,
+            ray_actor_options={
+                "num_cpus": resources.cpus_per_worker if reserves_cpus else 0,
+                "num_gpus": resources.gpus_per_worker,
+            },
+            health_check_period_s=HEALTH_PERIOD_S,
+            graceful_shutdown_wait_loop_s=0.1,
+            **_number(config, name),
+        ).bind(load, config.batching.run_timeout_s)
 
 
 def _number(config: ServeConfig, name: str) -> dict[str, Any]:

@@ -21,6 +21,9 @@ from orchestray.serving.runtime.work_thread import WorkThread
 _log = logging.getLogger("orchestray.serving")
 
 _CLIENT = "ray.serve.context:_get_global_client"
+BUILDING = threading.Lock()
+"""Lock to hold while Ray Serve makes deployments: each enters its router into a table of the process and takes it out
+again, and two that do so at once fail."""
 _POLL_S = 0.1
 _ASK_S = 5.0
 """Seconds that Serve has to take on the end of applications."""
@@ -168,7 +171,8 @@ def run_application(
     target = serve.RunTarget(application, name, route)
     try:
         # Serve itself would wait for ever for an application that was ended before all of it ran.
-        serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+        with BUILDING:
+            serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
         _until_running(name, is_ready)
     except OrchestrayError:
         raise
