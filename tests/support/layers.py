@@ -36,12 +36,12 @@ LAYERS = """
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
     trainers.distill
     trainers.loop  trainers.validate
-    trainers.planning
     trainers.ps.coordinator
     trainers.ps.server
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker
     trainers.ps.variants.hogwild  trainers.ps.variants.model_parallel
     trainers.ps.hosts
+    trainers.planning
     trainers.driver.control
     trainers.driver.servers
     trainers.driver.engines
