@@ -21,6 +21,8 @@ from orchestray.trainers.optim import params as optimizers
 from orchestray.trainers.optim.registry import AVERAGES as AVERAGE_REGISTRY
 from orchestray.trainers.optim.registry import OPTIMIZERS as OPTIMIZER_REGISTRY
 from orchestray.trainers.optim.registry import SCHEDULES as SCHEDULE_REGISTRY
+from orchestray.trainers.solvers.params import SolverSection
+from orchestray.trainers.solvers.registry import SOLVERS as SOLVER_REGISTRY
 from orchestray.trainers.sync.local.params import Edges
 from orchestray.trainers.tasks.registry import TASKS
 from support.pages import blocks
@@ -33,6 +35,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
 AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]
 SCHEDULES = [SCHEDULE_REGISTRY.params(name) for name in SCHEDULE_REGISTRY]
+SOLVERS = [SOLVER_REGISTRY.params(name) for name in SOLVER_REGISTRY]
 EXCHANGES = sections_of(sections.Exchange)
 COMPRESSIONS = sections_of(sections.Compression)
 AGGREGATIONS = sections_of(sections.Aggregation)
@@ -91,10 +94,11 @@ def test_the_type_of_a_part_of_the_strategy_that_is_not_given_is_the_documented_
 
 
 @pytest.mark.parametrize(
-    "kind", [*OPTIMIZERS, *AVERAGES, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
+    "kind", [*OPTIMIZERS, *SOLVERS, *AVERAGES, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
 )
 def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
     told_above = {"type", "lr", "groups"} | ({"warmup_steps"} if issubclass(kind, optimizers.Schedule) else set())
+    told_above |= {"weight_decay"} if issubclass(kind, SolverSection) else set()
     own = {name: field for name, field in kind.model_fields.items() if name not in told_above}
     name = kind.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
     row = re.search(rf"^\| `{name}` \| (.*) \|$", TRAIN, flags=re.MULTILINE)

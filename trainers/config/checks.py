@@ -18,6 +18,7 @@ from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.modes import GOALS, mode_is_missing
 from orchestray.trainers.config.network_checks import NETWORK_RULES
+from orchestray.trainers.config.solver_checks import SOLVER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, values_of_groups
 from orchestray.trainers.sync.local.params import Averaging
@@ -110,7 +111,9 @@ def _own_task(view: View) -> Iterator[Problem]:
 
 
 def _own_classes(view: View) -> Iterator[Problem]:
-    keys = ["train.optimizer.type", "train.lr_schedule.type"]
+    keys = ["train.lr_schedule.type"]
+    if view("train.optimizer") is not None:
+        keys.insert(0, "train.optimizer.type")
     exchange = view("strategy.exchange")
     if isinstance(exchange, Averaging) and exchange.outer_optimizer is not None:
         keys.append("strategy.exchange.outer_optimizer.type")
@@ -187,6 +190,7 @@ _RULES: tuple[Rule, ...] = (
     *EXCHANGE_RULES,
     *COMPRESSION_RULES,
     *FAULT_RULES,
+    *SOLVER_RULES,
     _storage,
     _spares,
     _trackers,

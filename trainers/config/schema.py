@@ -27,6 +27,7 @@ from orchestray.trainers.config.faults import Distill, Fault
 from orchestray.trainers.config.sections import Aggregation, Compression, Exchange
 from orchestray.trainers.optim.params import Constant
 from orchestray.trainers.optim.sections import Average, LrSchedule, Optimizer
+from orchestray.trainers.solvers.sections import Solver
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.tasks.params import TaskConfig
 from orchestray.trainers.tasks.section import AnyTask
@@ -98,8 +99,10 @@ class TrainSection(Section):
     """An end once a metric has not become better for some validations; null: none."""
     time_limit_s: AboveZero | None = None
     """Seconds after which the run ends early."""
-    optimizer: Optimizer
-    """Optimizer that updates the weights."""
+    optimizer: Optimizer | None = None
+    """Optimizer that updates the weights; or give `solver`."""
+    solver: Solver | None = None
+    """Solver that chooses each step from the loss at several places; or give `optimizer`."""
     average: Average | None = None
     """Average of the weights that is validated and kept, while training goes on with the weights; null: none."""
     lr_schedule: LrSchedule = Constant()

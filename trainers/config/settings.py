@@ -53,7 +53,10 @@ class ReplicaSettings:
     epochs: int | None
     steps: int | None
     optimizer: dict[str, Any]
+    """Keys of the optimizer; empty if there is a solver."""
     lr_schedule: dict[str, Any]
+    solver: dict[str, Any] | None = None
+    """Keys of the solver; None: an optimizer updates the weights."""
     drop_last: bool = False
     """True if the last batch of an epoch is left out where it is short."""
     precision: str = "float32"
@@ -99,6 +102,11 @@ class ReplicaSettings:
     """Directory for the trained model at the end; None: the model is not saved."""
     pause_at: int | None = None
     """Step after which the run pauses, to be resumed; learning rates still follow the whole budget. None: no pause."""
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the optimizer, or of the solver."""
+        return float((self.optimizer if self.solver is None else self.solver)["lr"])
 
     @property
     def num_replicas(self) -> int:
@@ -193,8 +201,9 @@ class ReplicaSettings:
             drop_last=train.drop_last,
             epochs=train.epochs,
             steps=train.steps,
-            optimizer=_with_source(train.optimizer, "optimizer"),
+            optimizer={} if train.optimizer is None else _with_source(train.optimizer, "optimizer"),
             lr_schedule=_with_source(train.lr_schedule, "schedule"),
+            solver=None if train.solver is None else train.solver.model_dump(),
             precision=train.precision,
             accumulate=num_micro_batches(config),
             seed=train.seed,
@@ -286,7 +295,7 @@ def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
         made.append(
             MemberSettings(
                 task=TaskSource.from_config(own.task),
-                optimizer=_with_source(own.train.optimizer, "optimizer"),
+                optimizer={} if own.train.optimizer is None else _with_source(own.train.optimizer, "optimizer"),
                 lr_schedule=_with_source(own.train.lr_schedule, "schedule"),
                 grad_clip=own.train.grad_clip,
                 seed=seed,

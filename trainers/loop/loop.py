@@ -18,8 +18,10 @@ from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.batch_loss import check_gather, checked, has_weight, is_to_be_checked, weighed
+from orchestray.trainers.loop.solving import Solving
 from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
+from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,6 +60,10 @@ class Loop:
         self._tensors = [update.tensor for update in self._updates]
         self._stream = replica.stream("train")
         self._total = replica.total_steps(self._stream)
+        self._solving: Solving | None = None
+        if isinstance(replica.optimizer, SolverOptimizer):
+            self._solving = Solving(replica, replica.optimizer, self._stream)
+        self._usual_lr = self._own.lr
         self._lr(self._total)  # a schedule that ends before the run does is refused here
         if goals := settings.validation_goals:  # only then, as reading the validation data early takes time
             refuse_without_validation(goals, replica.stream("validation").num_samples)
@@ -154,6 +160,9 @@ class Loop:
             share = weighed(replica, share, step=number)
         step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
         replica.draw(number, self._share)
+        if self._solving is not None:
+            self._solving.take(share, step, self._votes())
+            return step
         exchange.before_step(number)
         with self._meter.step(number), replica.faults.during(number, network.model):
             step.loss = network.backward(share, exchange, step=number)
@@ -216,7 +225,7 @@ class Loop:
         return steps
 
     def _lr(self, step: int) -> float:
-        return lr_at(self._own.lr_schedule, self._own.optimizer["lr"], step, self._total)
+        return lr_at(self._own.lr_schedule, self._usual_lr, step, self._total)
 
     def _votes(self) -> tuple[float, float]:
         """Return 1 if this worker is to stop, and 1 if the time limit has passed on it; else 0."""

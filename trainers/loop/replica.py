@@ -36,6 +36,7 @@ from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
 from orchestray.trainers.parallel.assemble import Assembler
+from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 from orchestray.trainers.sync.factory import make_exchange
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.outcome import Outcome
     from orchestray.trainers.loop.checkpoint_source import Loaded
+    from orchestray.trainers.optim.optimizers import Optimizer
     from orchestray.trainers.parallel.recompute.meter import ActivationMeter
     from orchestray.trainers.sync.local.independent import Independent
 
@@ -120,7 +122,12 @@ class Replica:
         )
         if self._members is not None:
             share_trunk(cast("Independent", self.exchange), task, self._assembler.plain_model)
-        self.optimizer = make_fitting(settings.optimizer, self._assembler.plain_model)
+        self.optimizer: Optimizer
+        if settings.solver is not None:
+            plain = self._assembler.plain_model
+            self.optimizer = SolverOptimizer(plain, lambda: stream_of("train", 0).num_samples, **settings.solver)
+        else:
+            self.optimizer = make_fitting(settings.optimizer, self._assembler.plain_model)
         self.average = None if settings.average is None else Averaged(self.optimizer, **settings.average)
         self.optimizer = self.average or self.optimizer
         self.log = StepLog(self.recorder, self.exchange)

@@ -58,8 +58,10 @@ class OptimizerSection(Section):
         return self
 
 
-def values_of_groups(section: Section, path: str = "train.optimizer") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the path in the config and the values of the whole optimizer, then of each of its groups."""
+def values_of_groups(section: Section | None, path: str = "train.optimizer") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path in the config and the values of the optimizer, if there is one, then of each of its groups."""
+    if section is None:
+        return
     own = section.model_dump(exclude={"groups"})
     yield path, own
     for index, group in enumerate(getattr(section, "groups", ())):  # a section of one's own need not have them

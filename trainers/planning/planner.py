@@ -112,6 +112,8 @@ class Planner:
         Raises:
             ConfigError: no scheme fits; the message says by how much, and what would help.
         """
+        if config.train.solver is not None:
+            refuse_unknown(config)  # whatever the strategy
         tried = candidates(config, num_workers, self._cluster.machine.cores)
         made: list[Plan] = []
         unfit: list[Unfit] = []

@@ -324,5 +324,8 @@ def refuse_unknown(config: TrainConfig) -> None:
     exchange: Any = config.strategy.exchange
     if exchange.type == "parameter_server" and exchange.groups > 1:
         raise ConfigError("config: strategy.exchange.groups: leaf servers are not predicted yet; set it to 1")
+    if config.train.solver is not None:
+        text = "evaluates a batch as often as its line search or its products need, which is not predicted"
+        raise ConfigError(f"config: train.solver: {config.train.solver.type} {text}; give train.optimizer to plan")
     if config.resources.gpus_per_worker > 0:
         raise ConfigError("config: resources.gpus_per_worker: steps on GPUs are not predicted here; set it to 0")

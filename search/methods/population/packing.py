@@ -58,6 +58,8 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         ConfigError: with every reason.
     """
     train = config.train
+    if train.optimizer is None:
+        raise ConfigError("packed: train.solver: is not there for many members at once; use packed: false")
     kind = train.optimizer.type
     allowed = [PREFIX + name for name in VARIED.get(kind, ())]
     problems = []

@@ -48,6 +48,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
                 "nesterov": False,
                 "weight_decay": 0.0,
             },
+            "solver": None,
             "average": None,
             "lr_schedule": {"type": "constant", "warmup_steps": 0},
             "precision": "float32",

@@ -181,3 +181,11 @@ def test_a_plan_says_all_of_itself_as_json_and_its_config_runs_as_it_is() -> Non
     assert data["memory_bytes"]["resident"] == 100 * MB
     config = load_train_config(data["config"])
     assert (config.strategy.network.data, config.strategy.exchange.shard) == (2, "gradients")  # type: ignore[union-attr]
+
+
+def test_steps_of_a_solver_are_not_predicted() -> None:
+    train = {"batch_size": 1500, "steps": 9, "solver": {"type": "lbfgs"}}
+    config = load_train_config({"name": "a", "task": {"type": "digits"}, "train": train})
+    for predict in (lambda: planner(Known()).plans(config, 2), lambda: planner(Known()).this(config)):
+        with pytest.raises(ConfigError, match=r"train\.solver: lbfgs evaluates a batch as often as"):
+            predict()
