@@ -196,13 +196,16 @@ def _run_engine(
         stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked),
         contextlib.closing(run_log.output),
     ):
+        from orchestray.trainers.driver.control.attempt import Attempt
+
+        attempt = Attempt.of(config, settings, cluster, run_log, checkpoint, stop)
         if config.engine == "ray_train":
             from orchestray.trainers.driver.engines.ray_train import run_in_ray_train
 
-            return run_in_ray_train(config, settings, cluster, run_log, checkpoint, stop)
+            return run_in_ray_train(config, attempt)
         from orchestray.trainers.driver.engines.actors import run_in_actors
 
-        return run_in_actors(config, settings, cluster, run_log, checkpoint, stop)
+        return run_in_actors(config, attempt)
 
 
 def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory, run_log: RunLog) -> Any:
