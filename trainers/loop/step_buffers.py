@@ -173,13 +173,17 @@ class StepBuffers:
         changed = {(module, leaf) for _, module, leaf in self._changed()}
         present = self._present()
         own = {
-            name: [*kind_of(module, leaf, tensor), _checksum(tensor) if (module, leaf) in changed else None]
+            name: [
+                *kind_of(module, leaf, tensor),
+                _checksum(tensor) if (module, leaf) in changed else None,
+                is_by_row(module, leaf),
+            ]
             for name, (module, leaf, tensor) in present.items()
         }
         rows = objects.gather_json(self._replicas, own)
         names = dict.fromkeys(chain.from_iterable(rows))
         apart = [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
-        by_row = [name for name in apart if is_by_row(*present[name][:2])] if apart else []
+        by_row = [name for name in apart if all(name in row and row[name][-1] for row in rows)]
         extra_differ = self._extra.differ(self._replicas)
         others = [name for name in apart if name not in by_row]
         self._tell([*others, *(["extra state"] if extra_differ else [])])
