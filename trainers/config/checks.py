@@ -21,6 +21,7 @@ from orchestray.trainers.config.network_checks import NETWORK_RULES
 from orchestray.trainers.config.solver_checks import SOLVER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, values_of_groups
+from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging
 from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
 from orchestray.trainers.tasks.registry import TASKS
@@ -53,6 +54,20 @@ def _length(view: View) -> Iterator[Problem]:
         )
     if epochs is None and steps is None:
         yield Problem("train.epochs", "is required, and missing: give either epochs or steps")
+
+
+def _initial(view: View) -> Iterator[Problem]:
+    """Refuse keys of the model's start that have no meaning without another one, and slices of normalised weights."""
+    if view("train.init_gain") != 1 and view("train.init") is None:
+        yield Problem("train.init_gain", "is a factor on the weights that train.init draws; give that, or take it out")
+    if view("train.init_except") and view("train.init_from") is None:
+        yield Problem("train.init_except", "leaves out weights of train.init_from; give that, or take it out")
+    if view("train.weight_norm") and (tensor := view("strategy.network.tensor")) > 1:
+        text = (
+            f"keeps each layer's weights as lengths and directions, and strategy.network.tensor ({tensor}) cuts them "
+            "into slices; set tensor to 1, and use strategy.network.data or pipeline"
+        )
+        yield Problem("train.weight_norm", text)
 
 
 def _trackers(view: View) -> Iterator[Problem]:
@@ -162,8 +177,38 @@ def _is_plain(value: object) -> bool:
 
 def _python_source(view: View) -> Iterator[Problem]:
     task = view("task")
-    if isinstance(task, PythonSourceTask) and task.width % task.heads:
-        yield Problem("task.heads", f"must divide width ({task.width}) evenly, got {task.heads}")
+    if not isinstance(task, PythonSourceTask):
+        return
+    if task.model == "transformer":
+        if task.width % task.heads:
+            yield Problem("task.heads", f"must divide width ({task.width}) evenly, got {task.heads}")
+        for key in ("bptt", "streams"):
+            if getattr(task, key) is not None:
+                yield Problem(
+                    f"task.{key}", "is for recurrent models; set task.model to elman, lstm or gru, or drop it"
+                )
+    elif task.streams is not None:
+        yield from _streams(view, task.streams)
+
+
+def _streams(view: View, streams: int) -> Iterator[Problem]:
+    """Refuse what would not give each stream one sample of each batch, or would average the states of streams."""
+    batch_size, network, exchange = view("train.batch_size"), view("strategy.network"), view("strategy.exchange")
+    parts = network.data * view("train.accumulate")
+    if streams != batch_size:
+        text = (
+            f"a batch has the next sample of each stream, so it must be train.batch_size ({batch_size}), got {streams}"
+        )
+        yield Problem("task.streams", text)
+    elif streams % parts:
+        text = f"must be a multiple of replicas times micro-batches ({parts}), got {streams}"
+        yield Problem("task.streams", text)
+    if network.pipeline > 1:
+        text = "carries the states of streams in one model; set strategy.network.pipeline to 1, and use data"
+        yield Problem("task.streams", text)
+    if not isinstance(exchange, AllReduce):
+        text = f"states go on in each stream, and {exchange.type} would take means of them; use type: allreduce"
+        yield Problem("task.streams", text)
 
 
 def _parquet(view: View) -> Iterator[Problem]:
@@ -182,6 +227,7 @@ _RULES: tuple[Rule, ...] = (
     _python_source,
     _parquet,
     _length,
+    _initial,
     _modes,
     _accumulate,
     _nesterov,

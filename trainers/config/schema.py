@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from orchestray.platform.config.base import (
     AboveZero,
@@ -44,6 +44,10 @@ __all__ = [
     "TrainSection",
     "Until",
 ]
+
+
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""Texts, of which one alone may stand without brackets."""
 
 
 def resolve_mode(mode: Mode | None, info: ValidationInfo) -> Mode | None:
@@ -89,8 +93,18 @@ class TrainSection(Section):
     """True to leave out the last batch of an epoch if it is short."""
     epochs: Positive | None = None
     """Number of passes over the training samples; or give `steps`."""
+    init: Literal["xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal"] | None = None
+    """Distribution of the fresh weights of layers, by `torch.nn.init`, with biases of zero; null: the model's own."""
+    init_gain: AboveZero = 1.0
+    """Factor on the weights that `init` draws."""
     init_from: Text | None = None
     """Weights to start with: those of a run, of a folder with `model.safetensors`, or of a file; null: fresh ones."""
+    init_except: Names = ()
+    """Patterns of names of parameters and buffers that `init_from` does not give, as those of a new head."""
+    freeze: Names = ()
+    """Patterns of names of parameters that are not trained."""
+    weight_norm: Flag = False
+    """True to train the weights of each output of a layer as a length and a direction, which need no batch."""
     steps: Positive | None = None
     """Number of updates; or give `epochs`."""
     until: Until | None = None

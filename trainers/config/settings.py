@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.task import TaskSource
 from orchestray.trainers.compression.registry import COMPRESSIONS
 from orchestray.trainers.config.goals import Best, EarlyStop, Until
+from orchestray.trainers.core.initial_model import InitialModel
 from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.sync.registry import EXCHANGES
@@ -75,8 +76,8 @@ class ReplicaSettings:
     validate_every_steps: int | None = None
     """None: after every epoch."""
     loss_is: str = "mean"
-    init_from: str | None = None
-    """Place of the weights to start with; None: fresh ones."""
+    initial: InitialModel = field(default_factory=InitialModel)
+    """Changes of the model that the task builds, before the first step."""
     exchange: dict[str, Any] = field(default_factory=dict)
     members: tuple[MemberSettings, ...] = ()
     """Settings of each member of an ensemble whose members differ by config; otherwise empty."""
@@ -218,7 +219,15 @@ class ReplicaSettings:
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             loss_is=train.loss_is,
-            init_from=train.init_from,
+            initial=InitialModel(
+                train.precision,
+                train.init,
+                train.init_gain,
+                train.init_from,
+                train.init_except,
+                train.freeze,
+                train.weight_norm,
+            ),
             exchange=_exchange(config),
             members=_members(config),
             compression=config.strategy.compression.model_dump(),

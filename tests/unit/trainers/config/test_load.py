@@ -34,7 +34,12 @@ def test_defaults_are_those_of_the_documented_format() -> None:
         "train": {
             "batch_size": 8,
             "drop_last": False,
+            "init": None,
+            "init_gain": 1.0,
             "init_from": None,
+            "init_except": [],
+            "freeze": [],
+            "weight_norm": False,
             "epochs": None,
             "steps": 3,
             "until": None,
