@@ -20,6 +20,7 @@ from orchestray.trainers.core.batch_norm import Averaging, agreed_statistics, av
 from orchestray.trainers.core.buffer_kinds import kind_of, places_of, set_values
 from orchestray.trainers.core.buffers import BufferCopies
 from orchestray.trainers.core.own_gradients import writes_parameter
+from orchestray.trainers.core.rng import FollowsSteps
 from orchestray.trainers.loop.extra_states import ExtraStates
 
 if TYPE_CHECKING:
@@ -177,11 +178,12 @@ class StepBuffers:
         names = dict.fromkeys(chain.from_iterable(rows))
         apart = [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
         extra_differ = self._extra.differ(self._replicas)
-        self._tell([*apart, *(["extra state"] if extra_differ else [])])
+        by_largest = {name for name, (module, _, _) in present.items() if isinstance(module, FollowsSteps)}
+        self._tell([*(each for each in apart if each not in by_largest), *(["extra state"] if extra_differ else [])])
         if extra_differ:
             self._extra.take_from_first(self._replicas)
         alike = [name for name in apart if all(name in row and row[name][:2] == rows[0][name][:2] for row in rows)]
-        averaged = [] if self._policy == "broadcast" else alike
+        averaged = [name for name in alike if self._policy != "broadcast" or name in by_largest]
         average_buffers([present[name][2] for name in averaged], self._replicas, num_samples, batch_samples)
         self._take_from_first([name for name in apart if name not in averaged], rows, present)
 

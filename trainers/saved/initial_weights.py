@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.extra_state import encode
 from orchestray.trainers.core.model_state import ModelState, load_state
 from orchestray.trainers.core.weights import convert
-from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.core.wrapped_task import WrappedTask
+from orchestray.trainers.few_bits.layers import renamed
 from orchestray.trainers.saved.trained_model import read_model
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class InitialisedTask(WrappedTask):
             convert(model, torch.float64)
         try:
             apply_kinds(model, saved.buffers)
-            load_state(model, saved)
+            load_state(model, replace(saved, tensors=renamed(model, saved.tensors)))
         except CheckpointError as error:
             raise ConfigError(f"{_KEY}: {self._place} is not of this model: {error}") from error
         return model
