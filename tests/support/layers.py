@@ -24,6 +24,7 @@ LAYERS = """
     trainers  trainers.ps  trainers.ps.variants  trainers.parallel.pipeline.schedules
     trainers.aggregation  trainers.compression  trainers.layout  trainers.optim  trainers.trackers
     trainers.core  trainers.solvers
+    trainers.few_bits
     trainers.analysis  trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks  trainers.machine
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero

@@ -24,7 +24,7 @@ from orchestray.platform.config.metric_names import Mode, mode_of_metric
 from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.compression.params import NoCompression
 from orchestray.trainers.config.faults import Distill, Fault
-from orchestray.trainers.config.sections import Aggregation, Compression, Exchange
+from orchestray.trainers.config.sections import Aggregation, Compression, Exchange, Quantize
 from orchestray.trainers.optim.params import Constant
 from orchestray.trainers.optim.sections import Average, LrSchedule, Optimizer
 from orchestray.trainers.solvers.sections import Solver
@@ -123,6 +123,8 @@ class TrainSection(Section):
     """Schedule of the learning rate over the run."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of the model's computation; with bfloat16 the weights themselves stay float32."""
+    quantize: Quantize | None = None
+    """Few bits in which linear and convolutional layers compute, with real weights behind them; null: `precision`."""
     accumulate: Positive = 1
     """Number of micro-batches that a batch is split into, computed one after the other; saves memory, and does not
     change the result."""

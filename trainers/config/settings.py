@@ -197,7 +197,7 @@ class ReplicaSettings:
         train, network = config.train, config.strategy.network
         until, early, best = train.until, train.early_stopping, config.checkpoint.best
         return ReplicaSettings(
-            task=TaskSource.from_config(config.task),
+            task=TaskSource.from_config(config.task, train.quantize),
             batch_size=train.batch_size,
             drop_last=train.drop_last,
             epochs=train.epochs,
@@ -303,7 +303,7 @@ def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
         seed = own.train.seed if "train.seed" in changes else member_seed(config.train.seed, index)
         made.append(
             MemberSettings(
-                task=TaskSource.from_config(own.task),
+                task=TaskSource.from_config(own.task, own.train.quantize),
                 optimizer={} if own.train.optimizer is None else _with_source(own.train.optimizer, "optimizer"),
                 lr_schedule=_with_source(own.train.lr_schedule, "schedule"),
                 grad_clip=own.train.grad_clip,

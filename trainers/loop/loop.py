@@ -17,6 +17,7 @@ from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
+from orchestray.trainers.few_bits.layers import bounds_of
 from orchestray.trainers.loop.batch_loss import check_gather, checked, has_weight, is_to_be_checked, weighed
 from orchestray.trainers.loop.solving import Solving
 from orchestray.trainers.loop.step_log import Agreed, Step
@@ -58,6 +59,9 @@ class Loop:
         self._network, self._meter = replica.network, replica.meter
         self._updates = replica.exchange.updates()
         self._tensors = [update.tensor for update in self._updates]
+        bounds = bounds_of(self._network.model)
+        self._clipped = [(each.tensor.detach(), bounds[each.name]) for each in self._updates if each.name in bounds]
+        """Weights that are clipped after each update, with their largest magnitude."""
         self._stream = replica.stream("train")
         self._total = replica.total_steps(self._stream)
         self._solving: Solving | None = None
@@ -182,6 +186,8 @@ class Loop:
         if replica.checkpoints is not None:
             replica.checkpoints.wait_copied()
         replica.optimizer.step(self._tensors, gradients, step.lr)
+        for tensor, bound in self._clipped:
+            tensor.clamp_(-bound, bound)
         if replica.average is not None:
             replica.average.add(number)
         replica.buffers.keep_memory()

@@ -21,6 +21,7 @@ from orchestray.trainers.core.buffer_kinds import kind_of, places_of, set_values
 from orchestray.trainers.core.buffers import BufferCopies
 from orchestray.trainers.core.buffers_by_row import agree_by_row, is_by_row, refuse_by_row
 from orchestray.trainers.core.own_gradients import writes_parameter
+from orchestray.trainers.core.rng import FollowsSteps
 from orchestray.trainers.loop.extra_states import ExtraStates
 
 if TYPE_CHECKING:
@@ -185,8 +186,9 @@ class StepBuffers:
         apart = [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
         by_row = [name for name in apart if all(name in row and row[name][-1] for row in rows)]
         extra_differ = self._extra.differ(self._replicas)
+        by_largest = {name for name, (module, _, _) in present.items() if isinstance(module, FollowsSteps)}
         others = [name for name in apart if name not in by_row]
-        self._tell([*others, *(["extra state"] if extra_differ else [])])
+        self._tell([*(each for each in others if each not in by_largest), *(["extra state"] if extra_differ else [])])
         if extra_differ:
             self._extra.take_from_first(self._replicas)
         for name in by_row:
@@ -194,7 +196,7 @@ class StepBuffers:
             kept = self._copies.values_before().get((module, leaf))
             agree_by_row(name, tensor, kept, self._replicas, is_empty=num_samples == 0)
         alike = [name for name in others if all(name in row and row[name][:2] == rows[0][name][:2] for row in rows)]
-        averaged = [] if self._policy == "broadcast" else alike
+        averaged = [name for name in alike if self._policy != "broadcast" or name in by_largest]
         average_buffers([present[name][2] for name in averaged], self._replicas, num_samples, batch_samples)
         self._take_from_first([name for name in others if name not in averaged], rows, present)
 

@@ -20,7 +20,8 @@ from orchestray.trainers.core.frozen_layers import freeze_layers
 from orchestray.trainers.core.model_state import ModelState, load_state
 from orchestray.trainers.core.weight_norm import folded_for, normalise_weights
 from orchestray.trainers.core.weights import convert, model_tensors
-from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.core.wrapped_task import WrappedTask
+from orchestray.trainers.few_bits.layers import renamed
 from orchestray.trainers.saved.trained_model import read_model
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _load(model: nn.Module, place: str, initial: InitialModel) -> None:
         ConfigError: there are none, they are those of another model, or a pattern of what is left out fits nothing.
     """
     saved = folded_for(model, _read(place))
+    saved = replace(saved, tensors=renamed(model, saved.tensors))
     if initial.precision == "float64":
         convert(model, torch.float64)
     if initial.init_except:

@@ -78,6 +78,8 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         problems.append("strategy.network: a packed population is one process; use data: 1, or packed: false")
     if train.precision == "bfloat16":
         problems.append("train.precision: packed members train in float32 or float64; use packed: false for bfloat16")
+    if train.quantize is not None:
+        problems.append("train.quantize: is not there for packed members; take it out, or use packed: false")
     if train.average is not None:
         problems.append("train.average: is not there for packed members; take it out, or use packed: false")
     if train.until is not None:

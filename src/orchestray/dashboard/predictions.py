@@ -20,14 +20,18 @@ def predictions(library: Library) -> list[dict[str, Any]]:
         except OrchestrayError:
             continue
         predicted = part(result or {}, "predicted")
-        seconds = [predicted.get(key) for key in ("step_s", "measured_step_s")]
-        if not all(isinstance(each, int | float) and each > 0 for each in seconds):
+        predicted_s, measured_s = (_seconds(predicted.get(key)) for key in ("step_s", "measured_step_s"))
+        if predicted_s is None or measured_s is None:
             continue
         interval = predicted.get("interval_s")
         row: dict[str, Any] = {"name": entry.name, "scheme": _scheme(read_yaml(entry.path / "config.yaml"))}
-        row |= {"predicted_s": seconds[0], "measured_s": seconds[1], "error": seconds[0] / seconds[1] - 1}
+        row |= {"predicted_s": predicted_s, "measured_s": measured_s, "error": predicted_s / measured_s - 1}
         rows.append(row | {"interval_s": interval if isinstance(interval, list) and len(interval) == 2 else None})
     return rows
+
+
+def _seconds(value: object) -> float | None:
+    return value if isinstance(value, int | float) and value > 0 else None
 
 
 def _scheme(config: dict[str, Any]) -> str:
