@@ -94,8 +94,8 @@ class Parzen:
     """A density of points: the mean of one around each trial and of an even one.
 
     Around a trial each number is normal, truncated to [0, 1]. Its width is the distance to the farther neighbour. Each
-    choice is mostly the trial's own. Either all keys are drawn of one trial, so that values are proposed that are good
-    together, or each by itself (section 4 of the paper).
+    choice is mostly the trial's own. All keys are drawn of one trial, which proposes values that are good together, or
+    each by itself (section 4 of the paper).
     """
 
     def __init__(
