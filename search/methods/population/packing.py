@@ -82,6 +82,9 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         problems.append("train.until: packed members end together; take it out, or use packed: false")
     if train.early_stopping is not None:
         problems.append("train.early_stopping: packed members end together; take it out, or use packed: false")
+    for key in ("batch_schedule", "noise_scale", "lr_scaling"):
+        if getattr(train, key) is not None:
+            problems.append(f"train.{key}: is not there for packed members; take it out, or use packed: false")
     if train.recompute != "none":
         problems.append("train.recompute: is not there for packed members; use recompute: none, or packed: false")
     if problems:
