@@ -18,7 +18,9 @@ from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
 from orchestray.trainers.config import faults, schema, sections
 from orchestray.trainers.optim import params as optimizers
+from orchestray.trainers.optim.batch_params import LrScaling, NoiseScale
 from orchestray.trainers.optim.registry import AVERAGES as AVERAGE_REGISTRY
+from orchestray.trainers.optim.registry import BATCH_SCHEDULES as BATCH_REGISTRY
 from orchestray.trainers.optim.registry import OPTIMIZERS as OPTIMIZER_REGISTRY
 from orchestray.trainers.optim.registry import SCHEDULES as SCHEDULE_REGISTRY
 from orchestray.trainers.solvers.params import SolverSection
@@ -34,6 +36,7 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
 AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]
+BATCH_SCHEDULES = [BATCH_REGISTRY.params(name) for name in BATCH_REGISTRY]
 SCHEDULES = [SCHEDULE_REGISTRY.params(name) for name in SCHEDULE_REGISTRY]
 SOLVERS = [SOLVER_REGISTRY.params(name) for name in SOLVER_REGISTRY]
 EXCHANGES = sections_of(sections.Exchange)
@@ -41,6 +44,8 @@ COMPRESSIONS = sections_of(sections.Compression)
 AGGREGATIONS = sections_of(sections.Aggregation)
 SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
+    "train.noise_scale": NoiseScale,
+    "train.lr_scaling": LrScaling,
     "train.until": schema.Until,
     "train.early_stopping": schema.EarlyStopping,
     "strategy.network": schema.Network,
@@ -94,7 +99,9 @@ def test_the_type_of_a_part_of_the_strategy_that_is_not_given_is_the_documented_
 
 
 @pytest.mark.parametrize(
-    "kind", [*OPTIMIZERS, *SOLVERS, *AVERAGES, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
+    "kind",
+    [*OPTIMIZERS, *SOLVERS, *AVERAGES, *SCHEDULES, *BATCH_SCHEDULES, *COMPRESSIONS, *AGGREGATIONS],
+    ids=lambda kind: kind.__name__,
 )
 def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
     told_above = {"type", "lr", "groups"} | ({"warmup_steps"} if issubclass(kind, optimizers.Schedule) else set())

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from orchestray.platform.config.paths import KNOWN_SCHEMES, scheme_of
 from orchestray.platform.config.problems import Problem, nearest, shown
+from orchestray.trainers.config.batch_checks import BATCH_RULES
 from orchestray.trainers.config.checked_view import Rule, Unusable, View
 from orchestray.trainers.config.compression_checks import COMPRESSION_RULES
 from orchestray.trainers.config.exchange_checks import EXCHANGE_RULES
@@ -233,6 +234,7 @@ _RULES: tuple[Rule, ...] = (
     _accumulate,
     _nesterov,
     _schedule,
+    *BATCH_RULES,
     *NETWORK_RULES,
     *EXCHANGE_RULES,
     *COMPRESSION_RULES,

@@ -25,8 +25,9 @@ from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.compression.params import NoCompression
 from orchestray.trainers.config.faults import Distill, Fault
 from orchestray.trainers.config.sections import Aggregation, Compression, Exchange, Quantize
+from orchestray.trainers.optim.batch_params import LrScaling, NoiseScale
 from orchestray.trainers.optim.params import Constant
-from orchestray.trainers.optim.sections import Average, LrSchedule, Optimizer
+from orchestray.trainers.optim.sections import Average, BatchSchedule, LrSchedule, Optimizer
 from orchestray.trainers.solvers.sections import Solver
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.tasks.params import TaskConfig
@@ -89,6 +90,10 @@ class TrainSection(Section):
 
     batch_size: Positive
     """Number of samples per step, over all workers."""
+    batch_schedule: BatchSchedule | None = None
+    """Schedule by which the batch grows from `batch_size`; null: it stays."""
+    noise_scale: NoiseScale | None = None
+    """Measurement of the gradient noise scale in every step; null: none, unless `batch_schedule` needs it."""
     drop_last: Flag = False
     """True to leave out the last batch of an epoch if it is short."""
     epochs: Positive | None = None
@@ -121,6 +126,8 @@ class TrainSection(Section):
     """Average of the weights that is validated and kept, while training goes on with the weights; null: none."""
     lr_schedule: LrSchedule = Constant()
     """Schedule of the learning rate over the run."""
+    lr_scaling: LrScaling | None = None
+    """Scaling of the learning rate with `batch_size`; null: none."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of the model's computation; with bfloat16 the weights themselves stay float32."""
     quantize: Quantize | None = None

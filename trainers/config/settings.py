@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.task import TaskSource
@@ -12,6 +12,8 @@ from orchestray.trainers.config.goals import Best, EarlyStop, Until
 from orchestray.trainers.core.initial_model import InitialModel
 from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.optim.batch_params import Measured, NoiseScale
+from orchestray.trainers.optim.batch_sizes import scaled_lr
 from orchestray.trainers.sync.registry import EXCHANGES
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.config.base import Section
     from orchestray.trainers.config.faults import Fault
-    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.config.schema import TrainConfig, TrainSection
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,10 @@ class ReplicaSettings:
     lr_schedule: dict[str, Any]
     solver: dict[str, Any] | None = None
     """Keys of the solver; None: an optimizer updates the weights."""
+    batch_schedule: dict[str, Any] | None = None
+    """Keys of the schedule by which batches grow; None: they stay as they are."""
+    noise_scale: dict[str, Any] | None = None
+    """Keys of the measurement of the gradient noise scale; None: it is not measured."""
     drop_last: bool = False
     """True if the last batch of an epoch is left out where it is short."""
     precision: str = "float32"
@@ -199,10 +205,12 @@ class ReplicaSettings:
         return ReplicaSettings(
             task=TaskSource.from_config(config.task, train.quantize),
             batch_size=train.batch_size,
+            batch_schedule=None if train.batch_schedule is None else train.batch_schedule.model_dump(),
+            noise_scale=_noise_scale(train),
             drop_last=train.drop_last,
             epochs=train.epochs,
             steps=train.steps,
-            optimizer={} if train.optimizer is None else _with_source(train.optimizer, "optimizer"),
+            optimizer=_optimizer(train),
             lr_schedule=_with_source(train.lr_schedule, "schedule"),
             solver=None if train.solver is None else train.solver.model_dump(),
             precision=train.precision,
@@ -278,6 +286,25 @@ def _with_source(section: Section, noun: str) -> dict[str, Any]:
     return chosen
 
 
+def _optimizer(train: TrainSection) -> dict[str, Any]:
+    """Return the keys of the optimizer, with rates for the batch if `lr_scaling` says so; empty: there is a solver."""
+    if train.optimizer is None:
+        return {}
+    chosen = _with_source(train.optimizer, "optimizer")
+    if train.lr_scaling is not None:
+        scale = partial(scaled_lr, train.lr_scaling.model_dump(), batch_size=train.batch_size)
+        chosen["lr"] = scale(chosen["lr"])
+        groups = [{**group, "lr": scale(group["lr"])} if "lr" in group else group for group in chosen["groups"]]
+        chosen["groups"] = tuple(groups)
+    return chosen
+
+
+def _noise_scale(train: TrainSection) -> dict[str, Any] | None:
+    if train.noise_scale is not None:
+        return train.noise_scale.model_dump()
+    return NoiseScale().model_dump() if isinstance(train.batch_schedule, Measured) else None
+
+
 def _texts_of(section: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the files of a user's class that a section of `_with_source` names."""
     return {section["file"]: section["source"], **section["modules"]} if section.get("file") else {}
@@ -304,7 +331,7 @@ def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
         made.append(
             MemberSettings(
                 task=TaskSource.from_config(own.task, own.train.quantize),
-                optimizer={} if own.train.optimizer is None else _with_source(own.train.optimizer, "optimizer"),
+                optimizer=_optimizer(own.train),
                 lr_schedule=_with_source(own.train.lr_schedule, "schedule"),
                 grad_clip=own.train.grad_clip,
                 seed=seed,

@@ -21,6 +21,9 @@ _NEEDS: tuple[tuple[str, Any, str], ...] = (
     ("train.recompute", "none", "a solver takes derivatives of derivatives, which recomputed activations do not have"),
     ("train.average", None, "a solver's steps are not noisy, and their mean is behind the last of them"),
     ("train.grad_clip", None, "a solver chooses the length of its step itself"),
+    ("train.lr_scaling", None, "a solver chooses the length of its step itself"),
+    ("train.batch_schedule", None, "a solver's memory is of one batch size"),
+    ("train.noise_scale", None, "the noise scale is measured in the backward pass of an optimizer's step"),
 )
 """Keys, the value that a solver needs, and the reason."""
 _OF_ALLREDUCE = (

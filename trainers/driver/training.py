@@ -27,6 +27,7 @@ from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
 from orchestray.trainers.driver.runlog.result import failed, result_of, timeline_of
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 from orchestray.trainers.driver.runlog.scale_requests import ScaleRequests
+from orchestray.trainers.optim.batch_sizes import scaled_lr
 from orchestray.trainers.trackers.feed import Feeds
 from orchestray.trainers.trackers.registry import makers
 from orchestray.trainers.validate.refuse import check_layout
@@ -149,6 +150,8 @@ def _attempt(
         finally:
             run_log.scale_requests.close(run_progress.last_step)
         result = result_of(outcome, run_progress)
+        if (scaling := config.train.lr_scaling) is not None and (optimizer := config.train.optimizer) is not None:
+            result["lr"] = scaled_lr(scaling.model_dump(), optimizer.lr, config.train.batch_size)
         if (timeline := timeline_of(outcome.usage)) is not None:
             directory.write_timeline(timeline)
         writer.flush()

@@ -27,6 +27,7 @@ from orchestray.trainers.loop.agreement import agree_on_state, load_sharded
 from orchestray.trainers.loop.averages import averaged
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.loop.fitting_optimizer import make_fitting, num_trained, refuse_parts
+from orchestray.trainers.loop.growing_batches import plan_of
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.saving import refuse_own_saving, save_checkpoint
@@ -196,7 +197,7 @@ class Replica:
         """Return the number of steps of the whole budget."""
         if self.settings.steps is not None:
             return self.settings.steps
-        return int(self.settings.epochs or 0) * stream.steps_per_epoch
+        return plan_of(self.settings, stream, self.position).num_steps(int(self.settings.epochs or 0))
 
     def run(self, started_at: float) -> Outcome:
         """Train until the budget is used, a condition is met, or a stop is requested; see `Loop.run`.

@@ -1,12 +1,13 @@
-"""The sections of optimizers, averages of the weights and schedules, as unions of the classes in the registries."""
+"""The sections of optimizers, averages of the weights, and schedules, as unions of the classes in the registries."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestray.trainers.optim.registry import AVERAGES, OPTIMIZERS, SCHEDULES
+from orchestray.trainers.optim.registry import AVERAGES, BATCH_SCHEDULES, OPTIMIZERS, SCHEDULES
 
 if TYPE_CHECKING:
+    from orchestray.trainers.optim.batch_params import ByNoiseScale, ByVariance, Steps
     from orchestray.trainers.optim.params import (
         Adagrad,
         Adam,
@@ -28,5 +29,7 @@ if TYPE_CHECKING:
     Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
+    BatchSchedule = Steps | ByNoiseScale | ByVariance
 else:
     Optimizer, Average, LrSchedule = OPTIMIZERS.union(), AVERAGES.union(), SCHEDULES.union()
+    BatchSchedule = BATCH_SCHEDULES.union()

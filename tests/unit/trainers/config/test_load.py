@@ -33,6 +33,8 @@ def test_defaults_are_those_of_the_documented_format() -> None:
         },
         "train": {
             "batch_size": 8,
+            "batch_schedule": None,
+            "noise_scale": None,
             "drop_last": False,
             "init": None,
             "init_gain": 1.0,
@@ -56,6 +58,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "solver": None,
             "average": None,
             "lr_schedule": {"type": "constant", "warmup_steps": 0},
+            "lr_scaling": None,
             "precision": "float32",
             "accumulate": 1,
             "seed": 0,
