@@ -43,10 +43,11 @@ class TaskCache:
         Raises:
             TaskError: it cannot be built.
         """
-        key = _key(settings.task, settings.distill, settings.init_from, settings.precision == "float64", str(device))
+        start = settings.init_from, settings.init_keeps
+        key = _key(settings.task, settings.distill, start, settings.precision == "float64", str(device))
         if key not in self._tasks:
             double = settings.precision == "float64"
-            task = with_initial_weights(self._build(settings.task), settings.init_from, settings.precision)
+            task = with_initial_weights(self._build(settings.task), start[0], settings.precision, start[1])
             self._tasks[key] = with_distillation(task, settings.distill, double=double, device=device)
         self._tasks.move_to_end(key)
         while len(self._tasks) > _MOST_TASKS:

@@ -34,7 +34,7 @@ LAYERS = """
     trainers.sync
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
-    trainers.distill
+    trainers.distill  trainers.shrink
     trainers.loop  trainers.validate
     trainers.planning
     trainers.ps.coordinator

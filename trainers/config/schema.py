@@ -90,6 +90,9 @@ class TrainSection(Section):
     """Number of passes over the training samples; or give `steps`."""
     init_from: Text | None = None
     """Weights to start with: those of a run, of a folder with `model.safetensors`, or of a file; null: fresh ones."""
+    init_keeps: Literal["zeros", "values"] | None = None
+    """Property of the weights of `init_from` that training keeps: `zeros` stay zero (a pruned network), or weights
+    of equal `values` move together and zeros stay zero (shared values); null: nothing."""
     steps: Positive | None = None
     """Number of updates; or give `epochs`."""
     until: Until | None = None

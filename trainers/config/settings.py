@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestray.platform.task import TaskSource
 from orchestray.trainers.compression.registry import COMPRESSIONS
@@ -74,6 +74,8 @@ class ReplicaSettings:
     loss_is: str = "mean"
     init_from: str | None = None
     """Place of the weights to start with; None: fresh ones."""
+    init_keeps: Literal["zeros", "values"] | None = None
+    """Property of those weights that training keeps; None: none."""
     exchange: dict[str, Any] = field(default_factory=dict)
     members: tuple[MemberSettings, ...] = ()
     """Settings of each member of an ensemble whose members differ by config; otherwise empty."""
@@ -210,6 +212,7 @@ class ReplicaSettings:
             validate_every_steps=train.validate_every_steps,
             loss_is=train.loss_is,
             init_from=train.init_from,
+            init_keeps=train.init_keeps,
             exchange=_exchange(config),
             members=_members(config),
             compression=config.strategy.compression.model_dump(),

@@ -38,7 +38,8 @@ class TaskHost:
         """Build a task, whose loss follows the run's teacher if there is one."""
         settings = self._settings
         double = settings.precision == "float64"
-        task = with_initial_weights(tasks.build(source), settings.init_from, settings.precision)
+        task = tasks.build(source)
+        task = with_initial_weights(task, settings.init_from, settings.precision, settings.init_keeps)
         return with_distillation(task, settings.distill, double=double, device=self._device)
 
     def _source(self, split: str, task: Task | None = None) -> Source:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.checkpoint_files import MODEL_FILE
-from orchestray.platform.run.model_files import MODEL_JSON
+from orchestray.platform.run.model_files import HUFFMAN_FILE, MODEL_JSON
 from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.extra_state import encode
+from orchestray.trainers.core.kept_weights import keep
 from orchestray.trainers.core.model_state import ModelState, load_state
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.ensemble.wrapped import WrappedTask
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from orchestray.platform.task import Task
+    from orchestray.trainers.core.kept_weights import Kept
 
 _KEY = "config: train.init_from"
 
@@ -29,15 +31,16 @@ _KEY = "config: train.init_from"
 class InitialisedTask(WrappedTask):
     """A task whose `build_model` loads weights into the model of another task."""
 
-    def __init__(self, task: Task, place: str, precision: str = "float32") -> None:
+    def __init__(self, task: Task, place: str, precision: str = "float32", keeps: Kept | None = None) -> None:
         """
         Args:
             task: the other task.
             place: a run, a folder with `model.safetensors`, or a file.
             precision: `train.precision`; weights of float64 are not rounded on their way into a model of float64.
+            keeps: what training keeps of the weights, see `keep`.
         """
         super().__init__(task)
-        self._place, self._precision = place, precision
+        self._place, self._precision, self._keeps = place, precision, keeps
 
     def build_model(self) -> nn.Module:
         """Return the task's model with the saved weights.
@@ -53,12 +56,14 @@ class InitialisedTask(WrappedTask):
             load_state(model, saved)
         except CheckpointError as error:
             raise ConfigError(f"{_KEY}: {self._place} is not of this model: {error}") from error
+        if self._keeps is not None:
+            keep(model, self._keeps)
         return model
 
 
-def with_initial_weights(task: Task, place: str | None, precision: str) -> Task:
+def with_initial_weights(task: Task, place: str | None, precision: str, keeps: Kept | None = None) -> Task:
     """Return a task whose model starts with the weights at `place`; the task itself if that is None."""
-    return task if place is None else InitialisedTask(task, place, precision)
+    return task if place is None else InitialisedTask(task, place, precision, keeps)
 
 
 def _read(place: str) -> ModelState:
@@ -70,7 +75,8 @@ def _read(place: str) -> ModelState:
     from safetensors.torch import load_file
 
     path = Path(place)
-    files = [path, path / MODEL_FILE, path / "model" / MODEL_FILE]
+    names = (MODEL_FILE, HUFFMAN_FILE)
+    files = [path, *(folder / name for folder in (path, path / "model") for name in names)]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
         raise ConfigError(
@@ -78,7 +84,7 @@ def _read(place: str) -> ModelState:
             "safetensors or of torch.save"
         )
     try:
-        if found.name == MODEL_FILE and found.with_name(MODEL_JSON).is_file():
+        if found.name in names and found.with_name(MODEL_JSON).is_file():
             return read_model(found.parent)
         if found.suffix == ".safetensors":
             return ModelState(load_file(found))

@@ -35,6 +35,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "batch_size": 8,
             "drop_last": False,
             "init_from": None,
+            "init_keeps": None,
             "epochs": None,
             "steps": 3,
             "until": None,
