@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    import numpy as np
     import torch
 
 MODEL_JSON = "model.json"
 EXTRA_FILE = "extra_state.safetensors"
 """Name of the file with the state of a model's modules besides tensors, if they have any."""
+HUFFMAN_FILE = "model.huffman"
+"""Name of the file with the tensors of a compressed model, instead of `model.safetensors`: see `huffman_file`."""
 EXAMPLE_FILE = "example.safetensors"
 """Name of the file with the tensors of one sample's inputs, if one is known."""
 
@@ -32,6 +35,8 @@ def save_model(
     extra_state: Mapping[str, torch.Tensor] | None = None,
     beside: Mapping[str, bytes] | None = None,
     example: Mapping[str, torch.Tensor] | None = None,
+    *,
+    is_compressed: bool = False,
 ) -> None:
     """Write a trained model: `model.safetensors` and `model.json`, both or neither; an older one is replaced.
 
@@ -44,12 +49,14 @@ def save_model(
         extra_state: tensors of `extra_state.safetensors`; None or empty: there is no such file.
         beside: further files, by name or path in the folder.
         example: tensors of `example.safetensors`; None or empty: there is no such file.
+        is_compressed: True for `model.huffman` instead of `model.safetensors`, with the same tensors.
 
     Raises:
         StorageError: the disk is full, or not writable.
     """
     optional = {EXTRA_FILE: extra_state, EXAMPLE_FILE: example}
-    files = {MODEL_FILE: _packed(tensors), **{name: _packed(each) for name, each in optional.items() if each}}
+    model = {HUFFMAN_FILE: _compressed(tensors)} if is_compressed else {MODEL_FILE: _packed(tensors)}
+    files = {**model, **{name: _packed(each) for name, each in optional.items() if each}}
     sums = {name: {"bytes": len(content), "crc32": zlib.crc32(content)} for name, content in files.items()}
     path = Path(directory).absolute()
     with LocalStore(path.parent).create(path.name) as open_file:
@@ -66,6 +73,14 @@ def _packed(tensors: Mapping[str, torch.Tensor] | bytes) -> bytes:
     from orchestray.platform.run.tensor_file import pack
 
     return pack(tensors)
+
+
+def _compressed(tensors: Mapping[str, torch.Tensor] | bytes) -> bytes:
+    from orchestray.platform.run.huffman_file import pack_huffman
+
+    if isinstance(tensors, bytes):
+        raise TypeError("the bytes of a whole safetensors file cannot be compressed: give its tensors")
+    return pack_huffman(tensors)
 
 
 def load_model_json(directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -92,7 +107,20 @@ def load_model_tensors(directory: str | os.PathLike[str]) -> dict[str, torch.Ten
     Raises:
         CheckpointError: the model is missing or damaged.
     """
+    if is_compressed(directory):
+        from orchestray.platform.run.huffman_file import unpack_huffman
+
+        return unpack_huffman(_content(directory, HUFFMAN_FILE).tobytes(), str(Path(directory) / HUFFMAN_FILE))
     return _read(directory, MODEL_FILE)
+
+
+def is_compressed(directory: str | os.PathLike[str]) -> bool:
+    """Return True if a trained model's tensors are in `model.huffman`.
+
+    Raises:
+        CheckpointError: the model is missing, or its `model.json` is damaged.
+    """
+    return HUFFMAN_FILE in load_model_json(directory).get("files", {})
 
 
 def load_beside(directory: str | os.PathLike[str], file: str) -> dict[str, torch.Tensor]:
@@ -112,6 +140,11 @@ def _read(directory: str | os.PathLike[str], file: str) -> dict[str, torch.Tenso
     """Return the tensors of a file of a trained model, which is checked against `model.json`."""
     from orchestray.platform.run.tensor_file import unpack
 
+    return unpack(_content(directory, file), str(Path(directory).absolute() / file))
+
+
+def _content(directory: str | os.PathLike[str], file: str) -> np.ndarray[Any, Any]:
+    """Return the bytes of a file of a trained model, which are checked against `model.json`."""
     path = Path(directory).absolute()
     sums = load_model_json(path).get("files", {}).get(file)
     store = LocalStore(path.parent)
@@ -119,4 +152,4 @@ def _read(directory: str | os.PathLike[str], file: str) -> dict[str, torch.Tenso
         raise CheckpointError(f"{path / MODEL_JSON} is damaged: it has no checksum of {file}")
     if (size := store.size(path.name, file)) != sums["bytes"]:
         raise CheckpointError(f"{path / file} is damaged: {max(size, 0)} bytes, wanted {sums['bytes']}")
-    return unpack(read_checked(store, path.name, file, FileSum(sums["bytes"], sums["crc32"])), str(path / file))
+    return read_checked(store, path.name, file, FileSum(sums["bytes"], sums["crc32"]))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from orchestray.platform.config.paths import is_file_type
 from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource
@@ -16,6 +15,7 @@ from orchestray.search.spaces.registry import SpaceSource, built
 from orchestray.trainers import tasks
 from orchestray.trainers.core.inputs import call, described, inputs_of
 from orchestray.trainers.core.wrapped_task import WrappedTask
+from orchestray.trainers.tasks.nested import nested_source
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +43,7 @@ def searched_task_section(task: Mapping[str, Any], space: str | Mapping[str, Any
     Raises:
         OrchestrayError: a file cannot be read.
     """
-    return {"type": TYPE, "genome": genome, **_sections(_task_source(task, {}), _space_source(space, {}))}
+    return {"type": TYPE, "genome": genome, **_sections(nested_source(task, {}), _space_source(space, {}))}
 
 
 def _sections(task: TaskSource, space: SpaceSource) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class SearchedTask(RebuiltTask):
             OrchestrayError: the task or the space cannot be created.
         """
         known = dict(files or {})
-        self._source = _task_source(task, known)
+        self._source = nested_source(task, known)
         self._space_source = _space_source(space, known)
         super().__init__(tasks.build(self._source), input_shape, num_outputs)
         self.space: ArchitectureSpace = self._space_source.make()
@@ -172,17 +172,6 @@ def shapes_of(task: Task) -> tuple[tuple[int, ...], int]:
             f"model gives {shape} for one sample"
         )
     return tuple(inputs.shape[1:]), int(outputs.shape[1])
-
-
-def _task_source(task: Any, files: Mapping[str, str]) -> TaskSource:
-    if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
-        raise ConfigError(f"task.task: must be a task section with a type, got {task!r}")
-    arguments = {name: value for name, value in task.items() if name != "type"}
-    if not is_file_type(task["type"]):
-        return TaskSource(task["type"], arguments)
-    class_name = task["type"].rpartition(":")[2]
-    source = TaskSource.of_class(task["type"], arguments, known=files)
-    return replace(source, type=f"{source.file}:{class_name}")
 
 
 def _space_source(space: Any, files: Mapping[str, str]) -> SpaceSource:

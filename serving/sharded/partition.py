@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum
-from orchestray.platform.run.model_files import load_model_json
+from orchestray.platform.run.model_files import is_compressed, load_model_json, load_model_tensors
 from orchestray.platform.run.store import LocalStore
 from orchestray.platform.run.tensor_file import stream
 from orchestray.trainers.analysis.flops import flops_of
@@ -183,7 +183,12 @@ def fill(module: nn.Module, model_directory: Path, names: Mapping[str, str]) -> 
 
 
 def _stored(model_directory: Path) -> Any:
-    """Yield names and tensors of the file, whose checksum is verified when all were read."""
+    """Yield names and tensors of the file, whose checksum is verified when all were read.
+
+    A compressed file is small, and read as a whole.
+    """
+    if is_compressed(model_directory):
+        return load_model_tensors(model_directory).items()
     sums = load_model_json(model_directory).get("files", {}).get(MODEL_FILE)
     if not isinstance(sums, dict) or not {"bytes", "crc32"} <= sums.keys():
         raise CheckpointError(f"{model_directory} is damaged: its model.json has no checksum of {MODEL_FILE}")

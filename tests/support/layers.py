@@ -35,7 +35,7 @@ LAYERS = """
     trainers.sync
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
-    trainers.distill
+    trainers.distill  trainers.shrink
     trainers.loop  trainers.validate
     trainers.ps.coordinator
     trainers.ps.server

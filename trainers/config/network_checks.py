@@ -129,6 +129,29 @@ def _plan_and_pipeline(view: View) -> Iterator[Problem]:
         yield Problem("strategy.network.plan", text)
 
 
+def _init_keeps(view: View) -> Iterator[Problem]:
+    """Refuse to keep zeros or equal values where replicas do not hold whole weights, or do not move them in step."""
+    path, keeps = "train.init_keeps", view("train.init_keeps")
+    if keeps is None:
+        return
+    if view("train.init_from") is None:
+        yield Problem(path, "keeps what the weights of train.init_from have; name them, or take it out")
+    network, exchange = view("strategy.network"), view("strategy.exchange.type")
+    if network.tensor * network.pipeline > 1:
+        text = "needs whole weights on each worker; use strategy.network.data alone"
+        yield Problem(path, f"{text}, got tensor: {network.tensor} and pipeline: {network.pipeline}")
+    if exchange != "allreduce":
+        yield Problem(path, f"holds for replicas that move the same weights in step; use allreduce, got {exchange}")
+    elif sharding(view) == "parameters":
+        yield Problem(path, "needs whole weights on each worker; use shard: gradients or less, got parameters")
+    for key in ("train.quantize", "train.weight_norm", "train.solver"):
+        if view(key):
+            yield Problem(path, f"holds for weights that an optimizer moves as they are; take {key} out, or init_keeps")
+    if keeps == "values" and view("strategy.compression.type") != "none":
+        text = "needs the same gradient for each of the weights that share a value, and compression sends parts of it"
+        yield Problem(path, f"{text}; use strategy.compression.type: none, or init_keeps: zeros")
+
+
 def sharding(view: View) -> str:
     """Return the `shard` setting of an all-reduce; "none" for other exchanges."""
     exchange = view("strategy.exchange")
@@ -155,4 +178,5 @@ NETWORK_RULES: tuple[Rule, ...] = (
     _shard,
     _shard_and_pipeline,
     _plan_and_pipeline,
+    _init_keeps,
 )

@@ -110,6 +110,9 @@ class TrainSection(Section):
     """Patterns of names of parameters that are not trained."""
     weight_norm: Flag = False
     """True to train the weights of each output of a layer as a length and a direction, which need no batch."""
+    init_keeps: Literal["zeros", "values"] | None = None
+    """Property of the weights of `init_from` that training keeps: `zeros` stay zero (a pruned network), or weights
+    of equal `values` move together and zeros stay zero (shared values); null: nothing."""
     steps: Positive | None = None
     """Number of updates; or give `epochs`."""
     until: Until | None = None

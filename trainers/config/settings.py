@@ -235,6 +235,7 @@ class ReplicaSettings:
                 train.init_except,
                 train.freeze,
                 train.weight_norm,
+                train.init_keeps,
             ),
             exchange=_exchange(config),
             members=_members(config),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class InitialModel:
     """Patterns of names of parameters that are not trained."""
     weight_norm: bool = False
     """True if weights are trained as a length and a direction."""
+    init_keeps: Literal["zeros", "values"] | None = None
+    """Property of the loaded weights that training keeps; None: none."""
 
     @property
     def changes(self) -> bool:

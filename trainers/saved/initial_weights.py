@@ -12,11 +12,12 @@ from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.checkpoint_files import MODEL_FILE
-from orchestray.platform.run.model_files import MODEL_JSON
+from orchestray.platform.run.model_files import HUFFMAN_FILE, MODEL_JSON
 from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.drawn_weights import draw_weights
 from orchestray.trainers.core.extra_state import encode
 from orchestray.trainers.core.frozen_layers import freeze_layers
+from orchestray.trainers.core.kept_weights import keep
 from orchestray.trainers.core.model_state import ModelState, load_state
 from orchestray.trainers.core.weight_norm import folded_for, normalise_weights
 from orchestray.trainers.core.weights import convert, model_tensors
@@ -90,6 +91,8 @@ def _load(model: nn.Module, place: str, initial: InitialModel) -> None:
             f"{_KEY}: {place} is not of this model: {error}. If these may begin afresh, as a new head does, name them "
             "in train.init_except"
         ) from error
+    if initial.init_keeps is not None:
+        keep(model, initial.init_keeps)
 
 
 def _without(model: nn.Module, saved: ModelState, place: str, patterns: Sequence[str]) -> ModelState:
@@ -119,7 +122,8 @@ def _read(place: str) -> ModelState:
     from safetensors.torch import load_file
 
     path = Path(place)
-    files = [path, path / MODEL_FILE, path / "model" / MODEL_FILE]
+    names = (MODEL_FILE, HUFFMAN_FILE)
+    files = [path, *(folder / name for folder in (path, path / "model") for name in names)]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
         raise ConfigError(
@@ -127,7 +131,7 @@ def _read(place: str) -> ModelState:
             "safetensors or of torch.save"
         )
     try:
-        if found.name == MODEL_FILE and found.with_name(MODEL_JSON).is_file():
+        if found.name in names and found.with_name(MODEL_JSON).is_file():
             return read_model(found.parent)
         if found.suffix == ".safetensors":
             return ModelState(load_file(found))

@@ -36,6 +36,8 @@ def write_model(
     model_json: Mapping[str, Any],
     task: Task,
     interface: Interface | Callable[[], pa.Table] | None = None,
+    *,
+    is_compressed: bool = False,
 ) -> None:
     """Write a trained model, with its interface and the files that its task wants beside it.
 
@@ -46,6 +48,7 @@ def write_model(
         task: the trained task. Its optional method `export_files(tensors)` returns contents of files by their names.
         interface: the interface of the model, or a function that returns the first row of the training data; default:
             the data is opened for it.
+        is_compressed: True to write the tensors as `huffman_file` does.
 
     Raises:
         StorageError: the disk is full, or not writable.
@@ -55,7 +58,7 @@ def write_model(
     beside = {} if export is None or "ensemble" in model_json else export(state.tensors)
     seen = interface if isinstance(interface, Interface) else Interface.of_task(task, interface)
     described = {**model_json, **buffers, INTERFACE: seen.to_json()}
-    save_model(directory, state.tensors, described, state.extra, beside, seen.tensors)
+    save_model(directory, state.tensors, described, state.extra, beside, seen.tensors, is_compressed=is_compressed)
 
 
 def read_model(directory: str | os.PathLike[str]) -> ModelState:

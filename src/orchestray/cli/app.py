@@ -19,6 +19,7 @@ from orchestray.platform.errors import OrchestrayError
 COMMANDS = {
     "train": "Train a model.",
     "search": "Search hyper-parameters or architectures.",
+    "compress": "Make a trained model smaller.",
     "bench": "Measure the latency of an endpoint under load.",
     "serve": "Serve a trained model over HTTP.",
     "analyse": "Count what a step of a model costs: work, depth, bytes.",

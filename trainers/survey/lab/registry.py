@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from orchestray.trainers.survey.lab import convolving, deadline, defining, moving, multiplying, remembering, settings
+from orchestray.trainers.survey.lab import (
+    convolving,
+    deadline,
+    defining,
+    moving,
+    multiplying,
+    remembering,
+    settings,
+    shrinking,
+)
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 
 
@@ -35,6 +44,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "onednn": Experiment(settings.onednn, "torch's operations with oneDNN on and off"),
     "threads": Experiment(settings.thread_sweep, "torch's operations on one thread and more"),
     "deadline": Experiment(deadline.deadline, "the most accurate network that answers in time", 200),
+    "small-networks": Experiment(
+        shrinking.small_networks, "networks that are small by design: size, time, accuracy", 50
+    ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3

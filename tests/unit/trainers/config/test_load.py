@@ -42,6 +42,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "init_except": [],
             "freeze": [],
             "weight_norm": False,
+            "init_keeps": None,
             "epochs": None,
             "steps": 3,
             "until": None,

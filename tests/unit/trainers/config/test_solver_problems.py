@@ -43,7 +43,10 @@ def problems(*overrides: str) -> str:
         ("train.average={type: ema}", "train.average: a solver's steps are not noisy"),
         ("train.grad_clip=1.0", "train.grad_clip: a solver chooses the length of its step itself; take it out"),
         ("train.noise_scale={}", "train.noise_scale: the noise scale is measured in the backward pass"),
-        ("train.lr_scaling={rule: linear, base_batch_size: 8}", "train.lr_scaling: a solver chooses the length of its step"),
+        (
+            "train.lr_scaling={rule: linear, base_batch_size: 8}",
+            "train.lr_scaling: a solver chooses the length of its step",
+        ),
         ("train.solver={type: admm, weight_decay: 0.1}", "train.solver.weight_decay: admm solves for the weights by"),
         ("train.precision=bfloat16", "train.precision: the roundings of bfloat16 are larger"),
     ],

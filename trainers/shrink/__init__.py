@@ -1,0 +1,1 @@
+"""Trained models made smaller: pruned, with shared values, with convolutions in factors."""
