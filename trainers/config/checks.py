@@ -18,6 +18,7 @@ from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.modes import GOALS, mode_is_missing
 from orchestray.trainers.config.network_checks import NETWORK_RULES
+from orchestray.trainers.config.optimizer_checks import OPTIMIZER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, values_of_groups
 from orchestray.trainers.sync.local.params import Averaging
@@ -186,6 +187,7 @@ _RULES: tuple[Rule, ...] = (
     *NETWORK_RULES,
     *EXCHANGE_RULES,
     *COMPRESSION_RULES,
+    *OPTIMIZER_RULES,
     *FAULT_RULES,
     _storage,
     _spares,

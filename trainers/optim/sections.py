@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Ema,
+        Kfac,
         Lars,
         Linear,
         OptimizerClass,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
+    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | Kfac | YellowFin | OptimizerClass
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
 else:
