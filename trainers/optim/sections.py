@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Ema,
+        Kfac,
         Lars,
         Linear,
         OptimizerClass,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
+    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | Kfac | YellowFin | OptimizerClass
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
     BatchSchedule = Steps | ByNoiseScale | ByVariance
