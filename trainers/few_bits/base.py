@@ -20,6 +20,9 @@ class Scheme(ABC):
     quantizes_data: ClassVar[bool] = False
     """True if the inputs of the model's first layer, which are data, are quantized as well."""
 
+    def prepare(self, model: nn.Module) -> None:  # noqa: B027 - most schemes need nothing
+        """Change what else in a model does not go with the scheme, in place."""
+
     @abstractmethod
     def weights(self) -> nn.Module:
         """Return the module for the weights of one layer."""

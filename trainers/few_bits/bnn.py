@@ -17,6 +17,13 @@ from orchestray.trainers.few_bits.base import Scheme, straight_through
 class Bnn(Scheme):
     """Signs of weights and inputs. Inputs of the model's first layer stay, as in section 1.5."""
 
+    def prepare(self, model: nn.Module) -> None:
+        """Replace each `nn.ReLU` by hard tanh, whose sign the next layer takes: behind a ReLU all signs would be 1."""
+        for module in list(model.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.ReLU):
+                    setattr(module, name, nn.Hardtanh())
+
     def weights(self) -> nn.Module:
         return WeightSign()
 

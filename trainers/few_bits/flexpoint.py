@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from orchestray.trainers.core.rng import FollowsSteps
 from orchestray.trainers.few_bits.base import Scheme, straight_through
 
-_OFFSET = 100
-"""The constant gamma of algorithm 2, in units of the last place."""
+_OFFSET = 100 / 2**15
+"""The constant gamma of algorithm 2, as a part of the range: 100 units of the last place of 16 bits."""
 _MOST_EXPONENT = 126
 """Powers of two up to this one, and down to minus this one, are normal numbers of float32."""
 
@@ -88,12 +88,13 @@ class Flex(FollowsSteps):
     @torch.no_grad()
     def quantized(self, values: Tensor) -> Tensor:
         """Return the values in this step's format, and note the largest of them while training."""
+        mantissas = self.mantissas(values)
+        result = values if mantissas is None else mantissas * 2.0 ** int(self.exponent)
         if self.training and self.draw is not None and self.is_counted and values.numel():
-            largest = values.abs().amax().double()
+            largest = result.abs().amax().double()  # not that of the values: a backward pass in two parts comes twice
             if bool(largest.isfinite()):
                 self.peak.copy_(torch.maximum(self.peak, largest.view(torch.int64)))
-        mantissas = self.mantissas(values)
-        return values if mantissas is None else mantissas * 2.0 ** int(self.exponent)
+        return result
 
     def mantissas(self, values: Tensor) -> Tensor | None:
         """Return the integers of values, in their dtype; None in the first step, which has no exponent yet."""
@@ -130,7 +131,8 @@ class Flex(FollowsSteps):
                 mantissa *= 2
             peak = max(mantissa, 1) * unit
         seen = [*seen, peak][-len(self.history) :]
-        expected = self.headroom * (statistics.fmean(seen) + self.deviations * statistics.pstdev(seen) + _OFFSET * unit)
+        offset = _OFFSET * 2 ** (self.mantissa_bits - 1) * unit
+        expected = self.headroom * (statistics.fmean(seen) + self.deviations * statistics.pstdev(seen) + offset)
         self.exponent.fill_(_exponent_of(expected, self.mantissa_bits))
         padded = [0.0] * (len(self.history) - len(seen)) + seen
         self.history.copy_(torch.tensor(padded, dtype=torch.float64).view(torch.int64))

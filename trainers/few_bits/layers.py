@@ -47,6 +47,7 @@ def quantize_layers(model: nn.Module, section: Mapping[str, Any]) -> nn.Module:
     if not chosen:
         wanted = "besides its first and last one; set ends: quantized" if layers else "(Linear, Conv1d, Conv2d, Conv3d)"
         raise ConfigError(f"{_KEY}: the model has no layer to quantize {wanted}, or take train.quantize out")
+    scheme.prepare(model)
     for layer in chosen:
         is_first = layer is layers[0]
         _quantize(layer, scheme, with_inputs=scheme.quantizes_data or not is_first)

@@ -93,3 +93,12 @@ def test_names_of_a_model_of_floating_point_numbers_are_found_in_its_quantized_f
 def test_a_model_without_such_layers_is_refused(model: nn.Module, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         quantize_layers(model, quantize_section("dorefa"))
+
+
+def test_binarization_puts_hard_tanh_in_place_of_relu_behind_which_all_signs_would_be_one() -> None:
+    nested = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
+    model: Any = quantize_layers(copy.deepcopy(nested), quantize_section("bnn"))
+    assert isinstance(model[1], nn.Hardtanh)
+    assert isinstance(model[2][0], nn.Hardtanh)
+    other: Any = quantize_layers(copy.deepcopy(nested), quantize_section("twn"))
+    assert isinstance(other[1], nn.ReLU)

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, save_model
+from orchestray.platform.run.directory import RunDirectory
+from orchestray.platform.task import TaskSource
+from orchestray.trainers import tasks
+from orchestray.trainers.config.load import dump_yaml, load_train_config
+from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.saved.run import load_run
+from support.configs import GOOD
 from support.few_bits import quantized_digits
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import furthest, same_bits, stream_of
+from support.training import digits, furthest, same_bits, stream_of
 
 TOLERANCE = 1e-12
 LAYOUTS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -88,6 +95,14 @@ def test_rounded_gradients_are_the_same_bits_after_a_resumption_and_with_activat
     assert not same_bits(other.weights, whole.weights)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_gradients_are_rounded_in_a_pipeline_as_in_one_process(schedule: str) -> None:
+    task = quantized_digits("dorefa", ends="quantized", gradient_bits=4)
+    whole = train_laid_out(task, layout_settings(steps=3, optimizer=SGD))
+    found = train_laid_out(task, layout_settings({"pipeline": 2, "schedule": schedule}, steps=3, optimizer=SGD))
+    assert furthest(found.weights, whole.weights) <= TOLERANCE
+
+
 @pytest.mark.parametrize("recompute", ["blocks", "sqrt"])
 def test_flexpoint_predicts_the_same_with_activations_computed_again(recompute: str) -> None:
     found = train_laid_out(
@@ -115,8 +130,6 @@ def test_a_replica_without_samples_predicts_the_same_exponents() -> None:
 
 
 def _all_digits() -> Any:
-    from support.training import digits
-
     return digits(hidden=[8, 8])
 
 
@@ -130,3 +143,19 @@ def test_what_a_layer_computes_with_is_made_of_the_parameters_that_are_trained(k
     held = layer.parametrizations.weight
     assert any(parameter is held.original for parameter in model.parameters())
     assert torch.equal(layer.weight, held[0](held.original))
+
+
+def test_a_run_read_back_answers_with_the_quantized_weights(tmp_path: Path) -> None:
+    overrides = ["train.quantize={type: bnn}", "task.hidden=[16]"]
+    config = load_train_config(GOOD, overrides)
+    source = TaskSource.from_config(config.task, config.train.quantize)
+    model: Any = tasks.build(source).build_model().eval()
+    with RunDirectory.create(tmp_path, "run") as run:
+        run.write_config(dump_yaml(config))
+        save_model(run.paths.model, model_tensors(model), {"task": source.to_json()})
+    found: Any = load_run(tmp_path / "run").load_model()
+    inputs = torch.rand(5, 64)
+    assert torch.equal(found(inputs), model(inputs))
+    assert set(found[0].weight.unique().tolist()) == {-1.0, 1.0}
+    (tmp_path / "run" / "model" / "model.json").unlink()  # of a run under way, whose config says it
+    assert load_run(tmp_path / "run").task_source().quantize == {"type": "bnn", "ends": "quantized"}

@@ -18,6 +18,7 @@ from orchestray.trainers.core.weight_norm import normalise_weights
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.saved.initial_weights import with_initial_weights
 from orchestray.trainers.saved.trained_model import write_model
+from support.few_bits import quantized_digits
 from support.training import digits
 
 
@@ -46,6 +47,18 @@ def test_weights_of_another_model_are_refused_with_what_differs(tmp_path: Path) 
         with_initial_weights(digits(), start(tmp_path / "wide")).build_model()
     with pytest.raises(ConfigError, match="no weights at"):
         with_initial_weights(digits(), start(tmp_path / "nothing")).build_model()
+
+
+def test_a_quantized_model_begins_with_the_weights_of_floating_point_numbers(tmp_path: Path) -> None:
+    model, task = digits().build_model(), quantized_digits("twn", task=digits)()
+    save_model(tmp_path / "run" / "model", model.state_dict(), {})
+    found: Any = with_initial_weights(task, str(tmp_path / "run"), "float32").build_model()
+    assert torch.equal(found[0].parametrizations.weight.original, model.state_dict()["0.weight"])
+    assert torch.equal(found[0].bias, model.state_dict()["0.bias"])
+    assert len(found[0].weight.unique()) == 3
+    save_model(tmp_path / "quantized" / "model", found.state_dict(), {})
+    again: Any = with_initial_weights(task, str(tmp_path / "quantized"), "float32").build_model()
+    assert torch.equal(again[0].weight, found[0].weight)
 
 
 class Counting(nn.Linear):
