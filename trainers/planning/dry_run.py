@@ -6,6 +6,7 @@ the optimizer. What the exchange would take is added later, from the noted opera
 
 from __future__ import annotations
 
+import gc
 import re
 import statistics
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from orchestray.platform.actors.member import give_back_freed_memory
 from orchestray.platform.comm.dry import Call, DryCollective, imagine_the_others
 from orchestray.platform.comm.thread_group import run_members
 from orchestray.trainers.core.forward import Forward
@@ -137,8 +139,12 @@ def _connected(settings: ReplicaSettings, calls: list[Call]) -> Replica:
     # One after the other: models that are built at the same time would share torch's random numbers.
     replicas = [_Host(settings).replica for _ in range(size)]
     run_members(size, lambda world: replicas[world.rank].connect(world))
-    imagine_the_others(replicas[0].world, calls)
-    return replicas[0]
+    first = replicas[0]
+    imagine_the_others(first.world, calls)
+    del replicas
+    gc.collect()
+    give_back_freed_memory()  # of the others, which no worker has
+    return first
 
 
 class _Host(ReplicaHost):
