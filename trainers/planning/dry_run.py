@@ -141,7 +141,7 @@ def _connected(settings: ReplicaSettings, calls: list[Call]) -> Replica:
     run_members(size, lambda world: replicas[world.rank].connect(world))
     first = replicas[0]
     imagine_the_others(first.world, calls)
-    del replicas
+    replicas.clear()
     gc.collect()
     give_back_freed_memory()  # of the others, which no worker has
     return first
