@@ -33,10 +33,6 @@ def _kfac(view: View) -> Iterator[Problem]:
     for degree in ("tensor", "pipeline"):
         if (size := view(f"strategy.network.{degree}")) > 1:
             yield Problem(f"strategy.network.{degree}", f"{_WHOLE}; got {size}. Use 1, or another optimizer")
-    for key in ("quantize", "weight_norm", "init_keeps"):
-        if view(f"train.{key}"):
-            text = "kfac moves weights by those of their layer, as they are; take it out, or use another optimizer"
-            yield Problem(f"train.{key}", text)
     if keeps_residue(compression := view("strategy.compression")):
         text = f"{_WHOLE}, without a state of their own as {compression.type} has; use none, or another optimizer"
         yield Problem("strategy.compression.type", text)

@@ -47,11 +47,3 @@ def test_kfac_has_no_groups_and_no_part_in_meetings() -> None:
 def test_inverses_are_made_when_there_are_fresh_statistics() -> None:
     with pytest.raises(ConfigError, match=r"inverse_every \(10\) must be a multiple of statistics_every \(3\)"):
         load({**KFAC, "statistics_every": 3}, {})
-
-
-@pytest.mark.parametrize("more", [{"quantize": {"type": "twn"}}, {"weight_norm": True}])
-def test_kfac_moves_weights_that_are_nothing_else_s_parts(more: dict[str, Any]) -> None:
-    (key,) = more
-    train = {"batch_size": 8, "steps": 2, **more}
-    with pytest.raises(ConfigError, match=rf"train\.{key}: kfac moves weights by those of their layer"):
-        load_train_config({"name": "a", "task": {"type": "digits"}, "train": {**train, "optimizer": KFAC}})
