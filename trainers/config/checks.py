@@ -19,7 +19,6 @@ from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.modes import GOALS, mode_is_missing
 from orchestray.trainers.config.network_checks import NETWORK_RULES
-from orchestray.trainers.config.optimizer_checks import OPTIMIZER_RULES
 from orchestray.trainers.config.quantize_checks import QUANTIZE_RULES
 from orchestray.trainers.config.solver_checks import SOLVER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
@@ -239,7 +238,6 @@ _RULES: tuple[Rule, ...] = (
     *NETWORK_RULES,
     *EXCHANGE_RULES,
     *COMPRESSION_RULES,
-    *OPTIMIZER_RULES,
     *FAULT_RULES,
     *SOLVER_RULES,
     *QUANTIZE_RULES,

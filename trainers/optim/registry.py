@@ -19,7 +19,6 @@ OPTIMIZERS: Registry[Section] = Registry(
         "adam": (f"{_PARAMS}:Adam", f"{_ADAPTIVE}:Adam"),
         "adamw": (f"{_PARAMS}:AdamW", f"{_ADAPTIVE}:AdamW"),
         "lars": (f"{_PARAMS}:Lars", "orchestray.trainers.optim.lars:LARS"),
-        "kfac": (f"{_PARAMS}:Kfac", "orchestray.trainers.optim.kfac:KFAC"),
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },
     noun="an optimizer",

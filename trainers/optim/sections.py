@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Ema,
-        Kfac,
         Lars,
         Linear,
         OptimizerClass,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | Kfac | YellowFin | OptimizerClass
+    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
     BatchSchedule = Steps | ByNoiseScale | ByVariance
