@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 
 from orchestray.platform.config.problems import Problem
+from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.config.checked_view import Rule, View
+from orchestray.trainers.config.compression_checks import keeps_residue
 from orchestray.trainers.config.server_checks import SERVER_RULES
-from orchestray.trainers.optim.params import Sgd
+from orchestray.trainers.optim.params import Kfac, Sgd
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging, Edges, ElasticAveraging, Gossip, Independent
 from orchestray.trainers.sync.parameter_server import ParameterServer
@@ -167,6 +169,38 @@ def _outer_optimizer(view: View) -> Iterator[Problem]:
         yield Problem(f"{_PATH}.outer_optimizer.nesterov", text)
 
 
+def _curvature(view: View) -> Iterator[Problem]:
+    optimizer, exchange, network = view("train.optimizer"), view("strategy.exchange"), view("strategy.network")
+    if isinstance(exchange, Averaging) and isinstance(exchange.outer_optimizer, Kfac):
+        text = "kfac looks at the layers while they compute, and an outer step has no batch; use sgd"
+        yield Problem(f"{_PATH}.outer_optimizer.type", text)
+    if not isinstance(optimizer, Kfac):
+        return
+    path, fix = "train.optimizer.type", "or another optimizer"
+    if not isinstance(exchange, AllReduce):
+        text = f"kfac needs the whole batch's curvature at every step, which {exchange.type} does not bring together"
+        yield Problem(path, f"{text}; use allreduce, {fix}")
+    elif network.tensor > 1 or network.pipeline > 1:
+        text = "kfac needs whole layers and all of them, and this layout cuts the network"
+        yield Problem(path, f"{text}; use strategy.network.tensor: 1 and pipeline: 1, {fix}")
+    elif exchange.shard != "none":
+        text = f"kfac needs whole layers, and shard: {exchange.shard} cuts their gradients or state"
+        yield Problem(path, f"{text}; use strategy.exchange.shard: none, {fix}")
+    elif keeps_residue(view("strategy.compression")):
+        text = "kfac has no state for one replica alone, and the compression keeps what a replica has not sent"
+        yield Problem(path, f"{text}; use strategy.compression.type: none, {fix}")
+    elif not isinstance(view("strategy.aggregation"), Mean):
+        text = "kfac takes the mean of all replicas' curvature, in which one that lies would count"
+        yield Problem(path, f"{text}; use strategy.aggregation.type: mean, {fix}")
+    if optimizer.groups:
+        text = "a step of kfac has one size for all layers, which groups would tear apart; take them out"
+        yield Problem("train.optimizer.groups", text)
+    measuring = optimizer.statistics_workers
+    if measuring is not None and measuring > network.data:
+        text = f"there are {network.data} replicas (strategy.network.data), got {measuring}; take it out for all"
+        yield Problem("train.optimizer.statistics_workers", text)
+
+
 def _elastic(view: View) -> Iterator[Problem]:
     exchange, data = view("strategy.exchange"), view("strategy.network.data")
     if not isinstance(exchange, ElasticAveraging) or exchange.alpha is None:
@@ -200,6 +234,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _gossip,
     _meetings,
     _outer_optimizer,
+    _curvature,
     _elastic,
     _trunk,
 )

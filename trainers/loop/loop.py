@@ -155,6 +155,7 @@ class Loop:
         step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
         replica.draw(number, self._share)
         exchange.before_step(number)
+        replica.optimizer.begin_step(number, share.num_samples, share.batch_samples)
         with self._meter.step(number), replica.faults.during(number, network.model):
             step.loss = network.backward(share, exchange, step=number)
         exchange.weigh(share.fraction(share.weight))

@@ -219,6 +219,7 @@ class Replica:
         if settings.is_replicated:
             agree_on_state(self, load)
             self.exchange.attach(self.model, world)
+            self.optimizer.join(world)
         else:
             self._assemble_again(world, load)
         self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self.warn)
@@ -279,6 +280,7 @@ class Replica:
         self._network = network
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
         if self.settings.is_replicated:
+            self.optimizer.observe(network.model)
             self.optimizer.init(named)
             self._keeper = StateKeeper(network.model)
 

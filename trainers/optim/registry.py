@@ -18,6 +18,8 @@ OPTIMIZERS: Registry[Section] = Registry(
         "adam": (f"{_PARAMS}:Adam", f"{_ADAPTIVE}:Adam"),
         "adamw": (f"{_PARAMS}:AdamW", f"{_ADAPTIVE}:AdamW"),
         "lars": (f"{_PARAMS}:Lars", "orchestray.trainers.optim.lars:LARS"),
+        "kfac": (f"{_PARAMS}:Kfac", "orchestray.trainers.optim.kfac:KFAC"),
+        "muon": (f"{_PARAMS}:Muon", "orchestray.trainers.optim.muon:Muon"),
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },
     noun="an optimizer",

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Ema,
+        Kfac,
         Lars,
         Linear,
+        Muon,
         OptimizerClass,
         RmsProp,
         ScheduleClass,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
+    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | Kfac | Muon | YellowFin | OptimizerClass
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
 else:
