@@ -6,6 +6,7 @@ It imports no Ray: the same code runs in an actor, in `ray.train.torch.TorchTrai
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -55,6 +56,7 @@ class Loop:
         self._share = settings.share_of(index)
         self._network, self._meter = replica.network, replica.meter
         self._updates = replica.exchange.updates()
+        replica.exchange.samples_after = partial(_samples_before, replica.stream("train"))
         self._tensors = [update.tensor for update in self._updates]
         self._stream = replica.stream("train")
         self._total = replica.total_steps(self._stream)

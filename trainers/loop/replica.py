@@ -279,8 +279,8 @@ class Replica:
     def _take(self, network: Network) -> None:
         self._network = network
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
+        self.optimizer.observe(network.model)
         if self.settings.is_replicated:
-            self.optimizer.observe(network.model)
             self.optimizer.init(named)
             self._keeper = StateKeeper(network.model)
 
@@ -304,6 +304,7 @@ class Replica:
         updates = self.exchange.updates()
         refuse_parts(self.optimizer, self.settings.optimizer["type"], updates, num_elements)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
+        self.optimizer.join(SoloCollective() if self.exchange.diverges else groups.data)
         if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
             holders = groups.model if self.exchange.diverges else world
             self.optimizer.norm_reducer = whole_norms(updates, holders)

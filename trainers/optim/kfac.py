@@ -68,6 +68,7 @@ class KFAC(SGD):
         """
         super().__init__(momentum=momentum)
         self.slots = (*self.slots, *_FACTORS, *_IN_USE)
+        self.whole_slots = {**self.whole_slots, **dict.fromkeys((*_FACTORS, *_IN_USE), ())}
         self._damping, self._decay, self._penalty, self._kl_clip = damping, decay, weight_decay, kl_clip
         self._statistics_every, self._inverse_every = statistics_every_steps, inverse_every_steps
         self._fraction, self._num_measuring = inverse_fraction, statistics_workers
@@ -130,8 +131,13 @@ class KFAC(SGD):
         layer = self._shapes.get(id(parameter))
         if slot not in (*_FACTORS, *_IN_USE) or layer is None:
             return None
-        num = layer.num_inputs if slot.endswith("inputs") else layer.num_outputs
-        return torch.zeros(num, num, dtype=layer.dtype, device=parameter.device)
+        return torch.zeros(self.whole_shape(layer.weight_name, slot), dtype=layer.dtype, device=parameter.device)
+
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+        layer = next((layer for layer in self._layers if layer.weight_name == name), None)
+        if layer is None or slot not in (*_FACTORS, *_IN_USE):
+            return super().whole_shape(name, slot)
+        return (layer.num_inputs,) * 2 if slot.endswith("inputs") else (layer.num_outputs,) * 2
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super().load_state_tensors(tensors)
@@ -214,11 +220,14 @@ class KFAC(SGD):
         for index, pair in enumerate(used):
             owner, *others = self._holders[index]
             if owner == self._world.rank:
-                held[index] = damped_inverses(*pair, self._damping) if _is_measured(pair) else _identities(pair)
+                held[index] = self._inverses(pair) if _is_measured(pair) else _identities(pair)
             elif self._world.rank in others:
                 held[index] = torch.empty_like(pair[0]), torch.empty_like(pair[1])
         self._send(held, [others for _, *others in self._holders])
         return held
+
+    def _inverses(self, factors: Pair) -> Pair:
+        return damped_inverses(*factors, self._damping)
 
     def _send(self, tensors: Mapping[int, Sequence[Tensor]], receivers: Sequence[Sequence[int]]) -> None:
         """Send each layer's tensors from its first holder to the receivers, in place. All replicas call.

@@ -62,4 +62,5 @@ class Muon(GroupedOptimizer):
 
     def _is_matrix(self, name: str, parameter: Tensor) -> bool:
         plain = self.first_names.get(name, name)
-        return parameter.ndim == 2 and not any(fnmatchcase(plain, pattern) for pattern in self._adamw)
+        is_real_matrix = parameter.ndim == 2 and not parameter.is_complex()
+        return is_real_matrix and not any(fnmatchcase(plain, pattern) for pattern in self._adamw)

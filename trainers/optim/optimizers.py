@@ -178,6 +178,11 @@ class Optimizer(ABC):
             if tensor is not None
         }
 
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+        """Return the shape of one of `whole_slots`, which may depend on the parameter of that name."""
+        del name
+        return self.whole_slots[slot]
+
     def step_metrics(self) -> dict[str, float]:
         """Return the values that the optimizer tuned itself, for the metric line of the step."""
         return {}

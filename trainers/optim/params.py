@@ -158,6 +158,21 @@ class Lars(OptimizerSection):
     """Added to the denominator of the trust ratio."""
 
 
+class Lamb(OptimizerSection):
+    """LAMB (You et al., 2020): Adam with a rate per layer, for batches of thousands of samples."""
+
+    type: Literal["lamb"]
+    """The optimizer `lamb`."""
+    lr: AboveZero
+    """Learning rate: movement of a layer in a step, relative to its norm."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decays of the moving means of the gradient and of its square."""
+    eps: AboveZero = 1e-6
+    """Added to the denominator."""
+    weight_decay: AtLeastZero = 0.01
+    """Part of the weights that is added to the step before its norm is taken."""
+
+
 class Kfac(OptimizerSection):
     """K-FAC (Martens and Grosse, 2015): steps by the curvature of each layer, as a product of two small matrices."""
 
@@ -192,6 +207,25 @@ class Kfac(OptimizerSection):
                 f"got {self.inverse_every_steps}"
             )
         return self
+
+
+class NaturalGradient(OptimizerSection):
+    """NG-SGD (Povey et al., 2015): the gradient times the inverse of the Fisher matrix, as a matrix of rates."""
+
+    type: Literal["natural_gradient"]
+    """The optimizer `natural_gradient`."""
+    lr: AboveZero
+    """Learning rate, for errors of unit variance."""
+    damping: AboveZero = 0.01
+    """Added to the Fisher matrix, spread over its two factors by their sizes."""
+    momentum: AtLeastZero = 0.0
+    """Part of the last update that is kept."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+    decay: BelowOne = 0.95
+    """Decay of the moving means of the two factors."""
+    every_steps: Positive = 4
+    """Number of steps between two measurements of the factors, which are then inverted."""
 
 
 class Muon(OptimizerSection):

@@ -18,7 +18,12 @@ OPTIMIZERS: Registry[Section] = Registry(
         "adam": (f"{_PARAMS}:Adam", f"{_ADAPTIVE}:Adam"),
         "adamw": (f"{_PARAMS}:AdamW", f"{_ADAPTIVE}:AdamW"),
         "lars": (f"{_PARAMS}:Lars", "orchestray.trainers.optim.lars:LARS"),
+        "lamb": (f"{_PARAMS}:Lamb", "orchestray.trainers.optim.lars:LAMB"),
         "kfac": (f"{_PARAMS}:Kfac", "orchestray.trainers.optim.kfac:KFAC"),
+        "natural_gradient": (
+            f"{_PARAMS}:NaturalGradient",
+            "orchestray.trainers.optim.natural_gradient:NaturalGradient",
+        ),
         "muon": (f"{_PARAMS}:Muon", "orchestray.trainers.optim.muon:Muon"),
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },

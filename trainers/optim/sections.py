@@ -15,9 +15,11 @@ if TYPE_CHECKING:
         Cosine,
         Ema,
         Kfac,
+        Lamb,
         Lars,
         Linear,
         Muon,
+        NaturalGradient,
         OptimizerClass,
         RmsProp,
         ScheduleClass,
@@ -27,7 +29,20 @@ if TYPE_CHECKING:
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | Kfac | Muon | YellowFin | OptimizerClass
+    Optimizer = (
+        Sgd
+        | Adagrad
+        | RmsProp
+        | Adam
+        | AdamW
+        | Lars
+        | Lamb
+        | Kfac
+        | NaturalGradient
+        | Muon
+        | YellowFin
+        | OptimizerClass
+    )
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
 else:

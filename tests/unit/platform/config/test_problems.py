@@ -61,8 +61,8 @@ from support.configs import GOOD, problems_of
         (
             "train.optimizer.type=adm",
             (
-                "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, kfac, muon, yellowfin, "
-                "got 'adm'; "
+                "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, lamb, kfac, "
+                "natural_gradient, muon, yellowfin, got 'adm'; "
                 "did you mean 'adam'?"
             ),
         ),
@@ -70,7 +70,7 @@ from support.configs import GOOD, problems_of
             "train.optimizer={lr: 1}",
             (
                 "train.optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars, "
-                "kfac, muon, yellowfin"
+                "lamb, kfac, natural_gradient, muon, yellowfin"
             ),
         ),
         (

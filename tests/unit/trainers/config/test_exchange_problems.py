@@ -40,8 +40,8 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
         (
             averaging("every: 2, outer_optimizer: {type: sdg}"),
             (
-                "outer_optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, kfac, muon, yellowfin, "
-                "got 'sdg'; "
+                "outer_optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, lamb, kfac, "
+                "natural_gradient, muon, yellowfin, got 'sdg'; "
                 "did you mean 'sgd'?"
             ),
         ),
@@ -49,7 +49,7 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             averaging("every: 2, outer_optimizer: {lr: 1}"),
             (
                 "outer_optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars, "
-                "kfac, muon, yellowfin"
+                "lamb, kfac, natural_gradient, muon, yellowfin"
             ),
         ),
         (averaging("every: 2, outer_optimizer: {type: sgd}"), "outer_optimizer.lr: is required, and missing"),
