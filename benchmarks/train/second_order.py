@@ -1,4 +1,4 @@
-"""Steps to a loss by K-FAC and Muon against SGD and AdamW, each with the best of as many rates; the time of a step."""
+"""Steps to a loss by K-FAC, Muon and SOAP against SGD and AdamW, with the best of as many rates; the time of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import benchmark, commands
 
 _TIMEOUT_S = 600.0
 _TARGET, _MEAN_OF = 0.1, 5
-"""Training loss on digits that has to be reached, as a mean of so many steps."""
+"""Training loss on digits that has to be reached, and the number of steps of which it is a mean."""
 _DIGITS = {
     "name": "digits",
     "task": {"type": "digits", "model": "cnn", "hidden": [16, 32]},
@@ -36,8 +36,15 @@ _SPREAD = {**_KFAC, "lr": 0.1, "inverse_every_steps": 10, "statistics_every_step
 _SGD = {"type": "sgd", "momentum": 0.9}
 _MUON = {"type": "muon", "weight_decay": 0.01, "adamw": ["0.*", "4.weight"]}
 _ADAMW = {"type": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.01}
-_RATES = {"SGD": (0.05, 0.1, 0.2), "K-FAC": (0.05, 0.1, 0.3), "AdamW": (1e-3, 3e-3, 1e-2), "Muon": (3e-3, 1e-2, 3e-2)}
-_KINDS = {"SGD": _SGD, "K-FAC": _KFAC, "AdamW": _ADAMW, "Muon": _MUON}
+_SOAP = {"type": "soap", "weight_decay": 0.01}
+_RATES = {
+    "SGD": (0.05, 0.1, 0.2),
+    "K-FAC": (0.05, 0.1, 0.3),
+    "AdamW": (1e-3, 3e-3, 1e-2),
+    "Muon": (3e-3, 1e-2, 3e-2),
+    "SOAP": (1e-3, 3e-3, 1e-2),
+}
+_KINDS = {"SGD": _SGD, "K-FAC": _KFAC, "AdamW": _ADAMW, "Muon": _MUON, "SOAP": _SOAP}
 
 
 def measure(report: benchmark.Report, options: benchmark.Options) -> None:
@@ -50,14 +57,17 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     report.add("digits_cnn, steps to the loss: K-FAC", "steps", of_kfac)
     report.goal("digits_cnn, steps: K-FAC / SGD", report.compare("K-FAC / SGD, steps", of_kfac, of_sgd), 0.6)
 
-    adamw, muon = (_tuned(name, _SOURCE, seeds, place, rows, _last) for name in ("AdamW", "Muon"))
-    reached = [_steps_to(losses, _last(peer), _SOURCE_MEAN_OF) for losses, peer in zip(muon, adamw, strict=True)]
-    report.add("python_source, steps to AdamW's last loss: Muon", "steps", [float(steps) for steps in reached])
-    report.add("python_source, last loss: AdamW", "", [_last(losses) for losses in adamw])
-    report.add("python_source, last loss: Muon", "", [_last(losses) for losses in muon])
+    adamw = _tuned("AdamW", _SOURCE, seeds, place, rows, _last)
     of_all = [float(len(losses)) for losses in adamw]
-    ratio = report.compare("Muon / AdamW, steps to AdamW's last loss", [float(steps) for steps in reached], of_all)
-    report.goal("python_source, steps to AdamW's last loss: Muon / AdamW", ratio, 0.7)
+    report.add("python_source, last loss: AdamW", "", [_last(losses) for losses in adamw])
+    for name in ("Muon", "SOAP"):
+        found = _tuned(name, _SOURCE, seeds, place, rows, _last)
+        pairs = zip(found, adamw, strict=True)
+        steps = [float(_steps_to(losses, _last(peer), _SOURCE_MEAN_OF)) for losses, peer in pairs]
+        report.add(f"python_source, last loss: {name}", "", [_last(losses) for losses in found])
+        report.add(f"python_source, steps to AdamW's last loss: {name}", "steps", steps)
+        ratio = report.compare(f"{name} / AdamW, steps to AdamW's last loss", steps, of_all)
+        report.goal(f"python_source, steps to AdamW's last loss: {name} / AdamW", ratio, 0.7)
 
     times: dict[str, list[float]] = {"SGD": [], "K-FAC": []}
 

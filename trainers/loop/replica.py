@@ -304,7 +304,8 @@ class Replica:
         updates = self.exchange.updates()
         refuse_parts(self.optimizer, self.settings.optimizer["type"], updates, num_elements)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
-        self.optimizer.join(SoloCollective() if self.exchange.diverges else groups.data)
+        is_alike = not self.exchange.diverges and self.settings.exchange.get("shard", "none") == "none"
+        self.optimizer.join(groups.data if is_alike else SoloCollective())
         if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
             holders = groups.model if self.exchange.diverges else world
             self.optimizer.norm_reducer = whole_norms(updates, holders)

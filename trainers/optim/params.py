@@ -251,6 +251,25 @@ class Muon(OptimizerSection):
     """Added to AdamW's denominator."""
 
 
+class Soap(OptimizerSection):
+    """SOAP (Vyas et al., 2024): AdamW in the eigenbasis of each matrix's gradients; AdamW for all else."""
+
+    type: Literal["soap"]
+    """The optimizer `soap`."""
+    lr: AboveZero
+    """Learning rate."""
+    betas: tuple[BelowOne, BelowOne] = (0.95, 0.95)
+    """Decays of the moving means of the gradient, and of its square and its products."""
+    eps: AboveZero = 1e-8
+    """Added to the denominator."""
+    weight_decay: AtLeastZero = 0.01
+    """Part of the weights, times the rate, that is subtracted at each step."""
+    every_steps: Positive = 10
+    """Number of steps between two changes of the bases."""
+    max_size: Positive = 1024
+    """Largest side of a matrix that has bases; larger ones move by AdamW."""
+
+
 class YellowFin(OptimizerSection):
     """YellowFin (Zhang and Mitliagkas, 2019): tunes momentum and learning rate by measurements of the gradients."""
 

@@ -25,6 +25,7 @@ OPTIMIZERS: Registry[Section] = Registry(
             "orchestray.trainers.optim.natural_gradient:NaturalGradient",
         ),
         "muon": (f"{_PARAMS}:Muon", "orchestray.trainers.optim.muon:Muon"),
+        "soap": (f"{_PARAMS}:Soap", "orchestray.trainers.optim.soap:SOAP"),
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },
     noun="an optimizer",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RmsProp,
         ScheduleClass,
         Sgd,
+        Soap,
         Step,
         Swa,
         YellowFin,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         | Kfac
         | NaturalGradient
         | Muon
+        | Soap
         | YellowFin
         | OptimizerClass
     )

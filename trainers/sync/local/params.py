@@ -48,7 +48,7 @@ class Averaging(ExchangeParams):
     every: Positive | Literal["end"]
     """Steps between two averages; or once, at the `end`."""
     unit: Literal["steps", "samples"] = "steps"
-    """What `every` counts: steps, or the samples that all replicas together have trained on."""
+    """Unit of `every`: steps, or the samples that all replicas together have trained on."""
     outer_optimizer: Optimizer | None = None
     """Optimizer that applies the change of the mean as a gradient; null: the mean itself is taken."""
 

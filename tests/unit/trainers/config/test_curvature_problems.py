@@ -18,10 +18,17 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
         (["strategy.network.data=1", "strategy.network.pipeline=2"], "train.optimizer.type: kfac needs whole layers"),
         (["strategy.exchange.shard=optimizer"], "train.optimizer.type: kfac needs whole layers, and shard: optimizer"),
         (["strategy.compression.type=onebit"], "train.optimizer.type: kfac has no state for one replica alone"),
-        (["strategy.aggregation.type=median"], "train.optimizer.type: kfac takes the mean of all replicas' curvature"),
+        (
+            ["strategy.network.data=3", "strategy.aggregation.type=median"],
+            "train.optimizer.type: kfac takes the mean of all replicas' curvature",
+        ),
         (
             ["train.optimizer.groups=[{match: '*', lr: 1.0}]"],
             "train.optimizer.groups: a step of kfac has one size for all layers",
+        ),
+        (
+            ["train.optimizer={type: natural_gradient, lr: 0.1}", gossip("peers: 1")],
+            "train.optimizer.type: natural_gradient is for replicas that share each batch, or average",
         ),
         (["train.optimizer.statistics_workers=3"], "train.optimizer.statistics_workers: there are 2 replicas"),
         (

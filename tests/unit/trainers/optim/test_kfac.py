@@ -140,7 +140,8 @@ def test_a_run_resumes_exactly_between_two_inversions(data: int, tmp_path: Path)
     keys: dict[str, Any] = {"inverse_every_steps": 4, "inverse_fraction": 0.5, "kl_clip": 0.01}
     whole = trained(data, steps=7, **keys)
     trained(data, steps=6, rest={"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)}, **keys)
-    state = latest_good(tmp_path)
+    state, _ = latest_good(tmp_path)
+    assert state is not None
     resumed = trained(data, steps=7, rest={"load": lambda: Loaded(state)}, **keys)
     assert len(resumed.losses) == 1
     assert same_bits(resumed.weights, whole.weights)

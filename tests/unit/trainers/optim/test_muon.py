@@ -47,7 +47,8 @@ def test_two_replicas_make_the_steps_of_one_process_and_resume_exactly(tmp_path:
     one, two = trained(), trained(2)
     assert furthest(two.weights, one.weights) <= 1e-6
     trained(2, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
-    found = latest_good(tmp_path)
+    found, _ = latest_good(tmp_path)
+    assert found is not None
     resumed = trained(2, load=lambda: Loaded(found))
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, two.weights)

@@ -64,7 +64,8 @@ def test_replicas_with_fisher_matrices_of_their_own_resume_exactly(tmp_path: Pat
     exchange = {"type": "averaging", "every": EVERY, "unit": "samples"}
     whole = trained(2, exchange)
     trained(2, exchange, steps=7, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
-    saved = latest_good(tmp_path)
+    saved, _ = latest_good(tmp_path)
+    assert saved is not None
     resumed = trained(2, exchange, load=lambda: Loaded(saved))
     assert len(resumed.losses) == 3
     assert same_bits(resumed.weights, whole.weights)
