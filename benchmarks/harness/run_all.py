@@ -18,6 +18,7 @@ BENCHMARKS = (
     "shutdown",
     "step_time",
     "optimizers",
+    "second_order",
     "recording",
     "users_data",
     "bring_your_own",

@@ -36,6 +36,8 @@ class LaidOut:
     """The plain model's."""
     outcome: Outcome
     events: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    """Metric lines of the steps."""
     validation: float | None = None
     """Loss of the last validation; None: there was none."""
 
@@ -113,7 +115,7 @@ def train_laid_out(
     lines = [line for line in recorders[0].since(0) if "loss" in line and "split" not in line]
     events = [line for line in recorders[0].since(-1) if "event" in line]
     validation = (outcome.final.get("validation") or {}).get("loss")
-    return LaidOut([line["loss"] for line in lines], weights, outcome, events, validation)
+    return LaidOut([line["loss"] for line in lines], weights, outcome, events, lines, validation)
 
 
 _drawing = threading.RLock()

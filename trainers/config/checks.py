@@ -22,7 +22,7 @@ from orchestray.trainers.config.network_checks import NETWORK_RULES
 from orchestray.trainers.config.quantize_checks import QUANTIZE_RULES
 from orchestray.trainers.config.solver_checks import SOLVER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
-from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, values_of_groups
+from orchestray.trainers.optim.params import Cosine, Linear, Muon, Sgd, YellowFin, values_of_groups
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging
 from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
@@ -87,6 +87,9 @@ def _nesterov(view: View) -> Iterator[Problem]:
     optimizer = view("train.optimizer")
     if isinstance(optimizer, YellowFin) and optimizer.groups:
         yield Problem("train.optimizer.groups", "yellowfin tunes by the whole gradient; take them out, or use sgd")
+    if isinstance(optimizer, Muon) and optimizer.groups:
+        text = "muon has groups of its own: matrices, and what adamw names; take them out"
+        yield Problem("train.optimizer.groups", text)
     for place, values in values_of_groups(optimizer):
         if isinstance(optimizer, Sgd) and values["nesterov"] and values["momentum"] == 0:
             text = "needs a momentum: without one there is nothing to look ahead by"

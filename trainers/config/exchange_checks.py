@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator
 
 from orchestray.platform.config.problems import Problem
+from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.config.checked_view import Rule, View
+from orchestray.trainers.config.compression_checks import keeps_residue
 from orchestray.trainers.config.server_checks import SERVER_RULES
-from orchestray.trainers.optim.params import Sgd
+from orchestray.trainers.optim.params import Kfac, NaturalGradient, Sgd
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging, Edges, ElasticAveraging, Gossip, Independent
 from orchestray.trainers.sync.parameter_server import ParameterServer
@@ -146,7 +148,7 @@ def _reached(edges: set[frozenset[int]], data: int) -> set[int]:
 
 def _meetings(view: View) -> Iterator[Problem]:
     exchange, steps = view("strategy.exchange"), view("train.steps")
-    if not isinstance(exchange, Averaging | ElasticAveraging):
+    if not isinstance(exchange, Averaging | ElasticAveraging) or getattr(exchange, "unit", "steps") != "steps":
         return
     if steps is not None and exchange.every != "end" and exchange.every > steps:
         fitting = f"at most {steps} would fit" + (", or end" if isinstance(exchange, Averaging) else "")
@@ -165,6 +167,45 @@ def _outer_optimizer(view: View) -> Iterator[Problem]:
     if isinstance(outer, Sgd) and outer.nesterov and outer.momentum == 0:
         text = "needs a momentum: without one there is nothing to look ahead by"
         yield Problem(f"{_PATH}.outer_optimizer.nesterov", text)
+
+
+def _curvature(view: View) -> Iterator[Problem]:
+    optimizer, exchange, network = view("train.optimizer"), view("strategy.exchange"), view("strategy.network")
+    if isinstance(exchange, Averaging) and isinstance(exchange.outer_optimizer, Kfac | NaturalGradient):
+        text = "looks at the layers while they compute, and an outer step has no batch; use sgd"
+        yield Problem(f"{_PATH}.outer_optimizer.type", f"{exchange.outer_optimizer.type} {text}")
+    if not isinstance(optimizer, Kfac | NaturalGradient):
+        return
+    path, kind, fix = "train.optimizer.type", optimizer.type, "or another optimizer"
+    if isinstance(optimizer, Kfac) and not isinstance(exchange, AllReduce):
+        text = f"kfac needs the whole batch's curvature at every step, which {exchange.type} does not bring together"
+        yield Problem(path, f"{text}; use allreduce, {fix}")
+    elif not isinstance(exchange, AllReduce | Averaging):
+        text = f"natural_gradient is for replicas that share each batch, or average, and not for {exchange.type}"
+        yield Problem(path, f"{text}; use allreduce or averaging, {fix}")
+    elif network.tensor > 1 or network.pipeline > 1:
+        text = f"{kind} needs whole layers and all of them, and this layout cuts the network"
+        yield Problem(path, f"{text}; use strategy.network.tensor: 1 and pipeline: 1, {fix}")
+    elif isinstance(exchange, AllReduce) and exchange.shard != "none":
+        text = f"{kind} needs whole layers, and shard: {exchange.shard} cuts their gradients or state"
+        yield Problem(path, f"{text}; use strategy.exchange.shard: none, {fix}")
+    elif isinstance(exchange, AllReduce) and keeps_residue(view("strategy.compression")):
+        text = f"{kind} has no state for one replica alone, and the compression keeps what a replica has not sent"
+        yield Problem(path, f"{text}; use strategy.compression.type: none, {fix}")
+    elif not isinstance(view("strategy.aggregation"), Mean):
+        text = f"{kind} takes the mean of all replicas' curvature, in which one that lies would count"
+        yield Problem(path, f"{text}; use strategy.aggregation.type: mean, {fix}")
+    if optimizer.groups:
+        text = f"a step of {kind} has one size for all layers, which groups would tear apart; take them out"
+        yield Problem("train.optimizer.groups", text)
+    for key in ("quantize", "weight_norm", "init_keeps"):
+        if view(f"train.{key}"):
+            text = f"{kind} moves a layer's weights by each other, as they are; take this out, {fix}"
+            yield Problem(f"train.{key}", text)
+    measuring = getattr(optimizer, "statistics_workers", None)
+    if measuring is not None and measuring > network.data:
+        text = f"there are {network.data} replicas (strategy.network.data), got {measuring}; take it out for all"
+        yield Problem("train.optimizer.statistics_workers", text)
 
 
 def _elastic(view: View) -> Iterator[Problem]:
@@ -200,6 +241,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _gossip,
     _meetings,
     _outer_optimizer,
+    _curvature,
     _elastic,
     _trunk,
 )

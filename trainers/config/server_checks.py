@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from orchestray.platform.config.problems import Problem
 from orchestray.trainers.config.checked_view import Rule, View
-from orchestray.trainers.optim.params import Lars, OptimizerClass, Sgd, YellowFin
+from orchestray.trainers.optim.params import Lamb, Lars, OptimizerClass, Sgd, YellowFin
 from orchestray.trainers.sync.parameter_server import ParameterServer
 
 _PATH = "strategy.exchange"
@@ -187,18 +187,15 @@ def _whole_gradient(view: View, exchange: ParameterServer) -> Iterator[Problem]:
 
 @_of_servers
 def _whole_layers(view: View, exchange: ParameterServer) -> Iterator[Problem]:
-    if not isinstance(view("train.optimizer"), Lars):
+    optimizer = view("train.optimizer")
+    if not isinstance(optimizer, Lars | Lamb):
         return
+    needs = f"{optimizer.type} needs the norms of whole layers"
     if view("strategy.network.tensor") > 1:
-        text = (
-            "lars needs the norms of whole layers, and the servers of each worker of a tensor group have parts of them"
-        )
+        text = f"{needs}, and the servers of each worker of a tensor group have parts of them"
         yield Problem("train.optimizer.type", f"{text}; use strategy.network.tensor: 1, or sgd")
     elif exchange.shards > view("strategy.network.pipeline"):
-        text = (
-            f"lars needs the norms of whole layers, which shards: {exchange.shards} cut anywhere; "
-            "use strategy.exchange.shards: 1, or sgd"
-        )
+        text = f"{needs}, which shards: {exchange.shards} cut anywhere; use strategy.exchange.shards: 1, or sgd"
         yield Problem("train.optimizer.type", text)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -47,6 +47,8 @@ class Exchange(Protocol):
     """True if the replicas share each batch; False if each has its own batches."""
     shared_names: Collection[str]
     """Names of parameters that replicas with models of their own share."""
+    samples_after: Callable[[int], int]
+    """Returns the samples of all replicas in the first steps, given their number; the loop sets it."""
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         """Synchronize `model`, whose parameters and their order are the same on every replica. All replicas call this.

@@ -70,6 +70,7 @@ class Loop:
         """Weights that are clipped after each update, with their largest magnitude."""
         self._stream = replica.stream("train")
         self._plan = plan_of(settings, self._stream, replica.position)
+        replica.exchange.samples_after = self._samples_after
         self._noise = NoiseWatch(replica) if settings.noise_scale is not None else None
         self._total = replica.total_steps(self._stream)
         self._solving: Solving | None = None
@@ -87,6 +88,10 @@ class Loop:
         in_step = not (replica.exchange.diverges or self._network.streams)
         self._agrees_at_once = in_step and settings.layout.model_size == 1
         """True if each step's sums over all workers come with the gradients."""
+
+    def _samples_after(self, steps: int) -> int:
+        """Return the samples of all replicas in the first steps, by the plan of the batches as far as it has grown."""
+        return self._plan.samples_before(steps)
 
     def run(self) -> Outcome:
         """Train until the budget is used, a condition is met, or a stop is requested.
@@ -185,6 +190,7 @@ class Loop:
             return step
         exchange.before_step(number)
         watched = exchange if self._noise is None else self._noise.watched(exchange)
+        replica.optimizer.begin_step(number, share.num_samples, share.batch_samples)
         with self._meter.step(number), replica.faults.during(number, network.model):
             step.loss = network.backward(share, watched, step=number)
         exchange.weigh(share.fraction(share.weight))

@@ -227,6 +227,7 @@ class Replica:
         if settings.is_replicated:
             agree_on_state(self, load)
             self.exchange.attach(self.model, world)
+            self.optimizer.join(world)
         else:
             self._assemble_again(world, load)
         self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self.warn)
@@ -286,6 +287,7 @@ class Replica:
     def _take(self, network: Network) -> None:
         self._network = network
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
+        self.optimizer.observe(network.model)
         if self.settings.is_replicated:
             self.optimizer.init(named)
             self._keeper = StateKeeper(network.model)
@@ -310,6 +312,8 @@ class Replica:
         updates = self.exchange.updates()
         refuse_parts(self.optimizer, self.settings.optimizer["type"], updates, num_elements)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
+        is_alike = not self.exchange.diverges and self.settings.exchange.get("shard", "none") == "none"
+        self.optimizer.join(groups.data if is_alike else SoloCollective())
         if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
             holders = groups.model if self.exchange.diverges else world
             self.optimizer.norm_reducer = whole_norms(updates, holders)

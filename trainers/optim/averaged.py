@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.optim.optimizers import Optimizer
 
@@ -51,6 +52,7 @@ class Averaged(Optimizer):
         self.whole_slots = optimizer.whole_slots
         self.uses_norms, self.takes_parts = optimizer.uses_norms, optimizer.takes_parts
         self.mixes_parameters, self.first_names = optimizer.mixes_parameters, optimizer.first_names
+        self.observes_model = optimizer.observes_model
         self.measures_statistics = type == "swa"
         """True if running statistics of batch normalisation have to be measured for the average."""
         self._optimizer = optimizer
@@ -109,6 +111,15 @@ class Averaged(Optimizer):
         self._names, self._templates = [name for name, _ in named], [parameter for _, parameter in named]
         self._averages = None
         self._optimizer.init(named)
+
+    def observe(self, model: nn.Module) -> None:
+        self._optimizer.observe(model)
+
+    def join(self, replicas: Collective) -> None:
+        self._optimizer.join(replicas)
+
+    def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:
+        self._optimizer.begin_step(step, num_samples, batch_samples)
 
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         optimizer = self._optimizer

@@ -79,7 +79,10 @@ class ClassOptimizer(Optimizer):
         self._names = [name for name, _ in named]
         self._templates = [parameter for _, parameter in named]
         self._held = [parameter.detach() for parameter in self._templates]
-        self._optimizer = self._made(self._held)
+        self._optimizer = self._of_held()
+
+    def _of_held(self) -> torch.optim.Optimizer:
+        return self._made(self._held or [torch.zeros(1, 1)])  # torch refuses to make one of no parameters
 
     @torch.no_grad()
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
@@ -131,7 +134,7 @@ class ClassOptimizer(Optimizer):
                 f"The saved optimizer state has {unknown[0]!r}, which {self.title} or this model has not. "
                 "Go on with the optimizer and the model it was saved with."
             )
-        self._optimizer = self._made(self._held)
+        self._optimizer = self._of_held()
         self._optimizer.state.update(loaded)
 
 

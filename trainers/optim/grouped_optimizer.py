@@ -56,10 +56,15 @@ class GroupedOptimizer(Optimizer):
         self._names = [name for name, _ in named]
         self._indices = [[] for _ in self._groups]
         for index, (name, _) in enumerate(named):
-            self._indices[_first(self.first_names.get(name, name), self._groups)].append(index)
+            self._indices[self._group_of(index, name)].append(index)
         for group, indices in zip(self._groups, self._indices, strict=True):
             group.optimizer.norm_reducer, group.optimizer.total_reducer = self.norm_reducer, self.total_reducer
             group.optimizer.init([named[index] for index in indices])
+
+    def _group_of(self, index: int, name: str) -> int:
+        """Return the group of a parameter, given its place among all and its name."""
+        del index
+        return _first(self.first_names.get(name, name), self._groups)
 
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         for group, indices in zip(self._groups, self._indices, strict=True):

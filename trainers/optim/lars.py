@@ -1,4 +1,4 @@
-"""LARS: a learning rate per layer."""
+"""LARS and LAMB: a learning rate per layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,30 @@ from torch import Tensor
 from orchestray.trainers.optim.optimizers import Optimizer
 
 
-class LARS(Optimizer):
+class LayerWise(Optimizer):
+    """An optimizer with a rate per parameter, from norms of whole parameters.
+
+    If workers hold parts of them, `norm_reducer` must be set.
+    """
+
+    uses_norms = True
+
+    @torch.no_grad()
+    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
+        if self.norm_reducer is not None and all(grad is None for grad in grads):
+            self.norm_reducer([], torch.zeros(2, 0, dtype=torch.float64))  # others wait for this worker's norms
+        else:
+            super().step(params, grads, lr)
+
+    def _norms(self, params: list[Tensor], others: list[Tensor]) -> tuple[list[float], list[float]]:
+        """Return the norms of the whole parameters, and of the others, which have the same shapes."""
+        norms = [torch.stack([norm.double() for norm in torch._foreach_norm(tensors)]) for tensors in (params, others)]
+        if self.norm_reducer is not None:
+            norms = list(self.norm_reducer(self._updated_names, torch.stack(norms).square_()).sqrt_())
+        return norms[0].tolist(), norms[1].tolist()
+
+
+class LARS(LayerWise):
     """Layer-wise adaptive rate scaling (You, Gitman and Ginsburg 2017).
 
     "Large Batch Training of Convolutional Networks", algorithm 1. For each parameter w with gradient g, rate lr,
@@ -26,7 +49,6 @@ class LARS(Optimizer):
     """
 
     slots = ("momentum_buffer",)
-    uses_norms = True
 
     def __init__(
         self,
@@ -38,13 +60,6 @@ class LARS(Optimizer):
         super().__init__()
         self._momentum, self._weight_decay = momentum, weight_decay
         self._trust_coefficient, self._eps = trust_coefficient, eps
-
-    @torch.no_grad()
-    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
-        if self.norm_reducer is not None and all(grad is None for grad in grads):
-            self.norm_reducer([], torch.zeros(2, 0, dtype=torch.float64))  # others wait for this worker's norms
-        else:
-            super().step(params, grads, lr)
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
@@ -58,14 +73,44 @@ class LARS(Optimizer):
         torch._foreach_add_(buffers, pulls)
         torch._foreach_sub_(params, buffers)
 
-    def _norms(self, params: list[Tensor], grads: list[Tensor]) -> tuple[list[float], list[float]]:
-        """Return the norms of the whole parameters and of their gradients."""
-        norms = [torch.stack([norm.double() for norm in torch._foreach_norm(tensors)]) for tensors in (params, grads)]
-        if self.norm_reducer is not None:
-            norms = list(self.norm_reducer(self._updated_names, torch.stack(norms).square_()).sqrt_())
-        return norms[0].tolist(), norms[1].tolist()
-
     def _local(self, weight_norm: float, grad_norm: float) -> float:
         if weight_norm == 0.0 or grad_norm == 0.0:
             return 1.0
         return self._trust_coefficient * weight_norm / (grad_norm + self._weight_decay * weight_norm + self._eps)
+
+
+class LAMB(LayerWise):
+    """Layer-wise adaptive moments (You et al., ICLR 2020, "Large Batch Optimization for Deep Learning", algorithm 2).
+
+    For each parameter w with Adam's moments m and v, corrected for their initial bias, and weight decay b:
+
+        u = m / (sqrt(v) + eps) + b w
+        w <- w - lr ||w|| / ||u|| u
+
+    The ratio of the norms is 1 where one of them is 0.
+    """
+
+    slots = ("step", "exp_avg", "exp_avg_sq")
+    takes_complex = False
+
+    def __init__(self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.01) -> None:
+        super().__init__()
+        self._beta1, self._beta2 = betas
+        self._eps, self._weight_decay = eps, weight_decay
+
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        firsts, seconds = state["exp_avg"], state["exp_avg_sq"]
+        torch._foreach_add_(state["step"], 1)
+        torch._foreach_lerp_(firsts, grads, 1.0 - self._beta1)
+        torch._foreach_mul_(seconds, self._beta2)
+        torch._foreach_addcmul_(seconds, grads, grads, 1.0 - self._beta2)
+        steps = [float(step) for step in state["step"]]
+        roots = list(torch._foreach_sqrt(torch._foreach_div(seconds, [1.0 - self._beta2**step for step in steps])))
+        torch._foreach_add_(roots, self._eps)
+        moves = list(torch._foreach_div(torch._foreach_div(firsts, [1.0 - self._beta1**s for s in steps]), roots))
+        torch._foreach_add_(moves, params, alpha=self._weight_decay)
+        norms = zip(*self._norms(params, moves), strict=True)
+        rates = [lr * (of_w / of_u if of_w > 0.0 and of_u > 0.0 else 1.0) for of_w, of_u in norms]
+        torch._foreach_sub_(params, torch._foreach_mul(moves, rates))

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.sparse import dense, is_sparse
 
@@ -53,6 +54,10 @@ class Optimizer(ABC):
     """True if it may be given parts of parameters; False if it has to see whole ones."""
     mixes_parameters: bool = False
     """True if a parameter's step depends on the others: it has to see all of a model."""
+    observes_model: bool = False
+    """True if it looks at the layers of the whole model while they compute: `observe` has to be called before `init`,
+    `join` before the first step, and `begin_step` before each one.
+    """
     first_names: Mapping[str, str] = {}
     """The first name in the plain model of each parameter that is known here by another one (a tied weight's)."""
     norm_reducer: NormReducer | None = None
@@ -91,6 +96,24 @@ class Optimizer(ABC):
                 f"{type(self).__name__.lower()} is not defined; use another optimizer"
             )
         self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
+
+    def observe(self, model: nn.Module) -> None:
+        """Watch the layers of the model whose parameters are updated from now on."""
+        return
+
+    def join(self, replicas: Collective) -> None:
+        """Share work with these replicas, which are the same after each step. All of them call this."""
+        return
+
+    def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:
+        """Prepare for the forward and backward passes of a step.
+
+        Args:
+            step: number of the step, from 1.
+            num_samples: samples of this replica's share.
+            batch_samples: samples of the whole batch.
+        """
+        return
 
     @torch.no_grad()
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
@@ -154,6 +177,11 @@ class Optimizer(ABC):
             for name, tensor in zip(self._names, tensors, strict=True)
             if tensor is not None
         }
+
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+        """Return the shape of one of `whole_slots`, which may depend on the parameter of that name."""
+        del name
+        return self.whole_slots[slot]
 
     def step_metrics(self) -> dict[str, float]:
         """Return the values that the optimizer tuned itself, for the metric line of the step."""

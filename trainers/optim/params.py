@@ -160,6 +160,118 @@ class Lars(OptimizerSection):
     """Added to the denominator of the trust ratio."""
 
 
+class Lamb(OptimizerSection):
+    """LAMB (You et al., 2020): Adam with a rate per layer, for batches of thousands of samples."""
+
+    type: Literal["lamb"]
+    """The optimizer `lamb`."""
+    lr: AboveZero
+    """Learning rate: movement of a layer in a step, relative to its norm."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    """Decays of the moving means of the gradient and of its square."""
+    eps: AboveZero = 1e-6
+    """Added to the denominator."""
+    weight_decay: AtLeastZero = 0.01
+    """Part of the weights that is added to the step before its norm is taken."""
+
+
+class Kfac(OptimizerSection):
+    """K-FAC (Martens and Grosse, 2015): steps by the curvature of each layer, as a product of two small matrices."""
+
+    type: Literal["kfac"]
+    """The optimizer `kfac`."""
+    lr: AboveZero
+    """Learning rate."""
+    damping: AboveZero = 0.001
+    """Added to the curvature, spread over the two matrices by their sizes."""
+    momentum: AtLeastZero = 0.9
+    """Part of the last update that is kept."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+    decay: BelowOne = 0.95
+    """Decay of the moving means of the two matrices."""
+    statistics_every_steps: Positive = 1
+    """Number of steps between two measurements of the matrices."""
+    inverse_every_steps: Positive = 10
+    """Number of steps between two inversions, and so the largest age of an inverse in use."""
+    kl_clip: AboveZero | None = 0.001
+    """Largest squared length of a step as the curvature measures it; null: any."""
+    inverse_fraction: ZeroToOne = 1.0
+    """Fraction of the replicas, one at least, that holds a layer's inverses; the others get its step at every step."""
+    statistics_workers: Positive | None = None
+    """Number of replicas that measure, on their shares of the batch, and invert; null: all, on the whole batch."""
+
+    @model_validator(mode="after")
+    def _check_rhythm(self) -> Self:
+        if self.inverse_every_steps % self.statistics_every_steps:
+            raise ValueError(
+                f"inverse_every_steps must be a multiple of statistics_every_steps ({self.statistics_every_steps}), "
+                f"got {self.inverse_every_steps}"
+            )
+        return self
+
+
+class NaturalGradient(OptimizerSection):
+    """NG-SGD (Povey et al., 2015): the gradient times the inverse of the Fisher matrix, as a matrix of rates."""
+
+    type: Literal["natural_gradient"]
+    """The optimizer `natural_gradient`."""
+    lr: AboveZero
+    """Learning rate, for errors of unit variance."""
+    damping: AboveZero = 0.01
+    """Added to the Fisher matrix, spread over its two factors by their sizes."""
+    momentum: AtLeastZero = 0.0
+    """Part of the last update that is kept."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient."""
+    decay: BelowOne = 0.95
+    """Decay of the moving means of the two factors."""
+    every_steps: Positive = 4
+    """Number of steps between two measurements of the factors, which are then inverted."""
+
+
+class Muon(OptimizerSection):
+    """Muon (Jordan et al., 2024): momentum whose step of a matrix is made orthogonal; AdamW for all else."""
+
+    type: Literal["muon"]
+    """The optimizer `muon`."""
+    lr: AboveZero
+    """Learning rate, in the size of AdamW's."""
+    momentum: BelowOne = 0.95
+    """Part of the last update of a matrix that is kept."""
+    nesterov: Flag = True
+    """True for Nesterov's momentum."""
+    weight_decay: AtLeastZero = 0.1
+    """Part of the weights, times the rate, that is subtracted at each step."""
+    ns_steps: Positive = 5
+    """Number of Newton-Schulz iterations that make a step orthogonal."""
+    adamw: tuple[Text, ...] = ("*embed*", "*head*")
+    """Patterns of the names of matrices that move by AdamW, as embeddings and the last layer should."""
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+    """Decays of AdamW's moving means."""
+    eps: AboveZero = 1e-8
+    """Added to AdamW's denominator."""
+
+
+class Soap(OptimizerSection):
+    """SOAP (Vyas et al., 2024): AdamW in the eigenbasis of each matrix's gradients; AdamW for all else."""
+
+    type: Literal["soap"]
+    """The optimizer `soap`."""
+    lr: AboveZero
+    """Learning rate."""
+    betas: tuple[BelowOne, BelowOne] = (0.95, 0.95)
+    """Decays of the moving means of the gradient, and of its square and its products."""
+    eps: AboveZero = 1e-8
+    """Added to the denominator."""
+    weight_decay: AtLeastZero = 0.01
+    """Part of the weights, times the rate, that is subtracted at each step."""
+    every_steps: Positive = 10
+    """Number of steps between two changes of the bases."""
+    max_size: Positive = 1024
+    """Largest side of a matrix that has bases; larger ones move by AdamW."""
+
+
 class YellowFin(OptimizerSection):
     """YellowFin (Zhang and Mitliagkas, 2019): tunes momentum and learning rate by measurements of the gradients."""
 

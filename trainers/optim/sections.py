@@ -15,18 +15,37 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Ema,
+        Kfac,
+        Lamb,
         Lars,
         Linear,
+        Muon,
+        NaturalGradient,
         OptimizerClass,
         RmsProp,
         ScheduleClass,
         Sgd,
+        Soap,
         Step,
         Swa,
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
+    Optimizer = (
+        Sgd
+        | Adagrad
+        | RmsProp
+        | Adam
+        | AdamW
+        | Lars
+        | Lamb
+        | Kfac
+        | NaturalGradient
+        | Muon
+        | Soap
+        | YellowFin
+        | OptimizerClass
+    )
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
     BatchSchedule = Steps | ByNoiseScale | ByVariance

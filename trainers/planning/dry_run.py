@@ -194,6 +194,9 @@ def _shortened(settings: ReplicaSettings) -> tuple[int, ReplicaSettings]:
     every = settings.exchange.get("every", 1)
     if every == "end":
         return _ENDLESS, settings
+    if settings.exchange.get("unit") == "samples":
+        every = max(1, round(int(every) / settings.batch_size))
+        settings = replace(settings, exchange={**settings.exchange, "every": every, "unit": "steps"})
     if int(every) <= _PERIOD:
         return int(every), settings
     return int(every), replace(settings, exchange={**settings.exchange, "every": _PERIOD})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,6 +31,7 @@ class ExchangeBase(ABC):
     """True if replicas may train complex numbers."""
 
     def __init__(self) -> None:
+        self.samples_after: Callable[[int], int] = int
         self._collective: Collective | None = None
         self._parameters: list[Tensor] = []
         """Parameters that are trained."""

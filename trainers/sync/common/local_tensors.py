@@ -89,7 +89,7 @@ def wanted_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> di
         for slot in optimizer.slots:
             key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
             if slot in optimizer.whole_slots:
-                wanted[key] = TensorSlice.whole(plain, optimizer.whole_slots[slot])
+                wanted[key] = TensorSlice.whole(plain, optimizer.whole_shape(update.name, slot))
             else:
                 wanted[key] = TensorSlice(plain, update.piece.shape, update.piece.ranges)
     return wanted

@@ -28,6 +28,7 @@ class CompressedAveraging(Averaging):
         compression: the config's `strategy.compression` section, of any type but `none`, `dgc` and `powersgd`.
         every: steps between two meetings.
         outer_optimizer: optimizer of the mean's move (see `Averaging`).
+        unit: what `every` counts.
         seed: seed of the run, for random rounding.
     """
 
@@ -36,10 +37,11 @@ class CompressedAveraging(Averaging):
         compression: Mapping[str, Any],
         every: int | Literal["end"] = 1,
         outer_optimizer: Mapping[str, Any] | None = None,
+        unit: Literal["steps", "samples"] = "steps",
         *,
         seed: int = 0,
     ) -> None:
-        super().__init__(every, outer_optimizer)
+        super().__init__(every, outer_optimizer, unit)
         self._compression = dict(compression)
         self._seed = seed
         self._base: list[Tensor] = []

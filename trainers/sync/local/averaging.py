@@ -33,10 +33,18 @@ class Averaging(LocalUpdates):
         outer_optimizer: section like `train.optimizer`. Its gradient is the negative of the mean's move since the last
             meeting, and its parameters are those of the last meeting. None: the mean itself is taken, which is plain
             gradient descent with a rate of 1.
+        unit: what `every` counts: "steps", or "samples" of all replicas together. The replicas meet after each step
+            in which the count passes a multiple of `every`.
     """
 
-    def __init__(self, every: int | Literal["end"] = 1, outer_optimizer: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        every: int | Literal["end"] = 1,
+        outer_optimizer: Mapping[str, Any] | None = None,
+        unit: Literal["steps", "samples"] = "steps",
+    ) -> None:
         super().__init__()
+        self._counts_samples = unit == "samples"
         self._every = None if every == "end" else int(every)
         self._outer_lr = float((outer_optimizer or {}).get("lr", 1.0))
         self._outer = make_optimizer(**outer_optimizer) if outer_optimizer else None
@@ -72,7 +80,10 @@ class Averaging(LocalUpdates):
         self._disagreement, self._met, self._mean = None, False, []
 
     def after_step(self, step: int) -> None:
-        if self._every is not None and step % self._every == 0:
+        if self._every is None:
+            return
+        count = self.samples_after if self._counts_samples else int
+        if count(step) // self._every > count(step - 1) // self._every:
             self.meet()
 
     @torch.no_grad()

@@ -47,6 +47,8 @@ class Averaging(ExchangeParams):
     """The exchange `averaging`."""
     every: Positive | Literal["end"]
     """Steps between two averages; or once, at the `end`."""
+    unit: Literal["steps", "samples"] = "steps"
+    """Unit of `every`: steps, or the samples that all replicas together have trained on."""
     outer_optimizer: Optimizer | None = None
     """Optimizer that applies the change of the mean as a gradient; null: the mean itself is taken."""
 

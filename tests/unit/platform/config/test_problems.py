@@ -61,7 +61,8 @@ from support.configs import GOOD, problems_of
         (
             "train.optimizer.type=adm",
             (
-                "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, yellowfin, got 'adm'; "
+                "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, lamb, kfac, "
+                "natural_gradient, muon, soap, yellowfin, got 'adm'; "
                 "did you mean 'adam'?"
             ),
         ),
@@ -69,7 +70,7 @@ from support.configs import GOOD, problems_of
             "train.optimizer={lr: 1}",
             (
                 "train.optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars, "
-                "yellowfin"
+                "lamb, kfac, natural_gradient, muon, soap, yellowfin"
             ),
         ),
         (
@@ -93,7 +94,10 @@ from support.configs import GOOD, problems_of
         ("train.optimizer={type: adam, lr: 1, betas: []}", "train.optimizer.betas: must be a list of 2, got []"),
         ("train.optimizer={type: sgd, llr: 1}", "train.optimizer.llr: is no known key; did you mean 'lr'?"),
         # keys of another type
-        ("train.optimizer.betas=[0.9, 0.9]", "train.optimizer.betas: is no key of sgd; adam, adamw have it"),
+        (
+            "train.optimizer.betas=[0.9, 0.9]",
+            "train.optimizer.betas: is no key of sgd; adam, adamw, lamb, muon, soap have it",
+        ),
         ("task.width=8", "task.width: is no key of digits; python_source has it"),
         # what is put on the wire, and how it is combined
         (

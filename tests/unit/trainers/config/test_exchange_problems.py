@@ -40,7 +40,8 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
         (
             averaging("every: 2, outer_optimizer: {type: sdg}"),
             (
-                "outer_optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, yellowfin, got 'sdg'; "
+                "outer_optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, lamb, kfac, "
+                "natural_gradient, muon, soap, yellowfin, got 'sdg'; "
                 "did you mean 'sgd'?"
             ),
         ),
@@ -48,13 +49,13 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             averaging("every: 2, outer_optimizer: {lr: 1}"),
             (
                 "outer_optimizer.type: is required, and missing; there are sgd, adagrad, rmsprop, adam, adamw, lars, "
-                "yellowfin"
+                "lamb, kfac, natural_gradient, muon, soap, yellowfin"
             ),
         ),
         (averaging("every: 2, outer_optimizer: {type: sgd}"), "outer_optimizer.lr: is required, and missing"),
         (
             averaging("every: 2, outer_optimizer: {type: sgd, lr: 1, betas: [0, 0]}"),
-            "outer_optimizer.betas: is no key of sgd; adam, adamw have it",
+            "outer_optimizer.betas: is no key of sgd; adam, adamw, lamb, muon, soap have it",
         ),
         (
             gossip("graph: rign"),

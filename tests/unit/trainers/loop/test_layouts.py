@@ -91,13 +91,15 @@ def test_a_pipeline_is_bit_equal_to_one_process_with_the_same_micro_batches(mode
     assert found.outcome.final == one.outcome.final
 
 
-# Lars has norms over whole parameters, which a layout adds up, and hides how a gradient is scaled; adamw does not.
+# Lars and lamb have norms over whole parameters, which a layout adds up, and hide how a gradient is scaled; adamw
+# does not.
 @pytest.mark.parametrize(
     ("layout", "optimizer"),
     [
         ("data x tensor x pipeline", "adamw"),
         ("zero3 x tensor", "adamw"),
         ("zero3 x tensor", "lars"),
+        ("zero3 x tensor", "lamb"),
         ("zero1", "adamw"),
         ("zero1", "lars"),
     ],

@@ -84,7 +84,7 @@ def test_a_hundred_steps_equal_torch_bit_for_bit(
             assert grad is None or (before is not None and torch.equal(grad, before)), "gradients are read only"
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if not OPTIMIZERS.find(kind).observes_model])
 def test_an_optimizer_restored_from_its_tensors_goes_on_bit_for_bit(kind: str) -> None:
     arguments = {"momentum": 0.9} if kind in ("sgd", "rmsprop") else {}
     params = parameters()

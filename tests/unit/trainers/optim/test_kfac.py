@@ -1,0 +1,176 @@
+"""K-FAC: factors against their definition, steps against a dense inverse, and replicas against one process."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.optim.kfac import KFAC
+from orchestray.trainers.optim.kronecker import damped_inverses
+from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.training import digits, furthest, same_bits
+
+NUM_SAMPLES = 12
+DAMPING = 0.02
+LR = 0.3
+FEW = {"validation_fraction": 0.02}
+
+
+def linear() -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(NUM_SAMPLES, 3)
+
+
+def convolution() -> tuple[nn.Module, Tensor]:
+    layers = nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1)), nn.Flatten(), nn.Linear(18, 2)
+    return nn.Sequential(*layers), torch.randn(NUM_SAMPLES, 2, 5, 4)
+
+
+def same_padding() -> tuple[nn.Module, Tensor]:
+    layers = nn.Conv2d(1, 2, (2, 3), padding="same", bias=False), nn.Flatten(), nn.Linear(24, 2, bias=False)
+    return nn.Sequential(*layers), torch.randn(NUM_SAMPLES, 1, 3, 4)
+
+
+def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a row of the layer's inputs for each of its positions, by what the outputs are of unit weights."""
+    if isinstance(module, nn.Linear):
+        rows = inputs
+    else:
+        assert isinstance(module, nn.Conv2d)
+        num = module.weight[0].numel()
+        probe = nn.Conv2d(
+            module.in_channels, num, module.kernel_size, module.stride, module.padding, module.dilation, bias=False
+        )
+        probe.weight.data = torch.eye(num).reshape(num, *module.weight.shape[1:])
+        rows = probe(inputs).movedim(1, -1).reshape(-1, num)
+    return rows if module.bias is None else torch.cat([rows, torch.ones(len(rows), 1)], dim=1)
+
+
+@pytest.mark.parametrize("make", [linear, convolution, same_padding])
+def test_a_step_is_that_of_the_dense_inverse_of_the_kronecker_product_of_the_damped_factors(make: Any) -> None:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model, inputs = make()
+        targets = torch.randint(2, (NUM_SAMPLES,))
+        optimizer = KFAC(damping=DAMPING, momentum=0.0, kl_clip=None)
+        optimizer.observe(model)
+        named = list(model.named_parameters())
+        optimizer.init(named)
+        optimizer.join(SoloCollective())
+        seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        for module in model:
+            module.register_forward_hook(lambda own, given, out: seen.update({own: (given[0], out)}))
+        each = functional.cross_entropy(model(inputs), targets, reduction="none")
+        layers = [module for module in model if hasattr(module, "weight")]
+        expected = {}
+        for module in layers:
+            given, outputs = seen[module]
+            errors = torch.autograd.grad(each.sum(), outputs, retain_graph=True)[0]  # of each sample's own loss
+            e = errors.movedim(1, -1).reshape(-1, errors.shape[1])
+            a = rows_of(module, given.detach())
+            in_factor, out_factor = a.T @ a / len(a), e.T @ e / NUM_SAMPLES
+            pi = ((in_factor.trace() / len(in_factor)) / (out_factor.trace() / len(out_factor))).sqrt()
+            in_factor = in_factor + pi * DAMPING**0.5 * torch.eye(len(in_factor))
+            out_factor = out_factor + DAMPING**0.5 / pi * torch.eye(len(out_factor))
+            gradient = e.T @ a / NUM_SAMPLES  # [out, in], row after row: the index of G comes first
+            dense = torch.linalg.inv(torch.kron(out_factor, in_factor))
+            step = (dense @ gradient.reshape(-1)).reshape(gradient.shape)
+            whole = step if module.bias is None else step[:, :-1]
+            expected[module.weight] = module.weight.detach() - LR * whole.reshape(module.weight.shape)
+            if module.bias is not None:
+                expected[module.bias] = module.bias.detach() - LR * step[:, -1]
+        optimizer.begin_step(1, NUM_SAMPLES, NUM_SAMPLES)
+        functional.cross_entropy(model(inputs), targets).backward()
+        parameters = [parameter for _, parameter in named]
+        optimizer.step(parameters, [parameter.grad for parameter in parameters], LR)
+        for parameter in parameters:
+            assert torch.allclose(parameter, expected[parameter], rtol=0, atol=1e-10)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_factor_with_values_that_are_not_finite_is_refused() -> None:
+    with pytest.raises(TrainingError, match="K-FAC cannot invert"):
+        damped_inverses(torch.full((2, 2), torch.inf), torch.eye(2), 0.1)
+
+
+def test_a_model_without_layers_that_have_factors_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the model has none that is trained"):
+        KFAC().observe(nn.LayerNorm(3))
+    with pytest.raises(ConfigError, match="looks at the layers"):
+        KFAC().init([("weight", torch.zeros(2, 2))])
+
+
+def trained(data: int = 1, *, model: str = "mlp", steps: int = 7, rest: Any = None, **keys: Any) -> LaidOut:
+    optimizer = {"type": "kfac", "lr": 0.05, "damping": 0.03, "inverse_every_steps": 3, "kl_clip": None, **keys}
+    hidden = [12, 10] if model == "mlp" else [4, 6]
+    settings = layout_settings({"data": data}, optimizer=optimizer, steps=steps, batch_norm="synchronized")
+    return train_laid_out(lambda: digits(model=model, hidden=hidden, **FEW), settings, **(rest or {}))
+
+
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ("mlp", {}),
+        ("mlp", {"inverse_fraction": 0.0, "weight_decay": 0.01}),
+        ("mlp", {"inverse_fraction": 0.67, "kl_clip": 0.001, "statistics_every_steps": 3}),
+        ("cnn", {"inverse_fraction": 0.34}),
+    ],
+)
+def test_three_replicas_make_the_steps_of_one_process_whoever_holds_the_inverses(
+    model: str, keys: dict[str, Any]
+) -> None:
+    one, three = trained(model=model, **keys), trained(3, model=model, **keys)
+    assert furthest(three.weights, one.weights) <= 1e-9
+    assert three.losses == pytest.approx(one.losses, rel=0, abs=1e-9)
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_run_resumes_exactly_between_two_inversions(data: int, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"inverse_every_steps": 4, "inverse_fraction": 0.5, "kl_clip": 0.01}
+    whole = trained(data, steps=7, **keys)
+    trained(data, steps=6, rest={"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)}, **keys)
+    state, _ = latest_good(tmp_path)
+    assert state is not None
+    resumed = trained(data, steps=7, rest={"load": lambda: Loaded(state)}, **keys)
+    assert len(resumed.losses) == 1
+    assert same_bits(resumed.weights, whole.weights)
+
+
+def test_statistics_come_from_the_statistics_workers_alone() -> None:
+    """Let one of two replicas measure: its step is that of the curvature of its half of the batch."""
+    half = trained(2, steps=1, statistics_workers=1)
+    assert furthest(half.weights, trained(1, steps=1).weights) > 1e-4
+    everybody = trained(2, steps=3, statistics_workers=2)
+    assert furthest(everybody.weights, trained(1, steps=3).weights) <= 1e-9
+
+
+def test_inverses_are_never_older_than_the_steps_between_two_inversions() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = KFAC(momentum=0.0, inverse_every_steps=3)
+    optimizer.observe(model)
+    optimizer.init(model.named_parameters())
+    optimizer.join(SoloCollective())
+    parameters = list(model.parameters())
+    used, ages = [], []
+    for step in range(1, 8):
+        optimizer.begin_step(step, 4, 4)
+        model.zero_grad()
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step(parameters, [parameter.grad for parameter in parameters], LR)
+        state = {key: tensor.clone() for key, tensor in optimizer.state_tensors().items()}
+        used.append(state["weight.used_inputs"])
+        ages.append(optimizer.step_metrics()["inverse_age"])
+        assert torch.equal(state["weight.used_inputs"], state["weight.inputs"]) is (ages[-1] == 0)
+    assert ages == [0, 1, 2, 0, 1, 2, 0]
+    assert [torch.equal(*pair) for pair in itertools.pairwise(used)] == [True, True, False, True, True, False]

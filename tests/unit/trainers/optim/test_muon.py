@@ -1,0 +1,62 @@
+"""Muon for matrices beside AdamW for the rest, against the two classes of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.optim.factory import make_optimizer
+from support.configs import GOOD, problems_of
+from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.training import digits, furthest, same_bits
+
+LR = 0.02
+
+
+def test_matrices_move_as_by_torchs_muon_and_all_else_as_by_adamw() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"embedding.weight": (5, 4), "0.weight": (4, 6), "0.bias": (4,), "1.weight": (2, 3, 3, 3)}
+    named = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    theirs = {name: tensor.clone() for name, tensor in named.items()}
+    optimizer = make_optimizer("muon", lr=LR)
+    optimizer.init(named.items())
+    muon = torch.optim.Muon([theirs["0.weight"]], lr=LR, adjust_lr_fn="match_rms_adamw")
+    rest = [tensor for name, tensor in theirs.items() if name != "0.weight"]
+    adamw = torch.optim.AdamW(rest, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    for _ in range(5):
+        grads = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        optimizer.step(list(named.values()), list(grads.values()), LR)
+        for name, tensor in theirs.items():
+            tensor.grad = grads[name]
+        muon.step()
+        adamw.step()
+    assert same_bits(named, theirs)
+
+
+def trained(data: int = 1, *, steps: int = 5, **rest: object) -> LaidOut:
+    settings = layout_settings({"data": data}, optimizer={"type": "muon", "lr": LR}, steps=steps)
+    return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)  # type: ignore[arg-type]
+
+
+def test_two_replicas_make_the_steps_of_one_process_and_resume_exactly(tmp_path: Path) -> None:
+    one, two = trained(), trained(2)
+    assert furthest(two.weights, one.weights) <= 1e-6
+    trained(2, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+    found, _ = latest_good(tmp_path)
+    assert found is not None
+    resumed = trained(2, load=lambda: Loaded(found))
+    assert len(resumed.losses) == 2
+    assert same_bits(resumed.weights, two.weights)
+
+
+def test_muon_is_refused_where_matrices_are_cut() -> None:
+    settings = layout_settings({"data": 2}, {"shard": "optimizer"}, optimizer={"type": "muon", "lr": LR})
+    with pytest.raises(ConfigError, match="muon does not treat each element of a parameter alone"):
+        train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings)
+    (problem,) = problems_of(GOOD, "train.optimizer={type: muon, lr: 0.1, groups: [{match: '*', lr: 1.0}]}")
+    assert "muon has groups of its own" in problem

@@ -1,0 +1,71 @@
+"""SOAP: AdamW in a basis, bases that follow the eigenvectors, and replicas against one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.optim.factory import make_optimizer
+from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.training import digits, furthest, same_bits
+
+LR = 0.01
+
+
+def test_soap_is_adamw_in_a_turned_basis_and_adamw_itself_for_what_is_no_matrix() -> None:
+    """Turn a problem whose gradients have the axes as eigenvectors: the steps are AdamW's, turned."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q for n in (4, 4))
+    plain, bias = torch.zeros(4, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    weight, own_bias = left @ plain @ right.T, bias.clone()
+    optimizer = make_optimizer("soap", lr=LR, betas=[0.9, 0.9], every_steps=1)
+    optimizer.init([("weight", weight), ("bias", own_bias)])
+    adamw = torch.optim.AdamW([plain, bias], lr=LR, betas=(0.9, 0.9), weight_decay=0.01)
+    axes = torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)
+    before: torch.Tensor | None = None
+    for step in range(200):
+        plain.grad = torch.diag(axes * (1.0 + 0.5 * torch.rand(4, generator=generator, dtype=torch.float64)))
+        bias.grad = torch.randn(3, generator=generator, dtype=torch.float64)
+        optimizer.step([weight, own_bias], [left @ plain.grad @ right.T, bias.grad], LR)
+        adamw.step()
+        if step == 150:  # the bases have found the eigenvectors
+            before = (left.T @ weight @ right).diag() - plain.diag()
+    assert torch.allclose(own_bias, bias, rtol=1e-9)
+    assert before is not None
+    assert torch.allclose((left.T @ weight @ right).diag() - plain.diag(), before, rtol=0, atol=1e-3 * LR)
+    bases = optimizer.state_tensors()
+    assert torch.allclose((left.T @ bases["weight.left_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
+    assert torch.allclose((right.T @ bases["weight.right_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
+
+
+def trained(data: int = 1, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
+    optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "max_size": 40}
+    settings = layout_settings({"data": data}, exchange, optimizer=optimizer, steps=steps)
+    return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
+
+
+def test_three_replicas_make_the_steps_of_one_process() -> None:
+    one, three = trained(), trained(3)
+    assert furthest(three.weights, one.weights) <= 1e-6
+
+
+@pytest.mark.parametrize("exchange", [{}, {"type": "averaging", "every": 2}])
+def test_a_run_resumes_exactly(exchange: dict[str, Any], tmp_path: Path) -> None:
+    whole = trained(2, exchange)
+    trained(2, exchange, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+    found, _ = latest_good(tmp_path)
+    assert found is not None
+    resumed = trained(2, exchange, load=lambda: Loaded(found))
+    assert len(resumed.losses) == 2
+    assert same_bits(resumed.weights, whole.weights)
+
+
+def test_soap_is_refused_where_matrices_are_cut() -> None:
+    with pytest.raises(ConfigError, match="soap does not treat each element of a parameter alone"):
+        trained(2, {"shard": "optimizer"})

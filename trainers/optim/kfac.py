@@ -1,0 +1,305 @@
+"""K-FAC: steps by Kronecker-factored curvature, whose inverses are spread over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.flat_tensors import flatten, unflatten
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.optim.kronecker import FactoredLayer, damped_inverses, factored_layers
+from orchestray.trainers.optim.optimizers import SGD
+from orchestray.trainers.optim.spread import holders, spread
+
+_FACTORS = ("inputs", "errors")
+_IN_USE = ("used_inputs", "used_errors")
+Pair = tuple[Tensor, Tensor]
+"""The inverses of a layer's two factors, or the factors."""
+
+
+class KFAC(SGD):
+    """Kronecker-factored approximate curvature (Martens and Grosse 2015), for replicas that share each batch.
+
+    For a layer with the gradient V, `[out, in]`, damped factors A, `[in, in]`, and G, `[out, out]`:
+
+        step = G^-1 V A^-1;  v <- m v + step;  w <- w - lr v
+
+    Parameters of other layers move by momentum SGD. The factors are means over the whole batch, summed over the
+    replicas, so that N replicas make the step of one. Each layer's inverses are computed by one replica, and held by a
+    fraction of them, which send the others the step of the layer (KAISA: Pauloski et al., SC 2021).
+
+    With `statistics_workers`, only the last ones measure, on their shares of the batch, and invert. The others compute
+    gradients alone (Ba, Grosse and Martens, ICLR 2017).
+
+    The saved state has the factors that the inverses in use were made of, so that the inverses can be made again.
+    """
+
+    observes_model = True
+    takes_parts = False
+    mixes_parameters = True
+    takes_complex = False
+
+    def __init__(
+        self,
+        damping: float = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        decay: float = 0.95,
+        statistics_every_steps: int = 1,
+        inverse_every_steps: int = 10,
+        kl_clip: float | None = 1e-3,
+        inverse_fraction: float = 1.0,
+        statistics_workers: int | None = None,
+    ) -> None:
+        """
+        Args:
+            damping: damping of the curvature.
+            momentum: part of the last update that is kept.
+            weight_decay: L2 penalty added to the gradient, before it is multiplied by the inverses.
+            decay: decay of the running means of the factors.
+            statistics_every_steps: steps between two measurements of the factors.
+            inverse_every_steps: steps between two inversions; a multiple of `statistics_every_steps`.
+            kl_clip: largest squared length of a step, measured by the curvature; None: any.
+            inverse_fraction: fraction of the replicas that holds a layer's inverses.
+            statistics_workers: number of replicas that measure and invert; None: all.
+        """
+        super().__init__(momentum=momentum)
+        self.slots = (*self.slots, *_FACTORS, *_IN_USE)
+        self.whole_slots = {**self.whole_slots, **dict.fromkeys((*_FACTORS, *_IN_USE), ())}
+        self._damping, self._decay, self._penalty, self._kl_clip = damping, decay, weight_decay, kl_clip
+        self._statistics_every, self._inverse_every = statistics_every_steps, inverse_every_steps
+        self._fraction, self._num_measuring = inverse_fraction, statistics_workers
+        self._world: Collective = SoloCollective()
+        self._layers: list[FactoredLayer] = []
+        self._place: dict[str, int] = {}
+        """Index of each parameter by its name."""
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._holders: list[list[int]] = []
+        """Replicas that hold each layer's inverses; the first computes them."""
+        self._measures = True
+        """True if this replica measures the factors."""
+        self._held: dict[int, Pair] | None = None
+        """Inverses that this replica holds, by the layer; None: they have to be made of the saved factors first."""
+        self._shapes: dict[int, FactoredLayer] = {}
+        """Layer of each weight, by the weight's `id`."""
+        self._step, self._samples, self._batch = 0, 0, 1
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def observe(self, model: nn.Module) -> None:
+        for handle in self._handles:
+            handle.remove()
+        names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._layers = factored_layers(model, names)
+        if not self._layers:
+            raise ConfigError(
+                "config: train.optimizer.type: kfac knows the curvature of nn.Linear and nn.Conv2d, and the model has "
+                "none that is trained; use another optimizer"
+            )
+        self._handles = [layer.module.register_forward_hook(layer.hook) for layer in self._layers]
+
+    def join(self, replicas: Collective) -> None:
+        size = replicas.size
+        measuring = size if self._num_measuring is None else self._num_measuring
+        if measuring > size:
+            raise ConfigError(
+                f"config: train.optimizer.statistics_workers: there are {size} replicas (strategy.network.data), got "
+                f"{measuring}; at most {size} would fit"
+            )
+        self._world, first = replicas, size - measuring
+        owners = [first + worker for worker in spread([layer.cost for layer in self._layers], measuring)]
+        self._holders = [holders(owner, self._fraction, size, first) for owner in owners]
+        self._measures = replicas.rank >= first
+        self._held = None
+
+    def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
+        named = list(named_params)
+        if not self._layers:
+            raise ConfigError(
+                "config: train.optimizer.type: kfac looks at the layers of a model while they compute, which nothing "
+                "but the loop of a training lets it do; use another optimizer here"
+            )
+        self._place = {name: index for index, (name, _) in enumerate(named)}
+        self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._layers}
+        super().init(named)
+        self._held = None
+
+    def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
+        layer = self._shapes.get(id(parameter))
+        if slot not in (*_FACTORS, *_IN_USE) or layer is None:
+            return None
+        return torch.zeros(self.whole_shape(layer.weight_name, slot), dtype=layer.dtype, device=parameter.device)
+
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+        layer = next((layer for layer in self._layers if layer.weight_name == name), None)
+        if layer is None or slot not in (*_FACTORS, *_IN_USE):
+            return super().whole_shape(name, slot)
+        return (layer.num_inputs,) * 2 if slot.endswith("inputs") else (layer.num_outputs,) * 2
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        super().load_state_tensors(tensors)
+        self._held = None
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:
+        self._step, self._samples, self._batch = step, num_samples, batch_samples
+        for layer in self._layers:
+            layer.is_watched = self._measures and self._is_due(self._statistics_every)
+            layer.clear()
+
+    def _is_due(self, every: int) -> bool:
+        return (self._step - 1) % every == 0
+
+    def step_metrics(self) -> dict[str, float]:
+        return {"inverse_age": float((self._step - 1) % self._inverse_every)}
+
+    @torch.no_grad()
+    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
+        factors, used, held = self._pairs(_FACTORS), self._pairs(_IN_USE), self._held
+        if self._is_due(self._statistics_every):
+            factors = self._averaged(factors)
+        if self._is_due(self._inverse_every):
+            used, held = factors, None
+        if held is None:
+            held = self._invert(used)
+        pulls = [g if g is None else torch.add(g, p, alpha=self._penalty) for g, p in zip(grads, params, strict=True)]
+        directions = self._directions(params, pulls, held, lr)
+        # No replica is waited for from here on: a step in which one is lost has changed nothing.
+        self._keep(_FACTORS, factors)
+        self._keep(_IN_USE, used)
+        self._held = held
+        super().step(params, directions, lr)
+
+    def _pairs(self, slots: Sequence[str]) -> list[Pair]:
+        """Return two slots of each layer."""
+        of_layers = [self._place[layer.weight_name] for layer in self._layers]
+        ones, others = ([self._state[slot][place] for place in of_layers] for slot in slots)
+        return [(a, g) for a, g in zip(ones, others, strict=True) if a is not None and g is not None]
+
+    def _keep(self, slots: Sequence[str], pairs: Sequence[Pair]) -> None:
+        for kept, new in zip(self._pairs(slots), pairs, strict=True):
+            for target, tensor in zip(kept, new, strict=True):
+                if target is not tensor:
+                    target.copy_(tensor)
+
+    def _averaged(self, means: Sequence[Pair]) -> list[Pair]:
+        """Return the running means of the factors with those of this batch, which are sums over the replicas."""
+        layers = self._layers
+        own = [part for layer in layers for part in (layer.inputs, layer.errors, layer.num_rows)]
+        own.append(own[0].new_tensor([self._samples if self._measures else 0]))
+        sums = flatten(own)
+        self._world.all_reduce(sums)
+        *parts, num_samples = unflatten(sums, own)
+        found = []
+        for index, pair in enumerate(means):
+            inputs, errors, num_rows = parts[3 * index : 3 * index + 3]
+            if not float(num_rows):  # nobody has called the layer
+                found.append(pair)
+                continue
+            # The loss is a mean over the batch, so a sample's own error is as many times that of the batch.
+            measured = inputs / num_rows, errors * (self._batch**2 / num_samples)
+            kept = min(1.0 - 1.0 / self._num_measured, self._decay) if _is_measured(pair) else 0.0
+            new_inputs, new_errors = (
+                mean * kept + new.to(mean.dtype) * (1.0 - kept) for mean, new in zip(pair, measured, strict=True)
+            )
+            found.append((new_inputs, new_errors))
+        return found
+
+    @property
+    def _num_measured(self) -> int:
+        """Number of measurements, with that of this step."""
+        return (self._step - 1) // self._statistics_every + 1
+
+    def _invert(self, used: Sequence[Pair]) -> dict[int, Pair]:
+        """Compute this replica's part of the inverses; return those that it holds. All replicas call."""
+        held: dict[int, Pair] = {}
+        for index, pair in enumerate(used):
+            owner, *others = self._holders[index]
+            if owner == self._world.rank:
+                held[index] = self._inverses(pair) if _is_measured(pair) else _identities(pair)
+            elif self._world.rank in others:
+                held[index] = torch.empty_like(pair[0]), torch.empty_like(pair[1])
+        self._send(held, [others for _, *others in self._holders])
+        return held
+
+    def _inverses(self, factors: Pair) -> Pair:
+        return damped_inverses(*factors, self._damping)
+
+    def _send(self, tensors: Mapping[int, Sequence[Tensor]], receivers: Sequence[Sequence[int]]) -> None:
+        """Send each layer's tensors from its first holder to the receivers, in place. All replicas call.
+
+        Args:
+            tensors: contiguous tensors of this replica, by the layer: those to send, and memory for those to come.
+            receivers: replicas that get each layer's.
+        """
+        size, rank = self._world.size, self._world.rank
+        if size == 1:
+            return
+        outgoing: dict[int, list[Tensor]] = {}
+        incoming: dict[int, list[Tensor]] = {}
+        for index, (owners, others) in enumerate(zip(self._holders, receivers, strict=True)):
+            if owners[0] == rank:
+                for peer in others:
+                    outgoing.setdefault(peer, []).extend(tensors[index])
+            elif rank in others:
+                incoming.setdefault(owners[0], []).extend(tensors[index])
+        send = {peer: flatten(parts) for peer, parts in outgoing.items()}
+        receive = {peer: torch.empty_like(flatten(parts)) for peer, parts in incoming.items()}
+        self._world.start_exchange(send, receive).wait()
+        for peer, parts in incoming.items():
+            torch._foreach_copy_(parts, unflatten(receive[peer], parts))
+
+    def _directions(
+        self, params: Sequence[Tensor], pulls: list[Tensor | None], held: Mapping[int, Pair], lr: float
+    ) -> list[Tensor | None]:
+        """Return the gradients multiplied by the inverses, and those of other parameters as they are."""
+        rank, size = self._world.rank, self._world.size
+        matrices: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            of_weight = pulls[self._place[layer.weight_name]]
+            of_bias = None if layer.bias_name is None else pulls[self._place[layer.bias_name]]
+            if of_weight is not None and (of_bias is not None or layer.bias_name is None):
+                matrices[index] = layer.join(of_weight, of_bias)
+        steps: dict[int, Tensor] = {}
+        for index, matrix in matrices.items():
+            if rank in self._holders[index]:
+                of_inputs, of_errors = held[index]
+                steps[index] = of_errors @ matrix @ of_inputs
+            else:
+                steps[index] = torch.empty_like(matrix)
+        outside = [
+            [peer for peer in range(size) if peer not in self._holders[index]] if index in matrices else []
+            for index in range(len(self._layers))
+        ]
+        self._send({index: [step] for index, step in steps.items()}, outside)
+        factor = self._clip_factor(matrices, steps, lr)
+        found = list(pulls)
+        for index, step in steps.items():
+            layer = self._layers[index]
+            weight, bias = self._place[layer.weight_name], self._place.get(layer.bias_name or "")
+            of_bias = None if bias is None else params[bias]
+            found[weight], new_bias = layer.split(step.mul_(factor), params[weight], of_bias)
+            if bias is not None:
+                found[bias] = new_bias
+        return found
+
+    def _clip_factor(self, matrices: Mapping[int, Tensor], steps: Mapping[int, Tensor], lr: float) -> float:
+        """Return min(1, sqrt(kl_clip / (lr^2 sum of step . gradient))) (Ba et al. 2017, section 5)."""
+        if self._kl_clip is None:
+            return 1.0
+        length = lr**2 * sum(float((steps[index] * matrices[index]).sum()) for index in matrices)
+        return min(1.0, (self._kl_clip / length) ** 0.5) if length > 0.0 else 1.0
+
+
+def _is_measured(factors: Pair) -> bool:
+    return float(factors[0].trace()) > 0.0
+
+
+def _identities(factors: Pair) -> Pair:
+    """Return what leaves a gradient as it is, for a layer that nobody has called yet."""
+    one, other = (torch.eye(len(factor), dtype=factor.dtype, device=factor.device) for factor in factors)
+    return one, other

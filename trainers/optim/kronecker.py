@@ -1,0 +1,152 @@
+"""Kronecker factors of a layer's Fisher matrix: gathering them, damping them, inverting them.
+
+J. Martens, R. Grosse, "Optimizing Neural Networks with Kronecker-factored Approximate Curvature" (ICML 2015), and
+R. Grosse, J. Martens, "A Kronecker-factored approximate Fisher matrix for convolution layers" (ICML 2016). The Fisher
+matrix is the empirical one: the errors are those of the targets of the batch, as in Osawa et al. (CVPR 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from orchestray.platform.errors import TrainingError
+
+
+class FactoredLayer:
+    """A fully connected or convolutional layer that adds up the products of its inputs and of its errors.
+
+    The gradient of its weight and bias is a matrix `[out, in]`, in which `in` counts the bias as an input of 1.
+    """
+
+    def __init__(self, weight_name: str, bias_name: str | None, module: nn.Linear | nn.Conv2d) -> None:
+        self.weight_name = weight_name
+        """Name of the weight, by which the state of the layer is saved."""
+        self.bias_name = bias_name
+        self.module = module
+        weight = module.weight
+        self.num_outputs = weight.shape[0]
+        self.num_inputs = weight[0].numel() + (bias_name is not None)
+        self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.is_watched = False
+        """True while forward and backward passes count."""
+        self.clear()
+
+    @property
+    def cost(self) -> int:
+        """Cost of inverting both factors, in multiplications up to a constant."""
+        return self.num_inputs**3 + self.num_outputs**3
+
+    def clear(self) -> None:
+        """Forget the sums."""
+        like = torch.zeros(0, dtype=self.dtype, device=self.module.weight.device)
+        self.inputs = like.new_zeros(self.num_inputs, self.num_inputs)
+        """Sum of a a^T over the rows; a row is a sample of a layer, a token, or the patch under a position."""
+        self.errors = like.new_zeros(self.num_outputs, self.num_outputs)
+        """Sum of e e^T over the rows, where e is the gradient of the batch's loss by the layer's output."""
+        self.num_rows = like.new_zeros(1)
+
+    def hook(self, _module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        """Have the next backward pass add to the sums."""
+        if self.is_watched and torch.is_grad_enabled() and output.requires_grad:
+            output.register_hook(partial(self._add, arguments[0].detach()))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _add(self, inputs: Tensor, error: Tensor) -> None:
+        rows = self._rows(inputs).to(self.dtype)
+        if self.bias_name is not None:
+            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+        if isinstance(self.module, nn.Conv2d):
+            error = error.movedim(-3, -1)
+        errors = error.reshape(-1, self.num_outputs).to(self.dtype)
+        self.inputs.addmm_(rows.T, rows)
+        self.errors.addmm_(errors.T, errors)
+        self.num_rows += len(rows)
+
+    def _rows(self, inputs: Tensor) -> Tensor:
+        module = self.module
+        if isinstance(module, nn.Linear):
+            return inputs.reshape(-1, module.in_features)
+        images = inputs.reshape(-1, *inputs.shape[-3:])
+        padding = module.padding
+        if isinstance(padding, str):
+            sides = [0, 0, 0, 0]
+            if padding == "same":
+                totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+                sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+            images, padding = functional.pad(images, sides), (0, 0)
+        patches = functional.unfold(images, module.kernel_size, module.dilation, padding, module.stride)
+        return patches.mT.reshape(-1, patches.shape[1])
+
+    def join(self, of_weight: Tensor, of_bias: Tensor | None) -> Tensor:
+        """Return the gradients of weight and bias as one matrix, `[out, in]`."""
+        matrix = of_weight.reshape(self.num_outputs, -1).to(self.dtype)
+        return matrix if of_bias is None else torch.cat([matrix, of_bias.to(self.dtype)[:, None]], dim=1)
+
+    def split(self, matrix: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the parts of such a matrix that belong to weight and bias, in their shapes and types."""
+        whole = matrix if bias is None else matrix[:, :-1]
+        of_weight = whole.reshape(weight.shape).to(weight.dtype)
+        return of_weight, None if bias is None else matrix[:, -1].to(bias.dtype)
+
+
+def factored_layers(model: nn.Module, names: Mapping[int, str]) -> list[FactoredLayer]:
+    """Return the layers that have Kronecker factors, in the model's order.
+
+    Excluded are grouped convolutions, paddings other than zeros, subclasses, and weights that several modules share.
+
+    Args:
+        model: the plain model.
+        names: name of each trained parameter by its `id`.
+    """
+    uses = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
+    layers = []
+    for module in model.modules():
+        if type(module) is nn.Conv2d:
+            if module.groups > 1 or module.padding_mode != "zeros":
+                continue
+        elif type(module) is not nn.Linear:
+            continue
+        own = [module.weight] if module.bias is None else [module.weight, module.bias]
+        if all(id(parameter) in names and uses[id(parameter)] == 1 for parameter in own):
+            bias = names[id(module.bias)] if module.bias is not None else None
+            layers.append(FactoredLayer(names[id(module.weight)], bias, module))
+    return layers
+
+
+def damped_inverses(inputs: Tensor, errors: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """Return the inverses of (A + pi sqrt(damping) I) and (G + sqrt(damping) / pi I).
+
+    The damping is spread over the factors by their sizes: pi^2 is the ratio of tr A / dim A to tr G / dim G (Martens
+    and Grosse 2015, section 6.3).
+
+    Args:
+        inputs: A, `[in, in]`.
+        errors: G, `[out, out]`.
+        damping: damping of the Kronecker product.
+
+    Raises:
+        TrainingError: a factor is not positive definite, as when a value is not finite.
+    """
+    of_inputs, of_errors = (float(factor.trace()) / len(factor) for factor in (inputs, errors))
+    pi = math.sqrt(of_inputs / of_errors) if of_inputs > 0.0 and of_errors > 0.0 else 1.0
+    root = math.sqrt(damping)
+    return _inverse(inputs, pi * root), _inverse(errors, root / pi)
+
+
+def _inverse(factor: Tensor, damping: float) -> Tensor:
+    damped = factor + damping * torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    if int(failed):
+        raise TrainingError(
+            "K-FAC cannot invert a factor of the curvature: it is not positive definite, or has values that are not "
+            "finite. Use a larger train.optimizer.damping or a smaller train.optimizer.lr."
+        )
+    return torch.cholesky_inverse(lower)

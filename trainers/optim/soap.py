@@ -1,0 +1,140 @@
+"""SOAP: AdamW in the eigenbasis of Shampoo's two matrices, whose decompositions are spread over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.flat_tensors import flatten, unflatten
+from orchestray.trainers.optim.adaptive import AdamW
+from orchestray.trainers.optim.spread import spread
+
+_SIDES = ("left", "right")
+_BASES = ("left_basis", "right_basis")
+_SHIFT = 1e-4
+"""Part of the mean eigenvalue that is added to each: the basis of what no gradient has reached yet would be noise."""
+_FIRST_ITERATIONS = 4
+
+
+class SOAP(AdamW):
+    """Shampoo with Adam in its eigenbasis (Vyas et al. 2024, "SOAP", algorithm 3).
+
+    For a matrix w with gradient g, and bases P and Q of the running means L of g g^T and R of g^T g:
+
+        w <- w - lr P adam(P^T m Q, (P^T g Q)^2) Q^T
+
+    The bases follow L and R by one step of orthogonal iteration every `every_steps` steps (section 4 of the paper); the
+    first ones begin from the identity. Each is computed by one replica and sent to the others. Parameters that are no
+    matrices, or larger than `max_size`, move by AdamW.
+    """
+
+    slots = ("step", "exp_avg", "exp_avg_sq", *_SIDES, *_BASES)
+    has_fused_kernel = False
+    takes_parts = False
+    takes_complex = False
+
+    def __init__(
+        self,
+        betas: Sequence[float] = (0.95, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        every_steps: int = 10,
+        max_size: int = 1024,
+    ) -> None:
+        """
+        Args:
+            betas: decays of the gradient's mean, and of its square and of the two matrices.
+            eps: added to the denominator.
+            weight_decay: part of the weights, times the rate, that is subtracted at each step.
+            every_steps: steps between two changes of the bases.
+            max_size: largest side of a matrix that has them.
+        """
+        super().__init__(betas, eps, weight_decay)
+        self._every, self._max_size = every_steps, max_size
+        self.whole_slots = {**self.whole_slots, **dict.fromkeys((*_SIDES, *_BASES), ())}
+        self._world: Collective = SoloCollective()
+
+    def join(self, replicas: Collective) -> None:
+        self._world = replicas
+
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+        if slot not in (*_SIDES, *_BASES):
+            return super().whole_shape(name, slot)
+        parameter = self._templates[self._names.index(name)]
+        if not self._has_bases(parameter):
+            return ()
+        return (parameter.shape[0],) * 2 if slot.startswith("left") else (parameter.shape[1],) * 2
+
+    def _has_bases(self, parameter: Tensor) -> bool:
+        return parameter.ndim == 2 and max(parameter.shape) <= self._max_size
+
+    def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
+        if slot not in (*_SIDES, *_BASES):
+            return super()._fresh(slot, parameter)
+        if not self._has_bases(parameter):
+            return None
+        num = parameter.shape[0 if slot.startswith("left") else 1]
+        if slot in _SIDES:
+            return parameter.new_zeros(num, num)
+        return torch.eye(num, dtype=parameter.dtype, device=parameter.device)
+
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
+    ) -> None:
+        chosen = [index for index, parameter in enumerate(params) if self._has_bases(parameter)]
+        due = [index for index in chosen if int(state["step"][index]) % self._every == 0]
+        # All that waits for other replicas comes before the first change: a step in which one is lost leaves no trace.
+        self._change_bases(due, grads, state)
+        if rest := [index for index in range(len(params)) if index not in chosen]:
+            of_rest = {slot: [tensors[index] for index in rest] for slot, tensors in state.items()}
+            super()._update([params[i] for i in rest], [grads[i] for i in rest], of_rest, lr, fused=False)
+        for index in chosen:
+            self._move(params[index], grads[index], {slot: tensors[index] for slot, tensors in state.items()}, lr)
+
+    def _move(self, parameter: Tensor, grad: Tensor, state: dict[str, Tensor], lr: float) -> None:
+        left, right = state["left_basis"], state["right_basis"]
+        state["step"] += 1
+        step = float(state["step"])
+        state["exp_avg"].lerp_(grad, 1.0 - self._beta1)
+        turned = left.T @ grad @ right
+        state["exp_avg_sq"].mul_(self._beta2).addcmul_(turned, turned, value=1.0 - self._beta2)
+        first = left.T @ state["exp_avg"] @ right / (1.0 - self._beta1**step)
+        second = state["exp_avg_sq"] / (1.0 - self._beta2**step)
+        parameter.mul_(1.0 - lr * self._weight_decay)
+        parameter.sub_(left @ (first / (second.sqrt() + self._eps)) @ right.T, alpha=lr)
+        state["left"].lerp_(grad @ grad.T, 1.0 - self._beta2)
+        state["right"].lerp_(grad.T @ grad, 1.0 - self._beta2)
+
+    def _change_bases(self, due: Sequence[int], grads: Sequence[Tensor], state: dict[str, list[Any]]) -> None:
+        """Turn the bases of some parameters towards their matrices. All replicas call, with the same ones."""
+        work = [(index, side) for index in due for side in range(2)]
+        owners = spread([state[_BASES[side]][index].shape[0] ** 3 for index, side in work], self._world.size)
+        changed: list[Tensor] = []
+        for (index, side), owner in zip(work, owners, strict=True):
+            basis, mean = state[_BASES[side]][index], state[_SIDES[side]][index]
+            if owner != self._world.rank:
+                changed.append(torch.empty_like(basis))
+            elif int(state["step"][index]):
+                changed.append(_turned(basis, mean, 1))
+            else:
+                grad = grads[index].to(basis.dtype)
+                changed.append(_turned(basis, grad.T @ grad if side else grad @ grad.T, _FIRST_ITERATIONS))
+        for owner in dict.fromkeys(owners) if self._world.size > 1 else ():
+            own = [basis for basis, whose in zip(changed, owners, strict=True) if whose == owner]
+            flat = flatten(own)
+            self._world.broadcast(flat, owner)
+            torch._foreach_copy_(own, unflatten(flat, own))
+        for (index, side), basis in zip(work, changed, strict=True):
+            state[_BASES[side]][index].copy_(basis)
+
+
+def _turned(basis: Tensor, mean: Tensor, iterations: int) -> Tensor:
+    """Return a basis after steps of orthogonal iteration towards the eigenvectors of a mean, `[n, n]`."""
+    shifted = mean + _SHIFT * mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+    for _ in range(iterations if float(mean.trace()) > 0.0 else 0):
+        basis = torch.linalg.qr(shifted @ basis).Q
+    return basis
