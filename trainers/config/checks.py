@@ -211,6 +211,9 @@ def _streams(view: View, streams: int) -> Iterator[Problem]:
     if network.pipeline > 1:
         text = "carries the states of streams in one model; set strategy.network.pipeline to 1, and use data"
         yield Problem("task.streams", text)
+    if view("train.solver") is not None:
+        text = "states go on with each look at a batch, and a solver looks at one several times; use train.optimizer"
+        yield Problem("task.streams", text)
     if not isinstance(exchange, AllReduce):
         text = f"states go on in each stream, and {exchange.type} would take means of them; use type: allreduce"
         yield Problem("task.streams", text)

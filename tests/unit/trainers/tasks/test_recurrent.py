@@ -181,6 +181,17 @@ def test_without_streams_another_loss_is_trained() -> None:
     assert all(abs(x - y) > 1e-6 for x, y in zip(found.losses[1:], one().losses[1:], strict=True))
 
 
+@pytest.mark.parametrize("bptt", [None, 2])
+def test_without_streams_samples_are_shuffled_and_begin_afresh_with_any_number_of_replicas(bptt: int | None) -> None:
+    def plain() -> Any:
+        return task("gru", streams=None, bptt=bptt)
+
+    single = train_laid_out(plain, settings())
+    found = train_laid_out(plain, settings(2))
+    assert found.losses == pytest.approx(single.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, single.weights) <= 1e-12
+
+
 def _forgetful(model: nn.Module) -> nn.Module:
     model.register_forward_pre_hook(lambda module, inputs: (inputs[0],))
     return model
@@ -225,6 +236,10 @@ def test_a_run_that_loses_a_worker_has_the_states_of_one_that_does_not(lost: int
             r"task\.streams: states go on in each stream, and averaging would",
         ),
         (["strategy.exchange={type: parameter_server}"], r"and parameter_server would take means"),
+        (
+            ["train.optimizer=null", "train.grad_clip=null", "train.solver={type: lbfgs}"],
+            r"task\.streams: states go on with each look at a batch, and a solver looks at one several times",
+        ),
         (["task.model=transformer"], r"task\.streams: is for recurrent models"),
     ],
 )
