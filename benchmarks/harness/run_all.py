@@ -32,6 +32,7 @@ BENCHMARKS = (
     "operators",
     "recompute",
     "split",
+    "deep_compression",
     "layouts",
     "cost_models",
     "local_sgd",

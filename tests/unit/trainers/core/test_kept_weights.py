@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.platform.run.model_files import save_model
+from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.kept_weights import Kept, keep
+from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.saved.initial_weights import with_initial_weights
 from orchestray.trainers.shrink.deep_compression import pruned, with_shared_values
 from support.layouts import train_laid_out
-from support.training import few_digits, settings_for
+from support.training import few_digits, same_bits, settings_for
 
 OPTIMIZERS: list[dict[str, Any]] = [
     {"type": "sgd", "lr": 0.2, "momentum": 0.9, "weight_decay": 0.01},
@@ -34,14 +39,16 @@ def start(folder: Path, what: Kept) -> dict[str, Tensor]:
     return found
 
 
-def trained(folder: Path, what: Kept | None, *, data: int = 1, **train: Any) -> dict[str, Tensor]:
+def trained(folder: Path, what: Kept | None, *, data: int = 1, shard: str = "none", **train: Any) -> dict[str, Tensor]:
     more = {} if what is None else {"init_keeps": what}
-    settings = settings_for(data, **{"precision": "float64", "steps": 8, **train}, init_from=str(folder), **more)
+    train = {"precision": "float64", "steps": 8, **train, **more}
+    settings = settings_for(data, {"shard": shard}, **train, init_from=str(folder))
+    return train_laid_out(task_of(settings), settings).weights
 
-    def task() -> Any:
-        return with_initial_weights(few_digits(hidden=[16]), settings.init_from, "float64", settings.init_keeps)
 
-    return train_laid_out(task, settings).weights
+def task_of(settings: ReplicaSettings) -> Callable[[], Any]:
+    start = settings.init_from, settings.precision, settings.init_keeps
+    return lambda: with_initial_weights(few_digits(hidden=[16]), *start)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: str(each["type"]))
@@ -70,11 +77,29 @@ def test_weights_of_a_value_move_together(tmp_path: Path, optimizer: dict[str, A
     assert not torch.equal(after["2.weight"], before["2.weight"])
 
 
+@pytest.mark.parametrize("shard", ["none", "gradients"])
 @pytest.mark.parametrize("what", ["zeros", "values"])
-def test_two_workers_keep_what_one_keeps(tmp_path: Path, what: Kept) -> None:
-    start(tmp_path / "model", what)
-    one, two = (trained(tmp_path / "model", what, data=data, optimizer=OPTIMIZERS[0]) for data in (1, 2))
+def test_two_workers_keep_what_one_keeps(tmp_path: Path, what: Kept, shard: str) -> None:
+    before = start(tmp_path / "model", what)
+    one = trained(tmp_path / "model", what, optimizer=OPTIMIZERS[0])
+    two = trained(tmp_path / "model", what, data=2, shard=shard, optimizer=OPTIMIZERS[0])
     assert all(float((two[name] - each).abs().max()) < 1e-12 for name, each in one.items())
+    assert all(torch.equal(two[name] == 0, before[name] == 0) for name in ("0.weight", "2.weight"))
+
+
+@pytest.mark.parametrize("what", ["zeros", "values"])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path: Path, what: Kept) -> None:
+    start(tmp_path / "model", what)
+    train = {"steps": 8, "optimizer": OPTIMIZERS[1], "init_from": str(tmp_path / "model"), "init_keeps": what}
+    settings = settings_for(2, **train)
+    whole = train_laid_out(task_of(settings), settings)
+    saved = str(tmp_path / "saved")
+    paused = replace(settings, pause_at=4)
+    train_laid_out(task_of(settings), paused, checkpoints=lambda: CheckpointWriter(saved, keep=1))
+    found, _ = latest_good(saved)
+    assert found is not None
+    again = train_laid_out(task_of(settings), settings, load=lambda: Loaded(found))
+    assert same_bits(again.weights, whole.weights)
 
 
 def test_the_gradient_of_a_shared_value_is_the_sum_of_its_weights() -> None:

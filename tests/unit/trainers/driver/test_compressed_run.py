@@ -47,7 +47,7 @@ def cnn(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def deep(cnn: Run) -> Run:
     """Return the network after Deep Compression as a whole."""
-    recipe = Recipe(sparsity=0.9, bits=4, fine_tune_steps=120)
+    recipe = Recipe(sparsity=0.87, bits=4, fine_tune_steps=120)
     return write_compressed(cnn, recipe, name="deep", runs_dir=cnn.path.parent, train_run=train_here)
 
 
@@ -71,11 +71,11 @@ def test_deep_compression_is_twenty_times_smaller_on_disk_at_half_a_point(cnn: R
     assert [each.name for each in cnn.path.parent.iterdir() if each.name.startswith(".")] == []
 
 
-def test_a_tenth_of_the_weights_is_left_in_sixteen_values_a_tensor(deep: Run) -> None:
+def test_an_eighth_of_the_weights_is_left_in_sixteen_values_a_tensor(deep: Run) -> None:
     tensors = load_model_tensors(deep.path / "model")
     assert sum(int(tensors[name].count_nonzero()) for name in WEIGHTS) == deep.result["compressed"]["weights_left"]
     total = sum(tensors[name].numel() for name in WEIGHTS)
-    assert deep.result["compressed"]["weights_left"] == total - round(0.9 * total)
+    assert deep.result["compressed"]["weights_left"] == total - round(0.87 * total)
     assert all(len(torch.unique(tensors[name][tensors[name] != 0])) <= 16 for name in WEIGHTS)
 
 
