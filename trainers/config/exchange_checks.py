@@ -198,14 +198,18 @@ def _curvature(view: View) -> Iterator[Problem]:
     if optimizer.groups:
         text = f"a step of {kind} has one size for all layers, which groups would tear apart; take them out"
         yield Problem("train.optimizer.groups", text)
-    for key in ("quantize", "weight_norm", "init_keeps"):
-        if view(f"train.{key}"):
-            text = f"{kind} moves a layer's weights by each other, as they are; take this out, {fix}"
-            yield Problem(f"train.{key}", text)
     measuring = getattr(optimizer, "statistics_workers", None)
     if measuring is not None and measuring > network.data:
         text = f"there are {network.data} replicas (strategy.network.data), got {measuring}; take it out for all"
         yield Problem("train.optimizer.statistics_workers", text)
+
+
+def _curvature_of_plain_weights(view: View) -> Iterator[Problem]:
+    optimizer = view("train.optimizer")
+    for key in ("quantize", "weight_norm", "init_keeps"):
+        if isinstance(optimizer, Kfac | NaturalGradient) and view(f"train.{key}"):
+            text = f"{optimizer.type} moves a layer's weights by each other, as they are; take this out"
+            yield Problem(f"train.{key}", f"{text}, or another optimizer")
 
 
 def _elastic(view: View) -> Iterator[Problem]:
@@ -242,6 +246,7 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _meetings,
     _outer_optimizer,
     _curvature,
+    _curvature_of_plain_weights,
     _elastic,
     _trunk,
 )
