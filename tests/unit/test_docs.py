@@ -17,6 +17,7 @@ from orchestray.cli.app import app
 from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
 from orchestray.trainers.config import faults, schema, sections
+from orchestray.trainers.ensemble.params import EnsembleLoss
 from orchestray.trainers.optim import params as optimizers
 from orchestray.trainers.optim.registry import AVERAGES as AVERAGE_REGISTRY
 from orchestray.trainers.optim.registry import OPTIMIZERS as OPTIMIZER_REGISTRY
@@ -36,10 +37,12 @@ SCHEDULES = [SCHEDULE_REGISTRY.params(name) for name in SCHEDULE_REGISTRY]
 EXCHANGES = sections_of(sections.Exchange)
 COMPRESSIONS = sections_of(sections.Compression)
 AGGREGATIONS = sections_of(sections.Aggregation)
+QUANTIZATIONS = sections_of(sections.Quantize)
 SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
     "train.until": schema.Until,
     "train.early_stopping": schema.EarlyStopping,
+    "train.ensemble": EnsembleLoss,
     "strategy.network": schema.Network,
     "strategy.exchange.graph": Edges,
     "checkpoint": schema.CheckpointSection,
@@ -91,7 +94,9 @@ def test_the_type_of_a_part_of_the_strategy_that_is_not_given_is_the_documented_
 
 
 @pytest.mark.parametrize(
-    "kind", [*OPTIMIZERS, *AVERAGES, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
+    "kind",
+    [*OPTIMIZERS, *AVERAGES, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS, *QUANTIZATIONS],
+    ids=lambda kind: kind.__name__,
 )
 def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
     told_above = {"type", "lr", "groups"} | ({"warmup_steps"} if issubclass(kind, optimizers.Schedule) else set())

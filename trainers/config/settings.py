@@ -188,7 +188,7 @@ class ReplicaSettings:
         train, network = config.train, config.strategy.network
         until, early, best = train.until, train.early_stopping, config.checkpoint.best
         return ReplicaSettings(
-            task=TaskSource.from_config(config.task, train.quantize),
+            task=TaskSource.from_config(config.task, train),
             batch_size=train.batch_size,
             drop_last=train.drop_last,
             epochs=train.epochs,
@@ -285,7 +285,7 @@ def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
         seed = own.train.seed if "train.seed" in changes else member_seed(config.train.seed, index)
         made.append(
             MemberSettings(
-                task=TaskSource.from_config(own.task, own.train.quantize),
+                task=TaskSource.from_config(own.task, own.train),
                 optimizer=_with_source(own.train.optimizer, "optimizer"),
                 lr_schedule=_with_source(own.train.lr_schedule, "schedule"),
                 grad_clip=own.train.grad_clip,

@@ -78,6 +78,8 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         problems.append("train.precision: packed members train in float32 or float64; use packed: false for bfloat16")
     if train.quantize is not None:
         problems.append("train.quantize: is not there for packed members; take it out, or use packed: false")
+    if train.ensemble is not None:
+        problems.append("train.ensemble: is not there for packed members; take it out, or use packed: false")
     if train.average is not None:
         problems.append("train.average: is not there for packed members; take it out, or use packed: false")
     if train.until is not None:

@@ -84,7 +84,7 @@ def test_dorefa_trains_with_binary_weights_and_ternary_gradients(record_property
     seed_modules(model, RngKey(), torch.device("cpu"))
     seen: list[Tensor] = []
     for layer in layers_of(model):
-        mean = float(layer.parametrizations.weight.original.abs().mean())
+        mean = float(layer.parametrizations.weight.original.detach().abs().mean())
         assert layer.weight.unique().tolist() == pytest.approx([-mean, mean])
         layer.register_forward_hook(lambda _, __, outputs: outputs.register_hook(seen.append) and None)
     task = float_digits()
