@@ -22,10 +22,10 @@ from orchestray.platform.usercode.own_names import import_file, without_own_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pydantic import BaseModel
     from torch import Tensor, nn
 
     from orchestray.platform.data.source import Data
+    from orchestray.trainers.config.schema import TrainSection
     from orchestray.trainers.tasks.params import TaskConfig
 
 Batch: TypeAlias = "dict[str, Any]"
@@ -143,6 +143,8 @@ class TaskSource:
     """Texts of the modules beside that file that it imports, by absolute path."""
     quantize: dict[str, Any] | None = None
     """Keys of the run's `train.quantize`, by which the model that the task builds is changed; None: it stays."""
+    ensemble: dict[str, Any] | None = None
+    """Keys of the run's `train.ensemble`, by which several of its models become one; None: there is one."""
 
     @property
     def texts(self) -> dict[str, str]:
@@ -150,18 +152,21 @@ class TaskSource:
         return {} if self.file is None else {self.file: self.source or "", **self.modules}
 
     @classmethod
-    def from_config(cls, task: TaskConfig, quantize: BaseModel | None = None) -> Self:
+    def from_config(cls, task: TaskConfig, train: TrainSection | None = None) -> Self:
         """Return the source of a config's task, with the text of its file and of the modules beside it.
 
         Args:
             task: the section.
-            quantize: the section `train.quantize`; None: there is none.
+            train: the section `train`, whose `quantize` and `ensemble` change the model; None: it stays.
 
         Raises:
             TaskError: the file cannot be read.
         """
         source = cls.of_class(task.type, task.arguments)
-        return source if quantize is None else replace(source, quantize=quantize.model_dump())
+        if train is None:
+            return source
+        quantize, ensemble = (None if each is None else each.model_dump() for each in (train.quantize, train.ensemble))
+        return replace(source, quantize=quantize, ensemble=ensemble)
 
     @classmethod
     def of_class(
@@ -204,9 +209,14 @@ class TaskSource:
         """
         try:
             modules = dict(data.get("modules", {}))  # runs of before 0.2 have none
-            quantize = data.get("quantize")
             return cls(
-                str(data["type"]), dict(data["arguments"]), data.get("file"), data.get("source"), modules, quantize
+                str(data["type"]),
+                dict(data["arguments"]),
+                data.get("file"),
+                data.get("source"),
+                modules,
+                data.get("quantize"),
+                data.get("ensemble"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise TaskError(f"the description of the task is damaged: it lacks or garbles {error}") from error

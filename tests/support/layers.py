@@ -26,8 +26,8 @@ LAYERS = """
     trainers.core  trainers.solvers
     trainers.few_bits
     trainers.analysis  trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
-    trainers.parallel.recompute  trainers.ensemble  trainers.tasks  trainers.machine
-    trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
+    trainers.parallel.recompute  trainers.ensemble  trainers.machine
+    trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero  trainers.tasks
     trainers.parallel  trainers.sync.local
     trainers.survey  trainers.survey.cluster  trainers.survey.convergence
     trainers.survey.networks  trainers.survey.operators

@@ -17,6 +17,7 @@ from orchestray.cli.app import app
 from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
 from orchestray.trainers.config import faults, schema, sections
+from orchestray.trainers.ensemble.params import EnsembleLoss
 from orchestray.trainers.optim import params as optimizers
 from orchestray.trainers.optim.batch_params import LrScaling, NoiseScale
 from orchestray.trainers.optim.registry import AVERAGES as AVERAGE_REGISTRY
@@ -42,12 +43,14 @@ SOLVERS = [SOLVER_REGISTRY.params(name) for name in SOLVER_REGISTRY]
 EXCHANGES = sections_of(sections.Exchange)
 COMPRESSIONS = sections_of(sections.Compression)
 AGGREGATIONS = sections_of(sections.Aggregation)
+QUANTIZATIONS = sections_of(sections.Quantize)
 SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
     "train.noise_scale": NoiseScale,
     "train.lr_scaling": LrScaling,
     "train.until": schema.Until,
     "train.early_stopping": schema.EarlyStopping,
+    "train.ensemble": EnsembleLoss,
     "strategy.network": schema.Network,
     "strategy.exchange.graph": Edges,
     "checkpoint": schema.CheckpointSection,
@@ -100,7 +103,7 @@ def test_the_type_of_a_part_of_the_strategy_that_is_not_given_is_the_documented_
 
 @pytest.mark.parametrize(
     "kind",
-    [*OPTIMIZERS, *SOLVERS, *AVERAGES, *SCHEDULES, *BATCH_SCHEDULES, *COMPRESSIONS, *AGGREGATIONS],
+    [*OPTIMIZERS, *SOLVERS, *AVERAGES, *SCHEDULES, *BATCH_SCHEDULES, *COMPRESSIONS, *AGGREGATIONS, *QUANTIZATIONS],
     ids=lambda kind: kind.__name__,
 )
 def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseModel]) -> None:

@@ -14,6 +14,7 @@ from orchestray.platform.config.problems import Problem, nearest, shown
 from orchestray.trainers.config.batch_checks import BATCH_RULES
 from orchestray.trainers.config.checked_view import Rule, Unusable, View
 from orchestray.trainers.config.compression_checks import COMPRESSION_RULES
+from orchestray.trainers.config.ensemble_checks import ENSEMBLE_RULES
 from orchestray.trainers.config.exchange_checks import EXCHANGE_RULES
 from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
@@ -247,6 +248,7 @@ _RULES: tuple[Rule, ...] = (
     *FAULT_RULES,
     *SOLVER_RULES,
     *QUANTIZE_RULES,
+    *ENSEMBLE_RULES,
     _storage,
     _spares,
     _trackers,

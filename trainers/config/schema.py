@@ -25,6 +25,7 @@ from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.compression.params import NoCompression
 from orchestray.trainers.config.faults import Distill, Fault
 from orchestray.trainers.config.sections import Aggregation, Compression, Exchange, Quantize
+from orchestray.trainers.ensemble.params import EnsembleLoss
 from orchestray.trainers.optim.batch_params import LrScaling, NoiseScale
 from orchestray.trainers.optim.params import Constant
 from orchestray.trainers.optim.sections import Average, BatchSchedule, LrSchedule, Optimizer
@@ -135,6 +136,8 @@ class TrainSection(Section):
     """Data type of the model's computation; with bfloat16 the weights themselves stay float32."""
     quantize: Quantize | None = None
     """Few bits in which linear and convolutional layers compute, with real weights behind them; null: `precision`."""
+    ensemble: EnsembleLoss | None = None
+    """Members of one model, with a loss on their averaged answer; null: the task's model and loss."""
     accumulate: Positive = 1
     """Number of micro-batches that a batch is split into, computed one after the other; saves memory, and does not
     change the result."""

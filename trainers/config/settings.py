@@ -203,7 +203,7 @@ class ReplicaSettings:
         train, network = config.train, config.strategy.network
         until, early, best = train.until, train.early_stopping, config.checkpoint.best
         return ReplicaSettings(
-            task=TaskSource.from_config(config.task, train.quantize),
+            task=TaskSource.from_config(config.task, train),
             batch_size=train.batch_size,
             batch_schedule=None if train.batch_schedule is None else train.batch_schedule.model_dump(),
             noise_scale=_noise_scale(train),
@@ -331,7 +331,7 @@ def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
         seed = own.train.seed if "train.seed" in changes else member_seed(config.train.seed, index)
         made.append(
             MemberSettings(
-                task=TaskSource.from_config(own.task, own.train.quantize),
+                task=TaskSource.from_config(own.task, own.train),
                 optimizer=_optimizer(own.train),
                 lr_schedule=_with_source(own.train.lr_schedule, "schedule"),
                 grad_clip=own.train.grad_clip,

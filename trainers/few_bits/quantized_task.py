@@ -33,3 +33,9 @@ class QuantizedTask(WrappedTask):
             ConfigError: it has no layer to quantize.
         """
         return quantize_layers(self.task.build_model(), self._section)
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up optional methods in the wrapped task, but for one that writes its weights under their own names."""
+        if name == "export_files":
+            raise AttributeError(name)
+        return super().__getattr__(name)

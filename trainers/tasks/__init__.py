@@ -34,14 +34,18 @@ def resolve(name: str) -> type:
 
 
 def build(source: TaskSource) -> Task:
-    """Build any task, built in or a user's own; its model is quantized if the source says so.
+    """Build any task, built in or a user's own; its model is quantized, and has several members, if the source says so.
 
     Raises:
         TaskError: the task cannot be built; the text gives the reason.
     """
     task = build_task(source, resolve)
-    if source.quantize is None:
-        return task
-    from orchestray.trainers.few_bits.quantized_task import QuantizedTask
+    if source.quantize is not None:
+        from orchestray.trainers.few_bits.quantized_task import QuantizedTask
 
-    return QuantizedTask(task, source.quantize)
+        task = QuantizedTask(task, source.quantize)
+    if source.ensemble is not None:
+        from orchestray.trainers.ensemble.together import EnsembleLossTask
+
+        task = EnsembleLossTask(task, **source.ensemble)
+    return task

@@ -21,7 +21,7 @@ def trunk_problems(config: TrainConfig) -> list[str]:
     """
     exchange: Any = config.strategy.exchange
     try:
-        task = tasks.build(TaskSource.from_config(config.task, config.train.quantize))
+        task = tasks.build(TaskSource.from_config(config.task, config.train))
         model = build_plain(task, config.train.seed)
     except (OrchestrayError, OSError):
         return []

@@ -49,7 +49,8 @@ def read(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Dimension]:
 
 _ABSENT = {
     **dict.fromkeys(
-        ("quantize", "average", "batch_schedule", "noise_scale", "lr_scaling"), "is not there for packed members"
+        ("quantize", "ensemble", "average", "batch_schedule", "noise_scale", "lr_scaling"),
+        "is not there for packed members",
     ),
     **dict.fromkeys(("until", "early_stopping"), "packed members end together"),
 }

@@ -62,6 +62,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
             "lr_scaling": None,
             "precision": "float32",
             "quantize": None,
+            "ensemble": None,
             "accumulate": 1,
             "seed": 0,
             "batch_norm": "synchronized",

@@ -101,7 +101,7 @@ def test_a_quantization_is_a_part_of_the_task_that_is_saved() -> None:
     from orchestray.platform.task import TaskSource
 
     config = load_train_config(GOOD, ["train.quantize={type: twn}"])
-    source = TaskSource.from_config(config.task, config.train.quantize)
+    source = TaskSource.from_config(config.task, config.train)
     assert source.quantize == {"type": "twn", "threshold": 0.7, "ends": "quantized"}
     assert TaskSource.from_json(source.to_json()) == source
     assert TaskSource.from_json({"type": "digits", "arguments": {}}).quantize is None

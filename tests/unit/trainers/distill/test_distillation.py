@@ -174,6 +174,14 @@ def distilled(**arguments: Any) -> Any:
         ({"pipeline": 2}, {}),
         ({"tensor": 2}, {}),
         ({"data": 2}, {"type": "averaging", "every": 1}),
+        ({"data": 2}, {"shard": "optimizer"}),
+        ({"data": 3}, {"shard": "gradients"}),
+        ({"data": 2}, {"shard": "parameters"}),
+        ({"pipeline": 2, "schedule": "zero_bubble"}, {}),
+        ({"pipeline": 2, "schedule": "interleaved_1f1b", "split": "equal"}, {}),
+        ({"data": 2, "tensor": 2, "pipeline": 2}, {}),
+        ({"data": 2, "pipeline": 2}, {"shard": "optimizer"}),
+        ({"data": 2, "tensor": 2}, {"shard": "parameters"}),
     ],
 )
 def test_a_student_learns_the_same_under_any_scheme(network: dict[str, Any], exchange: dict[str, Any]) -> None:

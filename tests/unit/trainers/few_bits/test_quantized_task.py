@@ -20,6 +20,7 @@ from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.saved.run import load_run
+from orchestray.trainers.tasks.digits import Digits
 from support.configs import GOOD
 from support.few_bits import quantized_digits
 from support.layouts import LaidOut, layout_settings, train_laid_out
@@ -120,6 +121,24 @@ def test_real_weights_of_a_binarized_network_stay_within_one_where_they_would_le
     assert max(float(value.abs().max()) for name, value in found.weights.items() if name.endswith("bias")) > 1.0
 
 
+@pytest.mark.parametrize("buffers", ["broadcast", "error"])
+def test_predictions_are_those_of_the_whole_batch_whatever_becomes_of_other_buffers(buffers: str) -> None:
+    settings = layout_settings({"data": 3}, steps=6, optimizer=SGD, buffers=buffers)
+    found = train_laid_out(quantized_digits(**KINDS["flexpoint"]), settings)
+    assert furthest(found.weights, single("flexpoint").weights) <= TOLERANCE
+
+
+def test_a_task_that_writes_its_weights_under_their_own_names_does_not_write_quantized_ones() -> None:
+    class Writing(Digits):
+        def export_files(self, tensors: object) -> dict[str, bytes]:
+            return {}
+
+    assert hasattr(Writing(), "export_files")
+    task = quantized_digits("twn", task=Writing)()
+    assert not hasattr(task, "export_files")
+    assert task.class_names == Writing().class_names
+
+
 def test_a_replica_without_samples_predicts_the_same_exponents() -> None:
     """Use 1437 samples in batches of 287, which leave 2 for the last one, of which a third replica has none."""
     task = quantized_digits("flexpoint", mantissa_bits=8, task=_all_digits)
@@ -148,7 +167,7 @@ def test_what_a_layer_computes_with_is_made_of_the_parameters_that_are_trained(k
 def test_a_run_read_back_answers_with_the_quantized_weights(tmp_path: Path) -> None:
     overrides = ["train.quantize={type: bnn}", "task.hidden=[16]"]
     config = load_train_config(GOOD, overrides)
-    source = TaskSource.from_config(config.task, config.train.quantize)
+    source = TaskSource.from_config(config.task, config.train)
     model: Any = tasks.build(source).build_model().eval()
     with RunDirectory.create(tmp_path, "run") as run:
         run.write_config(dump_yaml(config))

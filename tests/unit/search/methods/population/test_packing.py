@@ -18,6 +18,8 @@ from orchestray.trainers.config.load import load_train_config
         ("until", {"metric": "loss", "value": 0.1, "mode": "min"}),
         ("early_stopping", {"metric": "loss"}),
         ("recompute", "sqrt"),
+        ("quantize", {"type": "twn"}),
+        ("ensemble", {"members": 2}),
     ],
 )
 def test_what_members_of_one_program_cannot_do_is_refused_by_its_key(key: str, value: Any) -> None:
