@@ -218,12 +218,16 @@ def _length(parts: Parts) -> Iterator[Problem]:
 
 
 def _batch_schedule(parts: Parts) -> Iterator[Problem]:
-    """Refuse batches that grow where steps are counted in other units, or are those of a program with many networks."""
-    if parts.base is None or parts.budget is None or parts.base.train.batch_schedule is None:
+    """Refuse batches that grow where steps are counted in other units, and where many networks train in one process."""
+    if parts.base is None:
         return
-    if parts.method is not None and parts.method.is_one_process:
-        text = f"is not there for {parts.method.type} in one process; take it out"
-        yield Problem("base.train.batch_schedule", text)
+    train, method = parts.base.train, parts.method
+    if method is not None and method.is_one_process:
+        for key in ("batch_schedule", "noise_scale"):
+            if getattr(train, key) is not None:
+                yield Problem(f"base.train.{key}", f"is not there for {method.type} in one process; take it out")
+    elif train.batch_schedule is None or parts.budget is None:
+        return
     elif parts.budget.epochs_per_trial is not None or parts.budget.samples_per_trial is not None:
         text = "makes epochs of unequal numbers of steps; give search.budget.steps_per_trial, or take it out"
         yield Problem("base.train.batch_schedule", text)

@@ -163,6 +163,11 @@ def check_gather(replica: Replica, stream: SampleStream, split: str) -> None:
             "compares samples of all replicas, so no share of them has a weight of its own: take weight(batch) out of "
             "the task, and let loss divide by the weight of what it has gathered"
         )
+    elif settings.batch_schedule is not None and split == "train":
+        reason = (
+            "needs a sample on each replica, and batches that grow leave any number for the last of an epoch: take "
+            "train.batch_schedule out"
+        )
     elif 0 < _of_last_batch(stream) < settings.num_replicas:
         advice = "choose another train.batch_size"
         if stream.num_samples < settings.num_replicas:

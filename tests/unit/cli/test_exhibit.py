@@ -38,6 +38,8 @@ def test_the_numbers_are_the_ones_to_show() -> None:
     assert all(row["mean after it"] <= row["bound"] for row in rows("descent-lemma"))
     rates = rows("sgd-rate")
     assert rates[-1]["loss above the least"] < rates[0]["loss above the least"] * (128 / 16_384) ** 0.5
+    steps = [row["steps"] for row in rows("batch-sizes")]
+    assert steps[0] > 3 * steps[2] > 9 * steps[-1]
     assert [row["workers"] for row in rows("asynchronous-rate")] == [1, 2, 4, 8]
     assert [row["reported"] for row in rows("hybrid")] == [2.2, 3.1]
     assert [row["copies"] for row in rows("host-staged")] == [1, 3, 4]

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.optim.schedules import lr_at
 from support.training import (
     Rows,
     State,
@@ -229,14 +231,18 @@ def test_adam_equals_torch_and_the_formula_of_its_paper(gradients: list[np.ndarr
 def test_decaying_learning_rate_is_the_schedule_s_also_after_a_resume(
     schedule: dict[str, Any], rate: Callable[[int], float], tmp_path: Path
 ) -> None:
-    task = regression()
-    config: dict[str, Any] = {"optimizer": {"type": "sgd", "lr": 0.2}, "lr_schedule": schedule}
-    whole = train(task, steps=12, **config)[0]
-    rates = [line["lr"] for line in whole.steps]
+    rates = rates_of_a_resumed_run(schedule, tmp_path)
     np.testing.assert_allclose(rates, [rate(done) for done in range(12)], rtol=1e-12, atol=1e-15)
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > rates[-1]
 
+
+def rates_of_a_resumed_run(schedule: dict[str, Any], tmp_path: Path) -> list[float]:
+    """Return the rates of 12 steps from 0.2 on, which are those of a run that was stopped and resumed."""
+    task = regression()
+    config: dict[str, Any] = {"optimizer": {"type": "sgd", "lr": 0.2}, "lr_schedule": schedule}
+    whole = train(task, steps=12, **config)[0]
+    rates = [line["lr"] for line in whole.steps]
     writer = CheckpointWriter(str(tmp_path), keep=2)
 
     def stop_at_five(replica: Replica, collective: object, calls: object) -> None:
@@ -259,6 +265,56 @@ def test_decaying_learning_rate_is_the_schedule_s_also_after_a_resume(
     assert [line["step"] for line in first.steps + second.steps] == list(range(1, 13))
     assert [line["lr"] for line in first.steps + second.steps] == rates
     assert same_bits(second.after, whole.after)
+    return rates
+
+
+def falling(part: float) -> float:
+    """Return the part of a cosine's way from 1 down to 0 that is left."""
+    return (1 + math.cos(math.pi * part)) / 2
+
+
+SPECIAL: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
+    "CosineAnnealingWarmRestarts": (
+        {"T_0": 4, "T_mult": 2},
+        lambda done: 0.2 * (falling(done / 4) if done < 4 else falling((done - 4) / 8)),
+    ),
+    "CyclicLR": (
+        {"base_lr": 0.05, "max_lr": 0.25, "step_size_up": 3, "cycle_momentum": False},
+        lambda done: 0.25 - 0.2 * abs(done % 6 - 3) / 3,
+    ),
+    "OneCycleLR": (  # up in a quarter of the steps from a 25th of the rate, down to a 10,000th of that
+        {"max_lr": 0.5, "total_steps": 13, "pct_start": 0.25, "cycle_momentum": False},
+        lambda done: (
+            0.5 - 0.48 * falling(done / 2.25) if done <= 2.25 else 2e-6 + (0.5 - 2e-6) * falling((done - 2.25) / 9.75)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_restarted_cyclic_and_one_cycle_rates_are_torch_s_and_their_formulas_also_after_a_resume(
+    name: str, tmp_path: Path
+) -> None:
+    arguments, rate = SPECIAL[name]
+    rates = rates_of_a_resumed_run({"type": f"torch.optim.lr_scheduler:{name}", **arguments}, tmp_path)
+    np.testing.assert_allclose(rates, [rate(done) for done in range(12)], rtol=1e-9, atol=1e-12)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.2)
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **arguments)
+    for found in rates:
+        assert found == optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("name", ["one-cycle", "cyclic", "restarts"])
+def test_the_configs_of_special_schedules_have_a_rate_in_every_step(name: str) -> None:
+    config = load_train_config(Path(__file__).parents[3] / f"configs/train/digits-{name}.yaml")
+    schedule = config.train.lr_schedule.model_dump()
+    total = config.train.steps or (config.train.epochs or 0) * 23  # batches of 64 of 1,438 samples
+    rates = [lr_at(schedule, config.train.optimizer.lr, step) for step in range(1, total + 1)]
+    turns = np.sign(np.diff(rates))
+    assert 0 <= min(rates) < max(rates) / 9
+    assert 1 <= np.count_nonzero(turns[1:] != turns[:-1]) < 20  # it goes up and down
 
 
 def test_learning_rate_warmup_is_a_ramp_to_the_rate() -> None:

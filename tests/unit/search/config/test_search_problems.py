@@ -298,6 +298,18 @@ def test_several_processes_are_refused_where_one_trains_for_many(
         )
 
 
+GROWING = "base.train.batch_schedule={type: steps, every_steps: 4, max_batch_size: 256}"
+
+
+def test_batches_that_grow_are_refused_where_steps_are_not_counted_one_by_one() -> None:
+    load_search_config(GOOD, [GROWING])
+    (found,) = problems(GROWING, budget={"trials": 4, "epochs_per_trial": 2})
+    assert found.startswith("base.train.batch_schedule: makes epochs of unequal numbers of steps")
+    for changed in ([GROWING], ["base.train.noise_scale={decay: 0.9}", "base.train.accumulate=2"]):
+        found = problems(*changed, method=PACKED)[-1]
+        assert found.endswith("is not there for population_based_training in one process; take it out")
+
+
 @pytest.mark.parametrize(
     "gang",
     [

@@ -209,6 +209,14 @@ def test_a_loss_between_samples_on_shares_of_zero_3_is_that_of_a_single_process(
             {"network": {"data": 2}, "exchange": {"type": "averaging", "every": 2}},
             "strategy.exchange.type must be allreduce",
         ),
+        (
+            {
+                "network": {"data": 3},
+                "batch_size": 24,
+                "batch_schedule": {"type": "steps", "every_steps": 2, "max_batch_size": 48},
+            },
+            r"take train\.batch_schedule out",
+        ),
         ({"network": {"data": 3}, "batch_size": 25}, r"last batch of the train data has 2.*, or set train\.drop_last"),
         ({"network": {"data": 3}, "batch_size": 2}, r"last batch of the train data has 2"),
         ({"network": {"data": 3}, "batch_size": 2, "drop_last": True}, r"train data has 2; choose another train\.\w+$"),
