@@ -9,7 +9,7 @@ import functools
 import inspect
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +22,7 @@ from orchestray.platform.usercode.own_names import import_file, without_own_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pydantic import BaseModel
     from torch import Tensor, nn
 
     from orchestray.platform.data.source import Data
@@ -140,6 +141,8 @@ class TaskSource:
     """Text of that file."""
     modules: dict[str, str] = field(default_factory=dict)
     """Texts of the modules beside that file that it imports, by absolute path."""
+    quantize: dict[str, Any] | None = None
+    """Keys of the run's `train.quantize`, by which the model that the task builds is changed; None: it stays."""
 
     @property
     def texts(self) -> dict[str, str]:
@@ -147,13 +150,18 @@ class TaskSource:
         return {} if self.file is None else {self.file: self.source or "", **self.modules}
 
     @classmethod
-    def from_config(cls, task: TaskConfig) -> Self:
+    def from_config(cls, task: TaskConfig, quantize: BaseModel | None = None) -> Self:
         """Return the source of a config's task, with the text of its file and of the modules beside it.
+
+        Args:
+            task: the section.
+            quantize: the section `train.quantize`; None: there is none.
 
         Raises:
             TaskError: the file cannot be read.
         """
-        return cls.of_class(task.type, task.arguments)
+        source = cls.of_class(task.type, task.arguments)
+        return source if quantize is None else replace(source, quantize=quantize.model_dump())
 
     @classmethod
     def of_class(
@@ -196,7 +204,10 @@ class TaskSource:
         """
         try:
             modules = dict(data.get("modules", {}))  # runs of before 0.2 have none
-            return cls(str(data["type"]), dict(data["arguments"]), data.get("file"), data.get("source"), modules)
+            quantize = data.get("quantize")
+            return cls(
+                str(data["type"]), dict(data["arguments"]), data.get("file"), data.get("source"), modules, quantize
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise TaskError(f"the description of the task is damaged: it lacks or garbles {error}") from error
 

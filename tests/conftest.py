@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
-import re
 import signal
 import tempfile
 from pathlib import Path
@@ -22,12 +20,6 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 _TESTS = Path(__file__).parent
-_SHARED = {
-    "the shared Ray": re.compile(r"\bcluster: Cluster\b|usefixtures\(.*\"cluster\""),
-    "the shared machines": re.compile(r"\bmachines: Machines\b"),
-}
-"""Patterns of a file whose tests use a fixture that costs a start of Ray."""
-
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -85,31 +77,13 @@ class FailuresAtOnce:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Hand out the files of a folder that share a Ray first, to one process; then the others, file by file.
-
-    What a file sets up is set up once, and what can share a Ray starts no other. Nobody but the processes
-    that run the tests knows their fixtures: the files' text says it. The marks of `--dist loadgroup` would do, but
-    pytest-xdist 3.8 writes them into an attribute that pytest 9.2 no longer reads.
-    """
+    """Have the tests run in the order of support/scheduling.py."""
     if config.getoption("dist") != "loadgroup":
         return None
-    from xdist.scheduler import LoadScopeScheduling
+    from support.scheduling import SharedRaysThenFiles
 
-    class SharedRaysThenFiles(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            shared = shared_by(file)
-            return f"{shared}, {Path(file).parent}" if shared else file
-
-    config.option.loadscopereorder = False  # as collected: tests/cluster and tests/e2e have the longest
+    config.option.loadscopereorder = False  # as collected
     return SharedRaysThenFiles(config, log)
-
-
-@functools.cache
-def shared_by(file: str) -> str | None:
-    """Return what the tests of this file, a path from the root, share with those of other files; None: nothing."""
-    text = (_TESTS.parent / file).read_text(encoding="utf-8")
-    return next((name for name, pattern in _SHARED.items() if pattern.search(text)), None)
 
 
 @pytest.fixture(scope="session")

@@ -90,13 +90,23 @@ class Kept:
             file.write(line + "\n")
 
 
-def source_version() -> str:
-    """Return a digest of the code that our samplers are made of."""
+def source_version(sampler: str) -> str:
+    """Return a digest of the code that one of our samplers is made of."""
     digest = hashlib.sha256()
     rooms = FOLDER.parent / "search"
-    for path in sorted([*(rooms / "methods").rglob("*.py"), *(rooms / "spaces").glob("*.py")]):
-        digest.update(path.read_bytes())
+    paths = [*(rooms / "methods" / "hyper").glob("*.py"), *(rooms / "methods").glob("*.py"), *rooms.glob("spaces/*.py")]
+    for path in sorted(paths):
+        if path.stem not in _OF_OTHERS[sampler]:
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+_OF_OTHERS = {
+    "gaussian_process": ("tpe",),
+    "tpe": ("gaussian_process", "acquisition", "improvement"),
+    "random": ("tpe", "gaussian_process", "acquisition", "improvement"),
+}
+"""Modules of the methods that a sampler does not use."""
 
 
 def wanted(options: Options, seeds: int) -> Iterator[Cell]:
@@ -159,7 +169,7 @@ def theirs(python: Path, cells: Sequence[Cell], kept: Kept) -> None:
 def measure(report: Report, options: Options) -> None:
     seeds = options.rounds(20, quick=1)
     given = options.arguments
-    versions = dict.fromkeys(OURS, source_version())
+    versions = {sampler: source_version(sampler) for sampler in OURS}
     versions |= {sampler: PACKAGES[sampler == "BoTorch"] for sampler in PEERS}
     kept = Kept(given.kept or options.workspace / "kept", versions)
     known = kept.losses()

@@ -1,7 +1,7 @@
 """Predicted against measured steps, over every scheme that the planner compares.
 
-Each model is planned first and trained after, by every plan or by some of each kind. A prediction is corrected by the
-runs of the other models alone: they are held out from what it is compared with.
+Each model is planned first and trained after, by every plan or by some of each kind. A run is held out from what
+corrects its prediction: the record has all other runs, or those of the other models alone (a first plan).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from orchestray.trainers.machine import calibrate, kept
 from orchestray.trainers.planning.candidates import Candidate, candidates
 from orchestray.trainers.planning.measuring import Measurements
 from orchestray.trainers.planning.plans import Plan
-from orchestray.trainers.planning.predict import Cluster, Predictor, family_of
+from orchestray.trainers.planning.predict import Cluster, Predictor
 from orchestray.trainers.planning.record import Entry, Record, measured_step_s
 
 _TASKS = benchmark.FOLDER / "harness" / "tasks.py"
@@ -62,7 +62,7 @@ class Case:
     measured_s: float
     result: dict[str, Any]
     predicted_s: float = 0.0
-    """Predicted step, corrected by the runs of the other models."""
+    """Predicted step, corrected by all other runs."""
     resident_bytes: int = 0
     """Resident set of the worker with most, in a run of processes of its own; 0: not measured."""
 
@@ -150,41 +150,81 @@ def _trained(name: str, plan: Plan, place: Path) -> Case:
 
 
 def _judge(report: benchmark.Report, cases: Sequence[Case]) -> None:
-    errors, raw, inside, rows = [], [], 0, []
-    intervals = 0
+    rows = []
+    kinds: dict[str, Errors] = {
+        "as predicted": Errors(),
+        "corrected by other models": Errors(),
+        "corrected by all other runs": Errors(),
+    }
     for case in cases:
-        others = [_entry(other) for other in cases if other.model != case.model]
-        correction = Record(others).correction(case.plan.family)
-        predicted_s = correction.factor * case.plan.step_s
-        case.predicted_s = predicted_s
-        errors.append(predicted_s / case.measured_s - 1)
-        raw.append(case.plan.step_s / case.measured_s - 1)
-        if correction.interval is not None:
-            low, high = (bound * predicted_s for bound in correction.interval)
-            intervals += 1
-            inside += low <= case.measured_s <= high
+        raw, new, known = kinds.values()
+        raw.add(case, case.plan)
+        new.add(case, _corrected(case, [other for other in cases if other.model != case.model]))
+        corrected = _corrected(case, [other for other in cases if other is not case])
+        known.add(case, corrected)
+        case.predicted_s = corrected.step_s
         rows.append(
             [
-                case.model, case.plan.name, f"{1e3 * case.plan.step_s:.1f}", f"{1e3 * predicted_s:.1f}",
-                f"{1e3 * case.measured_s:.1f}", f"{errors[-1]:+.1%}",
+                case.model, case.plan.name, f"{1e3 * case.plan.step_s:.1f}", f"{1e3 * case.predicted_s:.1f}",
+                f"{1e3 * case.measured_s:.1f}", f"{known.relative[-1]:+.1%}",
                 f"{case.plan.memory.resident / 1e6:.0f}",
                 f"{case.resident_bytes / 1e6:.0f}" if case.resident_bytes else "-",
             ]
         )  # fmt: skip
     report.table(["model", "scheme", "predicted, ms", "corrected, ms", "measured, ms", "error", "MB", "measured"], rows)
-    sizes = sorted(abs(error) for error in errors)
-    report.add("error of a corrected prediction", "%", [100 * size for size in sizes])
-    report.add("error without correction", "%", sorted(100 * abs(error) for error in raw))
-    report.goal("step time: median error", 100 * statistics.median(sizes), 5.0, "%")
-    report.goal("step time: 90th percentile of the errors", 100 * sizes[math.ceil(0.9 * len(sizes)) - 1], 12.0, "%")
-    report.goal("step time: largest error", 100 * sizes[-1], 25.0, "%")
-    if intervals:
-        covered = 100 * inside / intervals
-        report.goal("80 % interval: distance of its coverage from 80 %", abs(covered - 80.0), 5.0, "%")
-        report.notes.append(f"The 80 % interval held for {covered:.0f} % of {intervals} runs.")
+    for name, errors in kinds.items():
+        report.add(f"error {name}", "%", errors.sizes)
+        report.notes.append(f"{name[0].upper()}{name[1:]}: {errors.text}.")
+    known = kinds["corrected by all other runs"]
+    report.goal("step time: median error", statistics.median(known.sizes), 5.0, "%")
+    report.goal("step time: 90th percentile of the errors", known.most_of(0.9), 12.0, "%")
+    report.goal("step time: largest error", known.sizes[-1], 25.0, "%")
+    report.goal("80 % interval: distance of its coverage from 80 %", abs(known.covered - 80.0), 5.0, "%")
     for model in dict.fromkeys(case.model for case in cases):
         _judge_order(report, model, [case for case in cases if case.model == model])
     _judge_memory(report, cases)
+
+
+@dataclass
+class Errors:
+    """Relative errors of predictions, and how many runs were within their intervals."""
+
+    relative: list[float] = field(default_factory=list)
+    num_inside: int = 0
+    num_intervals: int = 0
+
+    def add(self, case: Case, plan: Plan) -> None:
+        """Add the error of a plan of a case."""
+        self.relative.append(plan.step_s / case.measured_s - 1)
+        if plan.interval_s is not None:
+            self.num_intervals += 1
+            self.num_inside += plan.interval_s[0] <= case.measured_s <= plan.interval_s[1]
+
+    @property
+    def sizes(self) -> list[float]:
+        """Sizes of the errors in percent, the smallest first."""
+        return sorted(100 * abs(each) for each in self.relative)
+
+    def most_of(self, part: float) -> float:
+        """Return the error in percent that a part of the predictions does not exceed."""
+        return self.sizes[math.ceil(part * len(self.relative)) - 1]
+
+    @property
+    def covered(self) -> float:
+        """Percentage of the runs that were within their 80 % intervals."""
+        return 100 * self.num_inside / max(1, self.num_intervals)
+
+    @property
+    def text(self) -> str:
+        """Median, 90th percentile and largest error, and what the intervals covered."""
+        middle, most, largest = statistics.median(self.sizes), self.most_of(0.9), self.sizes[-1]
+        covered = f"; the 80 % interval held for {self.covered:.0f} % of the runs" if self.num_intervals else ""
+        return f"median error {middle:.1f} %, 90th percentile {most:.1f} %, largest {largest:.0f} %{covered}"
+
+
+def _corrected(case: Case, known: Sequence[Case]) -> Plan:
+    """Return the plan of a case as a record of these runs corrects it."""
+    return case.plan.corrected(Record([_entry(other) for other in known]).correction(case.plan.traits))
 
 
 def _judge_order(report: benchmark.Report, model: str, cases: Sequence[Case]) -> None:
@@ -221,8 +261,8 @@ def _judge_memory(report: benchmark.Report, cases: Sequence[Case]) -> None:
 
 
 def _entry(case: Case) -> Entry:
-    family = family_of(load_train_config(dict(case.plan.config), look_at_task=False))
-    return Entry(family, case.model, case.plan.step_s, case.measured_s, "", "here")
+    traits = case.plan.traits
+    return Entry(traits.family, case.model, case.plan.step_s, case.measured_s, "", "here", traits.scheme, traits.task)
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def _connect(address: str | None) -> Cluster:
         import ray
     if ray.is_initialized():
         return Cluster(owned=False, address=ray.get_runtime_context().gcs_address)
+    heads.read_environment()
     if address == "local":
         address = None
     if address:

@@ -102,6 +102,16 @@ def silence() -> None:
         ray_internals.replace("ray._private.worker:_worker_logs_enabled", False)
 
 
+def read_environment() -> None:
+    """Make Ray read its settings from the environment again.
+
+    It keeps what it read first. RAY_AUTH_MODE may have been set since, as `prepare` does: the servers that this process
+    starts would want a token, and it would send none.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        ray_internals.find("ray._raylet:Config").initialize("")
+
+
 def start(num_cpus: int) -> Head | None:
     """Start a head node with `num_cpus` logical CPUs; return None if this version of Ray is not built as expected."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -153,6 +163,23 @@ def has_lost_a_server(processes: Mapping[str, Sequence[Any]]) -> bool:
     return any(server.poll() is not None for server in servers)
 
 
+@contextlib.contextmanager
+def ended_if_its_start_fails(node: Any) -> Iterator[None]:
+    """End the processes of a node whose start fails: Ray leaves them, and a lost one is worth another attempt.
+
+    Raises:
+        ServerEndedError: one of them has ended.
+    """
+    try:
+        yield
+    except Exception as error:
+        has_ended = has_lost_a_server(node.all_processes)
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+        if has_ended:
+            raise ServerEndedError("one of Ray's own processes ended while it started.") from error
+        raise
+
+
 def _slim_node(num_cpus: int) -> Any:
     node_class: Any = ray_internals.find("ray._private.node:Node")
     persist_port = ray_internals.find("ray._raylet:persist_port")
@@ -167,7 +194,8 @@ def _slim_node(num_cpus: int) -> Any:
             """Start the template of the workers first, so that it imports while the servers start."""
             if forking.is_wanted():
                 self.all_processes[forking.NAME] = [forking.start_template(self)]
-            super().start_head_processes()
+            with ended_if_its_start_fails(self):
+                super().start_head_processes()
 
         def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
             """Do not start a dashboard: a run has its own displays, and nothing here uses Ray's server."""
@@ -175,14 +203,14 @@ def _slim_node(num_cpus: int) -> Any:
         def start_ray_processes(self) -> None:
             """Start the raylet and wait until it is registered; Ray itself would check once a second."""
             persist_port(self._session_dir, self._node_id, agent_port_name, agent_http)
-            super().start_ray_processes()
-            deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
-            gcs: Any = self.get_gcs_client()
-            while not gcs.get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
-                if has_lost_a_server(self.all_processes):
-                    self.kill_all_processes(check_alive=False, allow_graceful=False)
-                    raise ServerEndedError("one of Ray's own processes ended while it started.")
-                time.sleep(_POLL_S)
+            with ended_if_its_start_fails(self):
+                super().start_ray_processes()
+                deadline_s = time.monotonic() + _REGISTER_TIMEOUT_S
+                gcs: Any = self.get_gcs_client()
+                while not gcs.get_all_node_info(timeout=5) and time.monotonic() < deadline_s:
+                    if has_lost_a_server(self.all_processes):
+                        raise ServerEndedError
+                    time.sleep(_POLL_S)
 
     for name, value in _PATIENCE.items():
         os.environ.setdefault(name, value)  # the raylet reads them

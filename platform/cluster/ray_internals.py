@@ -20,6 +20,7 @@ NAMES: Mapping[str, str] = {
     "ray._private.utils:get_dashboard_dependency_error": "a node without a dashboard starts a second earlier",
     f"{_AUTHENTICATION}:enable_token_auth_by_default": "`ray.init` does it, and the head is started without it",
     f"{_AUTHENTICATION}:ensure_token_if_auth_enabled": "see above",
+    "ray._raylet:Config": "it keeps the mode of authentication that it read first, whatever has set another since",
     "ray._private.node:Node": "a head node without the parts that a single run never uses",
     "ray._private.parameter:RayParams": "see above",
     "ray._raylet:DASHBOARD_AGENT_LISTEN_PORT_NAME": "see above: the raylet waits for ports that the agent would report",

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from orchestray.platform.data.by_length import ByLength, LengthSource
 from orchestray.platform.data.endless import Endless, endless_source
+from orchestray.platform.data.in_order import InOrder, InOrderSource
 from orchestray.platform.data.mix import Mix, MixedSource
 from orchestray.platform.data.retries import READS, read_patiently
 from orchestray.platform.data.rows import Rows
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.task import Task
 
-Data: TypeAlias = "pa.Table | ds.Dataset | Streamed | Mix | Endless | ByLength"
+Data: TypeAlias = "pa.Table | ds.Dataset | Streamed | Mix | Endless | ByLength | InOrder"
 """Data that a task's `dataset(split)` may return."""
 
 WINDOW_ROWS = 65536
@@ -210,13 +211,8 @@ def open_source(
         TaskError: `data` is something else.
     """
     which = f"the {split} data" if split else "the data"
-    if isinstance(data, Endless):
-        return endless_source(data, split=split, num_rows=num_endless)
-    if isinstance(data, Mix):
-        return _mixed(data, window_rows, split)
-    if isinstance(data, ByLength):
-        _check_plain(data.data, "ByLength takes a table or a dataset; its data")
-        return LengthSource(open_source(data.data, window_rows=window_rows, split=split), data.column, data.run_rows)
+    if isinstance(data, Endless | Mix | ByLength | InOrder):
+        return _in_own_order(data, window_rows, split, num_endless)
     may_be_empty = split == VALIDATION
     if data is None and may_be_empty:
         return TableSource(pa.table({}))
@@ -248,6 +244,22 @@ def open_source(
     return TableSource(source.table(range(len(chunks))))
 
 
+def _in_own_order(
+    data: Endless | Mix | ByLength | InOrder, window_rows: int, split: str | None, num_endless: int | None
+) -> Source:
+    """Open data with an order of their own; the other arguments are those of `open_source`."""
+    if isinstance(data, Endless):
+        return endless_source(data, split=split, num_rows=num_endless)
+    if isinstance(data, Mix):
+        return _mixed(data, window_rows, split)
+    if isinstance(data, InOrder):
+        if not isinstance(data.table, pa.Table):
+            raise TaskError(f"InOrder takes a pyarrow.Table, got a {type(data.table).__qualname__}")
+        return InOrderSource(open_source(data.table, window_rows=window_rows, split=split))
+    _check_plain(data.data, "ByLength takes a table or a dataset; its data")
+    return LengthSource(open_source(data.data, window_rows=window_rows, split=split), data.column, data.run_rows)
+
+
 def _mixed(mix: Mix, window_rows: int, split: str | None) -> MixedSource:
     parts = []
     for number, part in enumerate(mix.parts, start=1):
@@ -257,7 +269,7 @@ def _mixed(mix: Mix, window_rows: int, split: str | None) -> MixedSource:
 
 
 def _check_plain(data: Any, wanted: str) -> None:
-    if isinstance(data, Mix | Endless | ByLength):
+    if isinstance(data, Mix | Endless | ByLength | InOrder):
         raise TaskError(f"{wanted} is a {type(data).__name__}")
 
 

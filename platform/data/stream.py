@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -150,11 +151,26 @@ class SampleStream:
         self._shuffle = shuffle
         self._prefetch = prefetch
         self._weigh = weigh
+        self._origin = 0
+        """Position in the epoch of the first batch."""
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches of an epoch; the last one may be short."""
-        return -(-self.num_samples // self.batch_size)
+        return -(-(self.num_samples - self._origin) // self.batch_size)
+
+    @property
+    def can_resize(self) -> bool:
+        """True if the order of the samples does not depend on the size of the batches."""
+        return not isinstance(self._source, OwnOrder)
+
+    def resized(self, batch_size: int, origin: int) -> SampleStream:
+        """Return a stream of the same epochs, each from position `origin` on, in batches of another size."""
+        if (batch_size, origin) == (self.batch_size, self._origin):
+            return self
+        stream = copy.copy(self)
+        stream.batch_size, stream._origin = batch_size, origin
+        return stream
 
     def epoch(self, epoch: int, start_step: int = 0, *, cuts_first: bool = False) -> Prefetch[Share]:
         """Iterate over this replica's share of each batch of an epoch, in order, from batch `start_step` on.
@@ -221,7 +237,7 @@ class SampleStream:
 
     def _bounds(self, step: int, piece: tuple[int, int], plan: EpochPlan | None) -> Sequence[int]:
         """Return the result of `bounds_of` within the first window of this replica's first piece of a batch."""
-        (start, stop), first = piece, step * self.batch_size
+        (start, stop), first = piece, self._batch_start(step)
         last = first + self._batch_samples(step)
         if plan is not None:
             window = plan.windows[plan.windows_between(start, stop)[0]]
@@ -230,12 +246,15 @@ class SampleStream:
         return bounds_of((start, min(stop, last)), (first, last) if start == first else (start, start))
 
     def _batch_samples(self, step: int) -> int:
-        return min(self.batch_size, self.num_samples - step * self.batch_size)
+        return min(self.batch_size, self.num_samples - self._batch_start(step))
+
+    def _batch_start(self, step: int) -> int:
+        return self._origin + step * self.batch_size
 
     def _pieces(self, step: int) -> list[tuple[int, int]]:
         """Return the positions (start, stop) in the epoch of this replica's part of each micro-batch of a batch."""
         return share_pieces(
-            step * self.batch_size,
+            self._batch_start(step),
             self._batch_samples(step),
             accumulate=self._accumulate,
             num_shares=self._num_replicas,

@@ -217,6 +217,18 @@ def _length(parts: Parts) -> Iterator[Problem]:
         yield Problem("search.space.train.batch_size", text)
 
 
+def _batch_schedule(parts: Parts) -> Iterator[Problem]:
+    """Refuse batches that grow where steps are counted in other units, or are those of a program with many networks."""
+    if parts.base is None or parts.budget is None or parts.base.train.batch_schedule is None:
+        return
+    if parts.method is not None and parts.method.is_one_process:
+        text = f"is not there for {parts.method.type} in one process; take it out"
+        yield Problem("base.train.batch_schedule", text)
+    elif parts.budget.epochs_per_trial is not None or parts.budget.samples_per_trial is not None:
+        text = "makes epochs of unequal numbers of steps; give search.budget.steps_per_trial, or take it out"
+        yield Problem("base.train.batch_schedule", text)
+
+
 def _engine(parts: Parts) -> Iterator[Problem]:
     if parts.base is None or parts.base.engine != "ray_train":
         return
@@ -294,6 +306,7 @@ _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _subject_to,
     _budget,
     _length,
+    _batch_schedule,
     _engine,
     _one_process,
     _memory,

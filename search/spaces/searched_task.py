@@ -14,7 +14,7 @@ from orchestray.platform.task import TaskSource
 from orchestray.search.spaces.registry import SpaceSource, built
 from orchestray.trainers import tasks
 from orchestray.trainers.core.inputs import call, described, inputs_of
-from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.core.wrapped_task import WrappedTask
 from orchestray.trainers.tasks.nested import nested_source
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ from orchestray.search.trials.task_cache import SEARCHED_TASK, TaskCache
 from orchestray.search.trials.training import TrainingTrial, numbers
 from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.driver.control.attempt import Attempt
 from orchestray.trainers.driver.engines.actors import run_in_actors
 from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
 from orchestray.trainers.driver.runlog.output_log import OutputLog
@@ -222,7 +223,8 @@ class GangTrial:
 
     def _trained(self, settings: ReplicaSettings, run_log: RunLog, found: Found | None) -> Outcome:
         with _memory_errors():
-            outcome: Outcome = run_in_actors(self._placed, settings, self._cluster, run_log, found, self._stop)
+            attempt = Attempt.of(self._placed, settings, self._cluster, run_log, found, self._stop)
+            outcome: Outcome = run_in_actors(self._placed, attempt)
         return outcome
 
     def _settings_until(self, step: int) -> ReplicaSettings:

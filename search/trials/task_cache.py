@@ -43,11 +43,11 @@ class TaskCache:
         Raises:
             TaskError: it cannot be built.
         """
-        start = settings.init_from, settings.init_keeps
-        key = _key(settings.task, settings.distill, start, settings.precision == "float64", str(device))
+        initial = settings.initial
+        double = initial.precision == "float64"
+        key = _key(settings.task, settings.distill, {**vars(initial), "precision": double}, str(device))
         if key not in self._tasks:
-            double = settings.precision == "float64"
-            task = with_initial_weights(self._build(settings.task), start[0], settings.precision, start[1])
+            task = with_initial_weights(self._build(settings.task), initial)
             self._tasks[key] = with_distillation(task, settings.distill, double=double, device=device)
         self._tasks.move_to_end(key)
         while len(self._tasks) > _MOST_TASKS:

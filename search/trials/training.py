@@ -26,6 +26,7 @@ from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.model_state import ModelState
+from orchestray.trainers.core.weight_norm import folded
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.loop.position import Position
@@ -256,7 +257,9 @@ class TrainingTrial:
             finally:
                 log.close()
             described = describe_model(self._settings, self._task)
-            write_model(run.paths.model, self._replica.trained_model(), described, self._task)
+            trained = self._replica.trained_model()
+            trained = folded(trained) if self._settings.initial.weight_norm else trained
+            write_model(run.paths.model, trained, described, self._task)
             run.write_result({**result_of(outcome, run_progress), "seconds": round(self._trained_s, 3)})
 
     def _fresh_optimizer_state(self) -> dict[str, Tensor]:

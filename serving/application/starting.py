@@ -86,6 +86,8 @@ def check_divided(model: ModelSection, config: ServeConfig) -> None:
         problems.append("compute.quantize: is for models in one process: leave it out, or compute.network")
     if config.compute.compile:
         problems.append(f"compute.compile: {why}, whose parts are not compiled: leave it out")
+    if config.compute.pad_to_multiple is not None:
+        problems.append(f"compute.pad_to_multiple: {why}, whose batches are not padded: leave it out")
     if not isinstance(config.replicas, int) and config.replicas.min != config.replicas.max:
         problems.append(f"replicas: {why}, and a gang takes long to start: give their number, as in replicas=1")
     if problems:

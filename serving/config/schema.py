@@ -161,6 +161,9 @@ class ComputeSection(Section):
     """True for torch.compile, with a few batch sizes to which smaller batches are padded."""
     quantize: Literal["int8"] | None = None
     """`int8`: linear layers compute with 8-bit integers, a quarter of the bytes; on the CPU, in one process."""
+    pad_to_multiple: Positive | None = None
+    """Number that divides the size of every batch, as units for short numbers want it: 8 for half precision and 16 for
+    int8 on tensor cores, 128 on a TPU; smaller batches are padded. null: batches have the size that they have."""
     network: NetworkSection | None = None
     """Division of the model over the processes of a replica; null: as in training."""
 

@@ -28,6 +28,7 @@ def load_served_model(
     precision: str = "float32",
     compile: bool = False,  # noqa: A002 - as torch calls it
     quantize: str | None = None,
+    pad_to_multiple: int | None = None,
     max_batch_size: int = 32,
     num_threads: int = 1,
     content: str = "",
@@ -44,6 +45,7 @@ def load_served_model(
         precision: `float32` or `bfloat16`.
         compile: True to use torch.compile; batches are then padded to a few sizes.
         quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
+        pad_to_multiple: number that divides the size of every batch, smaller ones being padded; None: none has to.
         max_batch_size: largest batch of the warm-up.
         num_threads: CPU threads of a call.
         content: result of `content_of` for the run when the version started; empty: not checked.
@@ -63,7 +65,7 @@ def load_served_model(
     device = chosen_device(gpus)
     directory = served_directory(run)
     found = load_run(directory)
-    pads = compile or device.type == "cuda"
+    pads = compile or device.type == "cuda" or pad_to_multiple is not None
     try:
         check_content(directory / "model", content)
         trained = found.load_model()
@@ -77,7 +79,7 @@ def load_served_model(
             device=device,
             precision=precision,
             compile=compile,
-            pad_to=padded_sizes(max_batch_size) if pads else (),
+            pad_to=padded_sizes(max_batch_size, pad_to_multiple or 1) if pads else (),
             num_threads=num_threads,
             padding=_padding_of(interface),
         )

@@ -27,12 +27,20 @@ def bucket(length: int, most: int | None = None) -> int:
     return size if most is None else min(size, most)
 
 
-def padded_sizes(max_batch_size: int) -> tuple[int, ...]:
-    """Return powers of two below the largest batch, and the largest: padding at most doubles a batch."""
-    sizes = [1]
-    while sizes[-1] * 2 < max_batch_size:
+def padded_sizes(max_batch_size: int, multiple: int = 1) -> tuple[int, ...]:
+    """Return the sizes to which batches are padded: a number and its doubles, up to one that holds the largest batch.
+
+    Padding at most doubles a batch, beyond the first size.
+
+    Args:
+        max_batch_size: largest batch.
+        multiple: number that divides each size.
+    """
+    largest = -(-max_batch_size // multiple) * multiple
+    sizes = [multiple]
+    while sizes[-1] * 2 < largest:
         sizes.append(sizes[-1] * 2)
-    return tuple(sizes) if max_batch_size == 1 else (*sizes, max_batch_size)
+    return tuple(sizes) if largest == multiple else (*sizes, largest)
 
 
 def padded_size(num_samples: int, sizes: Sequence[int]) -> int:

@@ -24,6 +24,7 @@ def load_arguments(model: ModelSection, config: ServeConfig) -> dict[str, Any]:
         "precision": config.compute.precision,
         "compile": config.compute.compile,
         "quantize": config.compute.quantize,
+        "pad_to_multiple": config.compute.pad_to_multiple,
         "max_batch_size": config.batching.max_batch_size,
         "num_threads": max(1, math.floor(config.resources.cpus_per_worker)),
         "arguments": model.arguments,

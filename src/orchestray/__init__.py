@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orchestray.platform.data.by_length import ByLength
     from orchestray.platform.data.endless import Endless
     from orchestray.platform.data.images import decode_images, image_folder
+    from orchestray.platform.data.in_order import InOrder
     from orchestray.platform.data.mix import Mix
     from orchestray.platform.data.ragged import pad_lists
     from orchestray.platform.data.source import Streamed
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ByLength",
     "Endless",
+    "InOrder",
     "Mix",
     "Run",
     "SearchRun",
@@ -54,6 +56,7 @@ __all__ = [
 _HOMES = {
     "ByLength": "orchestray.platform.data.by_length",
     "Endless": "orchestray.platform.data.endless",
+    "InOrder": "orchestray.platform.data.in_order",
     "Mix": "orchestray.platform.data.mix",
     "Run": "orchestray.trainers.saved.run",
     "SearchRun": "orchestray.search.results.run",

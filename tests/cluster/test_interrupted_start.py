@@ -1,4 +1,4 @@
-"""Ctrl-C while Ray starts: the process can go on with Ray."""
+"""A Ray of our own starts in a process that has imported Ray before, also after Ctrl-C while it started."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.cli import outside
+
 _PROGRAM = """
+import os
 import signal
 import threading
 
 import ray
+
+os.environ["RAY_AUTH_MODE"] = "token"  # Ray has read it by now; its servers will read it again
 
 from orchestray.platform.cluster.cluster import connect
 
@@ -34,8 +39,11 @@ print(connect().owned, ray.get(ray.put("goes on")))
 """
 
 
-def test_a_process_that_was_interrupted_while_ray_started_can_use_ray(tmp_path: Path) -> None:
+def test_ray_starts_though_the_mode_of_authentication_was_set_after_its_import_and_again_after_ctrl_c(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", _PROGRAM]
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.stdout, done.returncode) == ("interrupted\nTrue goes on\n", 0), done.stderr[-2000:]

@@ -15,11 +15,11 @@ import torch
 import orchestray
 from orchestray.platform.actors.placement import Shape
 from orchestray.platform.actors.pool import make_room
-from orchestray.platform.actors.slot import Patience
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress
+from orchestray.trainers.driver.control.attempt import Attempt
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 from orchestray.trainers.driver.servers import driver as central_driver
 from orchestray.trainers.driver.servers.driver import CentralDriver
@@ -217,10 +217,7 @@ def test_a_run_that_fails_before_it_has_begun_gives_its_places_back(cluster: Clu
     shapes = [Shape(role="parameter_server", size=1, cpus_per_member=0.0), Shape(role="worker", size=1)]
     with RunDirectory.create(tmp_path, "run") as directory, RunWriter(directory) as writer:
         run_log = RunLog(RunProgress(time.time()), writer, Progress(name="run", quiet=True))
-        stop = threading.Event()
-        driver = CentralDriver(
-            incomplete, shapes, cluster, run_log, checkpoint=None, max_restarts=0, patience=Patience(), stop=stop
-        )
+        driver = CentralDriver(Attempt(incomplete, cluster, run_log, None, threading.Event()), shapes)
         with pytest.raises(KeyError):
             driver.run()
     deadline_s = time.monotonic() + PATIENCE_S

@@ -147,6 +147,16 @@ def test_the_list_is_filtered_and_sorted_and_its_numbers_are_short(visitor: Any,
         assert page.evaluate(f"async (values) => values.map((await import({place})).number)", values) == shown
 
 
+def test_predictions_are_shown_beside_what_the_steps_took(visitor: Any, served: Served) -> None:
+    with opened(visitor, served, width=SMALL) as page:
+        page.click("text=Predictions")
+        page.wait_for_selector(".list tbody tr")
+        page.wait_for_selector(".chart .scatterlayer .trace")
+        assert "-5.0 %" in page.inner_text(".list tbody tr")
+        assert "median error 5.0 %" in page.inner_text(".summary")
+        assert_fits(page, SMALL)
+
+
 def test_new_lines_appear_while_the_page_is_open(visitor: Any, served: Served) -> None:
     with opened(visitor, served, "run/digits-live") as page:
         page.wait_for_selector("#curve-loss .scatterlayer .trace")

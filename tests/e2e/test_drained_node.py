@@ -37,8 +37,7 @@ def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_
     assert machines.workers()[after[rank]] not in {nodes[pid] for pid in before.values()}
     slow.unlink()
     status, _, stderr = running.finish()
-    machines.kill_last_node()
-    machines.kill_last_node()
+    machines.kill_drained()
     assert status == 0, stderr
     assert not psutil.pid_exists(before[rank])
     assert after[1 - rank] == before[1 - rank], "the other keeps its process"
@@ -75,8 +74,7 @@ def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_ch
     everybody = [pid for role in roles for pid in running.actors(role).values()]
     slow.unlink()
     status, _, stderr = running.finish()
-    machines.kill_last_node()
-    machines.kill_last_node()
+    machines.kill_drained()
     assert status == 0, stderr
     assert len(everybody) == 8
     assert drained not in {there[pid] for pid in everybody}
@@ -108,8 +106,7 @@ def test_ray_trains_workers_begin_again_elsewhere_from_a_checkpoint_of_the_momen
     after = {there[pid] for pid in running.actors().values()}
     slow.unlink()
     status, _, stderr = running.finish()
-    machines.kill_last_node()
-    machines.kill_last_node()
+    machines.kill_drained()
     assert status == 0, stderr
     assert nodes[before[rank]] not in after
     assert [event["ranks"] for event in running.events("node_draining")] == [[rank]]

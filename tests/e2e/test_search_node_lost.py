@@ -121,7 +121,7 @@ def test_the_trial_of_a_machine_that_is_announced_to_leave_goes_on_elsewhere_and
     machines: Machines, tmp_path: Path
 ) -> None:
     machines.add_node(num_cpus=NUM_CPUS)  # one machine is free
-    steps = 1500
+    steps = 100
     options = {"workers": 1, "cpus": NUM_CPUS, "parallel": 2, "task": "UnhurriedTask", "steps": steps}
     with Held(machines, tmp_path, **options) as search:
         search.running.until("two trials under way", lambda: search.places(0) and search.places(1))
@@ -131,8 +131,7 @@ def test_the_trial_of_a_machine_that_is_announced_to_leave_goes_on_elsewhere_and
         search.running.until("it has moved", lambda: len(search.places(moved)) == 2)
         search.go_on()
         done = dict(search.places(moved).values())
-    machines.kill_last_node()
-    machines.kill_last_node()
+    machines.kill_drained()
     assert len(done.keys() - at.values()) == 1, "it went on where none was"
     assert sum(done.values()) == steps
     assert [len(search.places(trial)) for trial in (0, 1)].count(1) == 1, "the other stayed where it was"

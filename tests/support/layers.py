@@ -23,7 +23,8 @@ LAYERS = """
 
     trainers  trainers.ps  trainers.ps.variants  trainers.parallel.pipeline.schedules
     trainers.aggregation  trainers.compression  trainers.layout  trainers.optim  trainers.trackers
-    trainers.core
+    trainers.core  trainers.solvers
+    trainers.few_bits
     trainers.analysis  trainers.parallel.pipeline  trainers.parallel.tensor  trainers.sync.common
     trainers.parallel.recompute  trainers.ensemble  trainers.tasks  trainers.machine
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero
@@ -36,12 +37,12 @@ LAYERS = """
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
     trainers.distill  trainers.shrink
     trainers.loop  trainers.validate
-    trainers.planning
     trainers.ps.coordinator
     trainers.ps.server
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker
     trainers.ps.variants.hogwild  trainers.ps.variants.model_parallel
     trainers.ps.hosts
+    trainers.planning
     trainers.driver.control
     trainers.driver.servers
     trainers.driver.engines

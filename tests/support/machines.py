@@ -30,6 +30,7 @@ class Machines(RayCluster):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
         # The processes of a run find what the tests have them host.
         environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": _TESTS, **self.token}
+        self._leaving: list[subprocess.Popen[bytes]] = []
         super().__init__(num_cpus=NUM_CPUS, environment=environment)
 
     @property
@@ -39,10 +40,15 @@ class Machines(RayCluster):
 
     def drain(self, node: str) -> None:
         """Announce that a node leaves, as the agent of a cloud does."""
+        self._leaving += [each for each in self._nodes if self._node_id(self._family(each)) == node]
         command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", self.gcs_address]
         command += ["--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
         command += ["--deadline-remaining-seconds", "300"]
         subprocess.run(command, env={**os.environ, **self.token, "RAY_AUTH_MODE": "token"}, check=True)
+
+    def kill_drained(self) -> None:
+        """End the node that was announced to leave."""
+        self._kill(self._leaving.pop())
 
     def repair(self) -> None:
         """Have two machines again, whatever a test has done to them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.core.wrapped_task import WrappedTask
 from support.training import few_digits
 
 WAYS = ("none", "empty", "not implemented")

@@ -10,6 +10,7 @@ import ray
 import torch
 from torch import Tensor
 
+from support.slow_digits import Slowing
 from support.tiny_task import TinyTask
 
 HELD_AT = 10
@@ -42,9 +43,12 @@ class PlacedTask(TinyTask):
 
 
 class UnhurriedTask(PlacedTask):
-    """A task that tells where it is trained, and each of whose steps takes a moment longer while `hold` is there."""
+    """A task that tells where it is trained, and whose steps take ever longer while `hold` is there: see `Slowing`."""
+
+    def __init__(self, trial: int, folder: str, hold: str) -> None:
+        super().__init__(trial, folder, hold)
+        self._slowing = Slowing(hold)
 
     def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        if torch.is_grad_enabled() and self._hold.exists():
-            time.sleep(_LOOK_S)
+        self._slowing.pause()
         return super().loss(outputs, batch)

@@ -130,7 +130,15 @@ class RayCluster:
     @property
     def head(self) -> str:
         """Id of the first node."""
-        return self._node_id(psutil.Process(self._nodes[0].pid).children(recursive=True))
+        return self._node_id(self._family(self._nodes[0]))
+
+    @staticmethod
+    def _family(node: subprocess.Popen[bytes]) -> list[psutil.Process]:
+        """Return the process that was started for a node and its descendants; none if it has ended by itself."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(node.pid)
+            return [root, *root.children(recursive=True)]
+        return []
 
     @staticmethod
     def _node_id(family: list[psutil.Process]) -> str:
@@ -143,15 +151,18 @@ class RayCluster:
 
     def kill_last_node(self) -> None:
         """End every process of the node that was added last, as when its machine loses its power."""
-        root = psutil.Process(self._nodes.pop().pid)
-        family = root.children(recursive=True)
-        node = self._node_id(family)
+        self._kill(self._nodes[-1])
+
+    def _kill(self, node: subprocess.Popen[bytes]) -> None:
+        self._nodes.remove(node)
+        family = self._family(node)
+        node_id = self._node_id(family)
         # Its forked workers are children of the template, which is the first node's.
-        workers = [worker for worker, its_node in self.workers().items() if its_node == node]
-        for pid in [root.pid, *(process.pid for process in family), *workers]:
+        workers = [worker for worker, its_node in self.workers().items() if its_node == node_id]
+        for pid in [*(process.pid for process in family), *workers]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        root.wait()
+        node.wait()
 
     def stop(self) -> None:
         """End every process of the cluster and remove its files."""

@@ -92,6 +92,7 @@ class WrittenRun:
                 "memory": {"peak_bytes": [406769664, 406667264, 401354752]},
                 "restarts": 0,
                 "error": error,
+                "predicted": {"step_s": 0.019, "interval_s": [0.017, 0.0205], "measured_step_s": 0.02},
                 "workers": [
                     {"shares": 452, "busy_s": 1.25, "waited_s": 7.21},
                     {"shares": 468, "busy_s": 1.31, "waited_s": 6.79},

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from orchestray.platform.data.endless import Endless
 from orchestray.platform.data.mix import Mix
-from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.core.wrapped_task import WrappedTask
 from support.training import few_digits
 
 KINDS = ("mix", "endless", "changed")

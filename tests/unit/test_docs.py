@@ -18,9 +18,13 @@ from orchestray.platform.config.error_location import sections_of
 from orchestray.platform.config.yaml_text import read
 from orchestray.trainers.config import faults, schema, sections
 from orchestray.trainers.optim import params as optimizers
+from orchestray.trainers.optim.batch_params import LrScaling, NoiseScale
 from orchestray.trainers.optim.registry import AVERAGES as AVERAGE_REGISTRY
+from orchestray.trainers.optim.registry import BATCH_SCHEDULES as BATCH_REGISTRY
 from orchestray.trainers.optim.registry import OPTIMIZERS as OPTIMIZER_REGISTRY
 from orchestray.trainers.optim.registry import SCHEDULES as SCHEDULE_REGISTRY
+from orchestray.trainers.solvers.params import SolverSection
+from orchestray.trainers.solvers.registry import SOLVERS as SOLVER_REGISTRY
 from orchestray.trainers.sync.local.params import Edges
 from orchestray.trainers.tasks.registry import TASKS
 from support.pages import blocks
@@ -32,12 +36,16 @@ PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"
 )
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
 AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]
+BATCH_SCHEDULES = [BATCH_REGISTRY.params(name) for name in BATCH_REGISTRY]
 SCHEDULES = [SCHEDULE_REGISTRY.params(name) for name in SCHEDULE_REGISTRY]
+SOLVERS = [SOLVER_REGISTRY.params(name) for name in SOLVER_REGISTRY]
 EXCHANGES = sections_of(sections.Exchange)
 COMPRESSIONS = sections_of(sections.Compression)
 AGGREGATIONS = sections_of(sections.Aggregation)
 SECTIONS: dict[str, type[BaseModel]] = {
     "train": schema.TrainSection,
+    "train.noise_scale": NoiseScale,
+    "train.lr_scaling": LrScaling,
     "train.until": schema.Until,
     "train.early_stopping": schema.EarlyStopping,
     "strategy.network": schema.Network,
@@ -91,10 +99,13 @@ def test_the_type_of_a_part_of_the_strategy_that_is_not_given_is_the_documented_
 
 
 @pytest.mark.parametrize(
-    "kind", [*OPTIMIZERS, *AVERAGES, *SCHEDULES, *COMPRESSIONS, *AGGREGATIONS], ids=lambda kind: kind.__name__
+    "kind",
+    [*OPTIMIZERS, *SOLVERS, *AVERAGES, *SCHEDULES, *BATCH_SCHEDULES, *COMPRESSIONS, *AGGREGATIONS],
+    ids=lambda kind: kind.__name__,
 )
 def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseModel]) -> None:
     told_above = {"type", "lr", "groups"} | ({"warmup_steps"} if issubclass(kind, optimizers.Schedule) else set())
+    told_above |= {"weight_decay"} if issubclass(kind, SolverSection) else set()
     own = {name: field for name, field in kind.model_fields.items() if name not in told_above}
     name = kind.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
     row = re.search(rf"^\| `{name}` \| (.*) \|$", TRAIN, flags=re.MULTILINE)

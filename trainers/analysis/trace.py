@@ -18,6 +18,7 @@ from torch.utils.module_tracker import ModuleTracker
 from orchestray.trainers.analysis.cost import NOTHING, Cost
 from orchestray.trainers.analysis.formulas import FORMULAS, MAKERS, MOVES, RANDOM, pointwise
 from orchestray.trainers.analysis.graph import Operation, OperatorGraph
+from orchestray.trainers.analysis.products import Product, products_of
 from orchestray.trainers.analysis.rarer_formulas import ELEMENTWISE
 
 
@@ -27,10 +28,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         has_layers: False to leave out which module each belongs to. Finding that keeps parts of autograd's graph longer
             than a step without it does.
+
+    Attributes:
+        products: products of matrices, each with the name of its layer.
     """
 
     def __init__(self, *, has_layers: bool = True) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.products: list[tuple[str, Product]] = []
         self._operations: list[Operation] = []
         self._uncounted: Counter[str] = Counter()
         self._writers: dict[int, int] = {}
@@ -84,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not written or func.is_view or torch.Tag.inplace_view in func.tags or _is_alias(func, read, written):
             return out
         cost = self._cost(func, args, kwargs or {}, out)
+        self.products += [(self.layer, product) for product in products_of(func.overloadpacket, args, out)]
         sources = [] if func.overloadpacket in MAKERS else read
         needs = {self._writers[key] for each in sources if (key := _storage(each)) in self._writers}
         by_storage = {(_storage(each), each.numel()): each for each in (*sources, *written)}

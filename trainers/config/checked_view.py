@@ -25,12 +25,18 @@ class View:
         """Return the value at a dotted path.
 
         Raises:
-            Unusable: the value, something in it, or a section around it has a problem.
+            Unusable: the value, something in it, or a section around it has a problem, or this section is not there.
         """
         for bad in self._unusable:
             if f"{bad}.".startswith(f"{path}.") or f"{path}.".startswith(f"{bad}."):
                 raise Unusable
-        return reduce(getattr, path.split("."), self._config)
+        return reduce(_entry, path.split("."), self._config)
+
+
+def _entry(section: Any, key: str) -> Any:
+    if section is None:
+        raise Unusable
+    return getattr(section, key)
 
 
 Rule = Callable[[View], Iterator[Problem]]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from orchestray.platform.config.paths import KNOWN_SCHEMES, scheme_of
 from orchestray.platform.config.problems import Problem, nearest, shown
+from orchestray.trainers.config.batch_checks import BATCH_RULES
 from orchestray.trainers.config.checked_view import Rule, Unusable, View
 from orchestray.trainers.config.compression_checks import COMPRESSION_RULES
 from orchestray.trainers.config.exchange_checks import EXCHANGE_RULES
@@ -18,8 +19,12 @@ from orchestray.trainers.config.fault_checks import FAULT_RULES, find_teacher
 from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.modes import GOALS, mode_is_missing
 from orchestray.trainers.config.network_checks import NETWORK_RULES
+from orchestray.trainers.config.optimizer_checks import OPTIMIZER_RULES
+from orchestray.trainers.config.quantize_checks import QUANTIZE_RULES
+from orchestray.trainers.config.solver_checks import SOLVER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Sgd, YellowFin, values_of_groups
+from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging
 from orchestray.trainers.tasks.params import ParquetTask, PythonSourceTask
 from orchestray.trainers.tasks.registry import TASKS
@@ -52,6 +57,20 @@ def _length(view: View) -> Iterator[Problem]:
         )
     if epochs is None and steps is None:
         yield Problem("train.epochs", "is required, and missing: give either epochs or steps")
+
+
+def _initial(view: View) -> Iterator[Problem]:
+    """Refuse keys of the model's start that have no meaning without another one, and slices of normalised weights."""
+    if view("train.init_gain") != 1 and view("train.init") is None:
+        yield Problem("train.init_gain", "is a factor on the weights that train.init draws; give that, or take it out")
+    if view("train.init_except") and view("train.init_from") is None:
+        yield Problem("train.init_except", "leaves out weights of train.init_from; give that, or take it out")
+    if view("train.weight_norm") and (tensor := view("strategy.network.tensor")) > 1:
+        text = (
+            f"keeps each layer's weights as lengths and directions, and strategy.network.tensor ({tensor}) cuts them "
+            "into slices; set tensor to 1, and use strategy.network.data or pipeline"
+        )
+        yield Problem("train.weight_norm", text)
 
 
 def _trackers(view: View) -> Iterator[Problem]:
@@ -110,7 +129,9 @@ def _own_task(view: View) -> Iterator[Problem]:
 
 
 def _own_classes(view: View) -> Iterator[Problem]:
-    keys = ["train.optimizer.type", "train.lr_schedule.type"]
+    keys = ["train.lr_schedule.type"]
+    if view("train.optimizer") is not None:
+        keys.insert(0, "train.optimizer.type")
     exchange = view("strategy.exchange")
     if isinstance(exchange, Averaging) and exchange.outer_optimizer is not None:
         keys.append("strategy.exchange.outer_optimizer.type")
@@ -159,8 +180,38 @@ def _is_plain(value: object) -> bool:
 
 def _python_source(view: View) -> Iterator[Problem]:
     task = view("task")
-    if isinstance(task, PythonSourceTask) and task.width % task.heads:
-        yield Problem("task.heads", f"must divide width ({task.width}) evenly, got {task.heads}")
+    if not isinstance(task, PythonSourceTask):
+        return
+    if task.model == "transformer":
+        if task.width % task.heads:
+            yield Problem("task.heads", f"must divide width ({task.width}) evenly, got {task.heads}")
+        for key in ("bptt", "streams"):
+            if getattr(task, key) is not None:
+                yield Problem(
+                    f"task.{key}", "is for recurrent models; set task.model to elman, lstm or gru, or drop it"
+                )
+    elif task.streams is not None:
+        yield from _streams(view, task.streams)
+
+
+def _streams(view: View, streams: int) -> Iterator[Problem]:
+    """Refuse what would not give each stream one sample of each batch, or would average the states of streams."""
+    batch_size, network, exchange = view("train.batch_size"), view("strategy.network"), view("strategy.exchange")
+    parts = network.data * view("train.accumulate")
+    if streams != batch_size:
+        text = (
+            f"a batch has the next sample of each stream, so it must be train.batch_size ({batch_size}), got {streams}"
+        )
+        yield Problem("task.streams", text)
+    elif streams % parts:
+        text = f"must be a multiple of replicas times micro-batches ({parts}), got {streams}"
+        yield Problem("task.streams", text)
+    if network.pipeline > 1:
+        text = "carries the states of streams in one model; set strategy.network.pipeline to 1, and use data"
+        yield Problem("task.streams", text)
+    if not isinstance(exchange, AllReduce):
+        text = f"states go on in each stream, and {exchange.type} would take means of them; use type: allreduce"
+        yield Problem("task.streams", text)
 
 
 def _parquet(view: View) -> Iterator[Problem]:
@@ -179,14 +230,19 @@ _RULES: tuple[Rule, ...] = (
     _python_source,
     _parquet,
     _length,
+    _initial,
     _modes,
     _accumulate,
     _nesterov,
     _schedule,
+    *BATCH_RULES,
     *NETWORK_RULES,
     *EXCHANGE_RULES,
     *COMPRESSION_RULES,
+    *OPTIMIZER_RULES,
     *FAULT_RULES,
+    *SOLVER_RULES,
+    *QUANTIZE_RULES,
     _storage,
     _spares,
     _trackers,

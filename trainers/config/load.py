@@ -33,7 +33,6 @@ _PLACEHOLDERS: dict[str, Any] = {
     "task": {"type": "digits"},
     "train": {},
     "train.batch_size": 1,
-    "train.optimizer": {"type": "sgd", "lr": 1.0},
 }
 """Values that replace required keys with a problem while the rules on other keys are checked."""
 

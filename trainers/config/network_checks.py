@@ -144,6 +144,9 @@ def _init_keeps(view: View) -> Iterator[Problem]:
         yield Problem(path, f"holds for replicas that move the same weights in step; use allreduce, got {exchange}")
     elif sharding(view) == "parameters":
         yield Problem(path, "needs whole weights on each worker; use shard: gradients or less, got parameters")
+    for key in ("train.quantize", "train.weight_norm", "train.solver"):
+        if view(key):
+            yield Problem(path, f"holds for weights that an optimizer moves as they are; take {key} out, or init_keeps")
     if keeps == "values" and view("strategy.compression.type") != "none":
         text = "needs the same gradient for each of the weights that share a value, and compression sends parts of it"
         yield Problem(path, f"{text}; use strategy.compression.type: none, or init_keeps: zeros")

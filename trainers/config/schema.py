@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ValidationInfo, field_validator
+from pydantic import BeforeValidator, ValidationInfo, field_validator
 
 from orchestray.platform.config.base import (
     AboveZero,
@@ -24,9 +24,11 @@ from orchestray.platform.config.metric_names import Mode, mode_of_metric
 from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.compression.params import NoCompression
 from orchestray.trainers.config.faults import Distill, Fault
-from orchestray.trainers.config.sections import Aggregation, Compression, Exchange
+from orchestray.trainers.config.sections import Aggregation, Compression, Exchange, Quantize
+from orchestray.trainers.optim.batch_params import LrScaling, NoiseScale
 from orchestray.trainers.optim.params import Constant
-from orchestray.trainers.optim.sections import Average, LrSchedule, Optimizer
+from orchestray.trainers.optim.sections import Average, BatchSchedule, LrSchedule, Optimizer
+from orchestray.trainers.solvers.sections import Solver
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.tasks.params import TaskConfig
 from orchestray.trainers.tasks.section import AnyTask
@@ -43,6 +45,10 @@ __all__ = [
     "TrainSection",
     "Until",
 ]
+
+
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+"""Texts, of which one alone may stand without brackets."""
 
 
 def resolve_mode(mode: Mode | None, info: ValidationInfo) -> Mode | None:
@@ -84,12 +90,26 @@ class TrainSection(Section):
 
     batch_size: Positive
     """Number of samples per step, over all workers."""
+    batch_schedule: BatchSchedule | None = None
+    """Schedule by which the batch grows from `batch_size`; null: it stays."""
+    noise_scale: NoiseScale | None = None
+    """Measurement of the gradient noise scale in every step; null: none, unless `batch_schedule` needs it."""
     drop_last: Flag = False
     """True to leave out the last batch of an epoch if it is short."""
     epochs: Positive | None = None
     """Number of passes over the training samples; or give `steps`."""
+    init: Literal["xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal"] | None = None
+    """Distribution of the fresh weights of layers, by `torch.nn.init`, with biases of zero; null: the model's own."""
+    init_gain: AboveZero = 1.0
+    """Factor on the weights that `init` draws."""
     init_from: Text | None = None
     """Weights to start with: those of a run, of a folder with `model.safetensors`, or of a file; null: fresh ones."""
+    init_except: Names = ()
+    """Patterns of names of parameters and buffers that `init_from` does not give, as those of a new head."""
+    freeze: Names = ()
+    """Patterns of names of parameters that are not trained."""
+    weight_norm: Flag = False
+    """True to train the weights of each output of a layer as a length and a direction, which need no batch."""
     init_keeps: Literal["zeros", "values"] | None = None
     """Property of the weights of `init_from` that training keeps: `zeros` stay zero (a pruned network), or weights
     of equal `values` move together and zeros stay zero (shared values); null: nothing."""
@@ -101,14 +121,20 @@ class TrainSection(Section):
     """An end once a metric has not become better for some validations; null: none."""
     time_limit_s: AboveZero | None = None
     """Seconds after which the run ends early."""
-    optimizer: Optimizer
-    """Optimizer that updates the weights."""
+    optimizer: Optimizer | None = None
+    """Optimizer that updates the weights; or give `solver`."""
+    solver: Solver | None = None
+    """Solver that chooses each step from the loss at several places; or give `optimizer`."""
     average: Average | None = None
     """Average of the weights that is validated and kept, while training goes on with the weights; null: none."""
     lr_schedule: LrSchedule = Constant()
     """Schedule of the learning rate over the run."""
+    lr_scaling: LrScaling | None = None
+    """Scaling of the learning rate with `batch_size`; null: none."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of the model's computation; with bfloat16 the weights themselves stay float32."""
+    quantize: Quantize | None = None
+    """Few bits in which linear and convolutional layers compute, with real weights behind them; null: `precision`."""
     accumulate: Positive = 1
     """Number of micro-batches that a batch is split into, computed one after the other; saves memory, and does not
     change the result."""

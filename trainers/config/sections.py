@@ -1,4 +1,4 @@
-"""The sections of `strategy` that have a `type`, as unions of the classes in the registries."""
+"""The sections of `strategy` that have a `type`, and `train.quantize`, as unions of the classes in the registries."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestray.trainers.aggregation.registry import AGGREGATIONS
 from orchestray.trainers.compression.registry import COMPRESSIONS
+from orchestray.trainers.few_bits.registry import QUANTIZATIONS
 from orchestray.trainers.sync.registry import EXCHANGES
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Threshold,
         TopK,
     )
+    from orchestray.trainers.few_bits.params import Bnn, DoReFa, FlexPoint, Twn
     from orchestray.trainers.sync.allreduce.params import AllReduce
     from orchestray.trainers.sync.local.params import Averaging, ElasticAveraging, Gossip, Independent
     from orchestray.trainers.sync.parameter_server import ParameterServer
@@ -42,5 +44,7 @@ if TYPE_CHECKING:
         | PowerSgd
     )
     Aggregation = Mean | Krum | MultiKrum | Median | TrimmedMean
+    Quantize = Bnn | Twn | DoReFa | FlexPoint
 else:
     Exchange, Compression, Aggregation = EXCHANGES.union(), COMPRESSIONS.union(), AGGREGATIONS.union()
+    Quantize = QUANTIZATIONS.union()

@@ -101,7 +101,7 @@ def _rates(view: View, exchange: ParameterServer) -> Iterator[Problem]:
         text = f"decoupled is for workers that never wait, got consistency: {exchange.consistency}"
         yield Problem(path, f"{text}; use consistency: asynchronous, or rates: coupled")
         return
-    if not isinstance(optimizer, Sgd) or optimizer.momentum:
+    if optimizer is not None and (not isinstance(optimizer, Sgd) or optimizer.momentum):
         given = "sgd with momentum" if isinstance(optimizer, Sgd) else optimizer.type
         text = f"decoupled has workers make plain steps, and the optimizer is {given}"
         yield Problem(path, f"{text}; use sgd without momentum, or rates: coupled")
@@ -208,7 +208,8 @@ def _replica_size(view: View) -> int:
 
 @_of_servers
 def _whole_gradients(view: View, exchange: ParameterServer) -> Iterator[Problem]:
-    optimizer = view("train.optimizer")
+    if (optimizer := view("train.optimizer")) is None:
+        return
     if isinstance(optimizer, OptimizerClass) and exchange.transport == "shared_memory":
         text = f"{optimizer.type} keeps its state to itself, and workers on shared memory share theirs"
         yield Problem("train.optimizer.type", f"{text}; use transport: channel, or an optimizer by name")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.task import TaskSource
 from orchestray.trainers.compression.registry import COMPRESSIONS
 from orchestray.trainers.config.goals import Best, EarlyStop, Until
+from orchestray.trainers.core.initial_model import InitialModel
 from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.optim.batch_params import Measured, NoiseScale
+from orchestray.trainers.optim.batch_sizes import scaled_lr
 from orchestray.trainers.sync.registry import EXCHANGES
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.config.base import Section
     from orchestray.trainers.config.faults import Fault
-    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.config.schema import TrainConfig, TrainSection
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,14 @@ class ReplicaSettings:
     epochs: int | None
     steps: int | None
     optimizer: dict[str, Any]
+    """Keys of the optimizer; empty if there is a solver."""
     lr_schedule: dict[str, Any]
+    solver: dict[str, Any] | None = None
+    """Keys of the solver; None: an optimizer updates the weights."""
+    batch_schedule: dict[str, Any] | None = None
+    """Keys of the schedule by which batches grow; None: they stay as they are."""
+    noise_scale: dict[str, Any] | None = None
+    """Keys of the measurement of the gradient noise scale; None: it is not measured."""
     drop_last: bool = False
     """True if the last batch of an epoch is left out where it is short."""
     precision: str = "float32"
@@ -72,10 +82,8 @@ class ReplicaSettings:
     validate_every_steps: int | None = None
     """None: after every epoch."""
     loss_is: str = "mean"
-    init_from: str | None = None
-    """Place of the weights to start with; None: fresh ones."""
-    init_keeps: Literal["zeros", "values"] | None = None
-    """Property of those weights that training keeps; None: none."""
+    initial: InitialModel = field(default_factory=InitialModel)
+    """Changes of the model that the task builds, before the first step."""
     exchange: dict[str, Any] = field(default_factory=dict)
     members: tuple[MemberSettings, ...] = ()
     """Settings of each member of an ensemble whose members differ by config; otherwise empty."""
@@ -101,6 +109,11 @@ class ReplicaSettings:
     """Directory for the trained model at the end; None: the model is not saved."""
     pause_at: int | None = None
     """Step after which the run pauses, to be resumed; learning rates still follow the whole budget. None: no pause."""
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the optimizer, or of the solver."""
+        return float((self.optimizer if self.solver is None else self.solver)["lr"])
 
     @property
     def num_replicas(self) -> int:
@@ -190,13 +203,16 @@ class ReplicaSettings:
         train, network = config.train, config.strategy.network
         until, early, best = train.until, train.early_stopping, config.checkpoint.best
         return ReplicaSettings(
-            task=TaskSource.from_config(config.task),
+            task=TaskSource.from_config(config.task, train.quantize),
             batch_size=train.batch_size,
+            batch_schedule=None if train.batch_schedule is None else train.batch_schedule.model_dump(),
+            noise_scale=_noise_scale(train),
             drop_last=train.drop_last,
             epochs=train.epochs,
             steps=train.steps,
-            optimizer=_with_source(train.optimizer, "optimizer"),
+            optimizer=_optimizer(train),
             lr_schedule=_with_source(train.lr_schedule, "schedule"),
+            solver=None if train.solver is None else train.solver.model_dump(),
             precision=train.precision,
             accumulate=num_micro_batches(config),
             seed=train.seed,
@@ -211,8 +227,16 @@ class ReplicaSettings:
             time_limit_s=train.time_limit_s,
             validate_every_steps=train.validate_every_steps,
             loss_is=train.loss_is,
-            init_from=train.init_from,
-            init_keeps=train.init_keeps,
+            initial=InitialModel(
+                train.precision,
+                train.init,
+                train.init_gain,
+                train.init_from,
+                train.init_except,
+                train.freeze,
+                train.weight_norm,
+                train.init_keeps,
+            ),
             exchange=_exchange(config),
             members=_members(config),
             compression=config.strategy.compression.model_dump(),
@@ -263,6 +287,25 @@ def _with_source(section: Section, noun: str) -> dict[str, Any]:
     return chosen
 
 
+def _optimizer(train: TrainSection) -> dict[str, Any]:
+    """Return the keys of the optimizer, with rates for the batch if `lr_scaling` says so; empty: there is a solver."""
+    if train.optimizer is None:
+        return {}
+    chosen = _with_source(train.optimizer, "optimizer")
+    if train.lr_scaling is not None:
+        scale = partial(scaled_lr, train.lr_scaling.model_dump(), batch_size=train.batch_size)
+        chosen["lr"] = scale(chosen["lr"])
+        groups = [{**group, "lr": scale(group["lr"])} if "lr" in group else group for group in chosen["groups"]]
+        chosen["groups"] = tuple(groups)
+    return chosen
+
+
+def _noise_scale(train: TrainSection) -> dict[str, Any] | None:
+    if train.noise_scale is not None:
+        return train.noise_scale.model_dump()
+    return NoiseScale().model_dump() if isinstance(train.batch_schedule, Measured) else None
+
+
 def _texts_of(section: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the files of a user's class that a section of `_with_source` names."""
     return {section["file"]: section["source"], **section["modules"]} if section.get("file") else {}
@@ -288,8 +331,8 @@ def _members(config: TrainConfig) -> tuple[MemberSettings, ...]:
         seed = own.train.seed if "train.seed" in changes else member_seed(config.train.seed, index)
         made.append(
             MemberSettings(
-                task=TaskSource.from_config(own.task),
-                optimizer=_with_source(own.train.optimizer, "optimizer"),
+                task=TaskSource.from_config(own.task, own.train.quantize),
+                optimizer=_optimizer(own.train),
                 lr_schedule=_with_source(own.train.lr_schedule, "schedule"),
                 grad_clip=own.train.grad_clip,
                 seed=seed,

@@ -22,6 +22,7 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.comm.pending import Pending
 from orchestray.platform.errors import TrainingError
+from orchestray.trainers.core.rng import FollowsSteps
 
 _GROUP = "batch_norm"
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -73,16 +74,16 @@ def needs_every_pass(model: nn.Module) -> bool:
 @contextlib.contextmanager
 def not_counted(model: nn.Module) -> Iterator[None]:
     """Let passes inside take part in what every replica must, without an effect: no statistics, gradients of zero."""
-    norms = [module for module in model.modules() if isinstance(module, _Synchronized)]
+    counting = [module for module in model.modules() if isinstance(module, _Synchronized | FollowsSteps)]
     # What the loss makes of a sample that it never sees alone may be NaN, and 0 x NaN is NaN.
     hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]  # type: ignore[no-untyped-call]
-    for norm in norms:
-        norm.is_counted = False
+    for module in counting:
+        module.is_counted = False
     try:
         yield
     finally:
-        for norm in norms:
-            norm.is_counted = True
+        for module in counting:
+            module.is_counted = True
         for hook in hooks:
             hook.remove()
 

@@ -223,6 +223,10 @@ class BufferCopies:
                     module._buffers[name] = held
         return None
 
+    def values_before(self) -> dict[tuple[nn.Module, str], Tensor]:
+        """Return the copies by module and name of the buffer."""
+        return self._by_place()
+
     def _by_place(self) -> dict[tuple[nn.Module, str], Tensor]:
         copies = iter(self._copies)
         return {

@@ -205,7 +205,7 @@ def passing(forward: Forward, stream: SampleStream, *, step: int, rank: int) -> 
         step: number of the step, for messages.
         rank: this worker's rank, for messages.
     """
-    with user_code(step, rank):
+    with user_code(step, rank), not_counted(forward.model):
         forward.without_gradients(forward.outputs, stream.one_sample())
 
 

@@ -35,6 +35,20 @@ class RngKey:
     """Index in the batch, from 0."""
 
 
+class FollowsSteps(nn.Module):
+    """A module whose state changes once a step, by the samples of the whole batch.
+
+    Its buffers are whole numbers, of which replicas take the largest after each step.
+
+    Attributes:
+        draw: position of the run; None outside of one.
+        is_counted: False in a pass that counts nowhere.
+    """
+
+    draw: RngKey | None = None
+    is_counted: bool = True
+
+
 _building = threading.Lock()
 
 
@@ -69,11 +83,15 @@ def seed_pass(draw: RngKey, device: torch.device) -> None:
 def seed_modules(model: nn.Module, draw: RngKey, device: torch.device) -> list[torch.utils.hooks.RemovableHandle]:
     """Make every module that draws random numbers in training seed torch at each call, by its name in the model.
 
+    Modules that follow steps get the same key.
+
     Returns:
         Handles that remove the hooks.
     """
     handles = []
     for name, module in model.named_modules():
+        if isinstance(module, FollowsSteps):
+            module.draw = draw
         if draws(module):
             key = zlib.crc32(name.encode()) + 1
 

@@ -138,11 +138,6 @@ def scatter(
             yield key, piece.take(plain)
 
 
-def describe_tensors(tensors: Mapping[str, Tensor]) -> list[list[Any]]:
-    """Return the descriptions of the tensors of a mapping for `scatter`."""
-    return [[name, _dtype_name(tensor), list(tensor.shape)] for name, tensor in tensors.items()]
-
-
 def _dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 

@@ -18,8 +18,8 @@ from orchestray.trainers.core.inputs import arguments, call, described, inputs_o
 from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.task_calls import Gather, alone, has_totals, loss_of, refuse
 from orchestray.trainers.core.weights import convert
+from orchestray.trainers.core.wrapped_task import WrappedTask
 from orchestray.trainers.ensemble.ensemble import Ensemble, class_dimension
-from orchestray.trainers.ensemble.wrapped import WrappedTask
 
 if TYPE_CHECKING:
     import os

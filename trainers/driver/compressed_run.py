@@ -211,7 +211,8 @@ class _Tuning:
         """Return the config: the run's training, shorter, by as many replicas as the run had and a plain all-reduce."""
         whole = self.config.model_dump(mode="json")
         train = {**whole["train"], "steps": self.steps, "init_from": str(start), "init_keeps": keeps}
-        train |= {"epochs": None, "until": None, "early_stopping": None, "time_limit_s": None}
+        train |= dict.fromkeys(("epochs", "until", "early_stopping", "time_limit_s", "init", "batch_schedule"))
+        train |= {"init_except": [], "weight_norm": False}
         if keeps == "values":
             train["optimizer"] = {**train["optimizer"], "lr": train["optimizer"]["lr"] * _VALUES_RATE}
         return {

@@ -27,6 +27,7 @@ from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
 from orchestray.trainers.driver.runlog.result import failed, result_of, timeline_of
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
 from orchestray.trainers.driver.runlog.scale_requests import ScaleRequests
+from orchestray.trainers.optim.batch_sizes import scaled_lr
 from orchestray.trainers.trackers.feed import Feeds
 from orchestray.trainers.trackers.registry import makers
 from orchestray.trainers.validate.refuse import check_layout
@@ -149,6 +150,8 @@ def _attempt(
         finally:
             run_log.scale_requests.close(run_progress.last_step)
         result = result_of(outcome, run_progress)
+        if (scaling := config.train.lr_scaling) is not None and (optimizer := config.train.optimizer) is not None:
+            result["lr"] = scaled_lr(scaling.model_dump(), optimizer.lr, config.train.batch_size)
         if (timeline := timeline_of(outcome.usage)) is not None:
             directory.write_timeline(timeline)
         writer.flush()
@@ -196,13 +199,16 @@ def _run_engine(
         stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked),
         contextlib.closing(run_log.output),
     ):
+        from orchestray.trainers.driver.control.attempt import Attempt
+
+        attempt = Attempt.of(config, settings, cluster, run_log, checkpoint, stop)
         if config.engine == "ray_train":
             from orchestray.trainers.driver.engines.ray_train import run_in_ray_train
 
-            return run_in_ray_train(config, settings, cluster, run_log, checkpoint, stop)
+            return run_in_ray_train(config, attempt)
         from orchestray.trainers.driver.engines.actors import run_in_actors
 
-        return run_in_actors(config, settings, cluster, run_log, checkpoint, stop)
+        return run_in_actors(config, attempt)
 
 
 def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory, run_log: RunLog) -> Any:

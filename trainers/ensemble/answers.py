@@ -13,8 +13,8 @@ from orchestray.platform.comm import objects
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.members import member_name
 from orchestray.trainers.core.task_calls import loss_of
+from orchestray.trainers.core.wrapped_task import WrappedTask
 from orchestray.trainers.ensemble.ensemble import Average, log_of, probabilities
-from orchestray.trainers.ensemble.wrapped import WrappedTask
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective

@@ -19,6 +19,7 @@ from orchestray.platform.run.checkpoint_files import (
 )
 from orchestray.trainers.core.members import first_member
 from orchestray.trainers.core.model_state import BUFFER, ModelState
+from orchestray.trainers.core.weight_norm import folded
 from orchestray.trainers.loop.sharded_state import Streams
 from orchestray.trainers.saved.checkpoint_model import BUFFERS, load_model
 
@@ -78,7 +79,7 @@ def newest(storage: str | None, known: Found | None) -> Loaded | None:
 
 
 def exported(settings: ReplicaSettings, trained: ModelState) -> ModelState:
-    """Return the model that a run ends with: that of its best checkpoint if it is to be exported.
+    """Return the model that a run ends with: that of its best checkpoint if it is to be exported, with plain weights.
 
     Args:
         settings: settings of the run, whose last checkpoint is complete.
@@ -88,7 +89,7 @@ def exported(settings: ReplicaSettings, trained: ModelState) -> ModelState:
         CheckpointError: the best checkpoint is damaged.
     """
     storage = settings.checkpoint_storage
-    if settings.best is None or not settings.best.export or storage is None:
-        return trained
-    best = best_checkpoint(storage)
-    return trained if best is None else load_model(best)
+    if settings.best is not None and settings.best.export and storage is not None:
+        best = best_checkpoint(storage)
+        trained = trained if best is None else load_model(best)
+    return folded(trained) if settings.initial.weight_norm else trained

@@ -51,6 +51,12 @@ def refuse_parts(optimizer: Optimizer, kind: str, updates: Sequence[OptimizedTen
     Raises:
         ConfigError: this worker holds too little.
     """
+    if optimizer.watches_layers:
+        raise ConfigError(
+            f"config: train.optimizer.type: {kind} needs the layers of a whole model on every replica; use "
+            "strategy.exchange.type: allreduce with shard: none, strategy.network.tensor: 1 and pipeline: 1, and no "
+            "compression that keeps residuals, or another optimizer"
+        )
     if optimizer.mixes_parameters and sum(u.tensor.numel() for u in updates) < num_elements:
         raise ConfigError(
             f"config: train.optimizer.type: {kind} moves a parameter by the gradients of others as well, and here "

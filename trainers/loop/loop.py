@@ -6,6 +6,7 @@ It imports no Ray: the same code runs in an actor, in `ray.train.torch.TorchTrai
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -17,20 +18,28 @@ from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.process_memory import peak_memory_bytes
+from orchestray.trainers.few_bits.layers import bounds_of
 from orchestray.trainers.loop.batch_loss import check_gather, checked, has_weight, is_to_be_checked, weighed
+from orchestray.trainers.loop.growing_batches import grow, plan_of
+from orchestray.trainers.loop.noise_watch import NoiseWatch
+from orchestray.trainers.loop.solving import Solving
 from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
+from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.platform.data.batch_plan import Part
+    from orchestray.platform.data.stream import Share
     from orchestray.trainers.config.goals import Best
     from orchestray.trainers.loop.replica import Replica
     from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork
 
+_APART = 3
+"""Place, among the numbers that a step sums along with its gradients, of the one that says that buffers differ."""
 MOST_STEPS = 16
 """Largest number of steps between two agreements of the workers, and so the longest delay of a stop request."""
 
@@ -56,8 +65,17 @@ class Loop:
         self._network, self._meter = replica.network, replica.meter
         self._updates = replica.exchange.updates()
         self._tensors = [update.tensor for update in self._updates]
+        bounds = bounds_of(self._network.model)
+        self._clipped = [(each.tensor.detach(), bounds[each.name]) for each in self._updates if each.name in bounds]
+        """Weights that are clipped after each update, with their largest magnitude."""
         self._stream = replica.stream("train")
+        self._plan = plan_of(settings, self._stream, replica.position)
+        self._noise = NoiseWatch(replica) if settings.noise_scale is not None else None
         self._total = replica.total_steps(self._stream)
+        self._solving: Solving | None = None
+        if isinstance(replica.optimizer, SolverOptimizer):
+            self._solving = Solving(replica, replica.optimizer, self._stream)
+        self._usual_lr = self._own.lr
         self._lr(self._total)  # a schedule that ends before the run does is refused here
         if goals := settings.validation_goals:  # only then, as reading the validation data early takes time
             refuse_without_validation(goals, replica.stream("validation").num_samples)
@@ -84,6 +102,9 @@ class Loop:
         except PeerLostError:
             replica.roll_back()
             raise
+        finally:
+            if self._noise is not None:
+                self._noise.close()
         if self._saves and replica.saved_step != replica.position.step:
             replica.save()
         if ended != "interrupted":
@@ -105,31 +126,36 @@ class Loop:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _train(self) -> str:
-        replica, per_epoch = self._replica, self._stream.steps_per_epoch
+        replica, noise = self._replica, self._noise
         position = replica.position
         is_to_check = is_to_be_checked(replica.task, self._settings) and not position.has_checked_loss
         ended = self._due(Agreed([]))
         while ended is None and position.step < self._end:
-            epoch, index = divmod(position.step, per_epoch)
-            with self._stream.epoch(epoch, start_step=index, cuts_first=is_to_check) as prepared:
+            part = self._plan.part_at(position.step)
+            stream = self._stream.resized(part.batch_size, part.first)
+            index = position.step - part.start_step
+            with stream.epoch(part.epoch, start_step=index, cuts_first=is_to_check) as prepared:
                 shares = self._log.shares(prepared)
                 if is_to_check:
                     shares, is_to_check, position.has_checked_loss = checked(replica, shares), False, True
-                while ended is None and position.step < min(self._end, (epoch + 1) * per_epoch):
+                while ended is None and position.step < min(self._end, part.end_step):
                     with self._log.training():
-                        agreed = self._until_agreed(shares, epoch)
+                        agreed = self._until_agreed(shares, part)
+                    if noise is not None and grow(self._settings, position, noise.scale, part.batch_size):
+                        self._plan = plan_of(self._settings, self._stream, position)
+                        part = replace(part, end_step=position.step)
                     ended = self._due(agreed)
         return ended or "finished"
 
-    def _until_agreed(self, shares: Iterator[Share], epoch: int) -> Agreed:
+    def _until_agreed(self, shares: Iterator[Share], part: Part) -> Agreed:
         """Train until all workers agree on what they did: after one step, or after several where they need not wait."""
-        replica = self._replica
+        replica, epoch = self._replica, part.epoch
         first = replica.position.step + 1
         replica.begin_step()
         if self._network.streams:
-            steps = self._stream_steps(islice(shares, self._num_steps(epoch)), epoch, first)
+            steps = self._stream_steps(islice(shares, self._num_steps(part)), epoch, first)
         elif replica.exchange.diverges:
-            taken = islice(shares, self._num_steps(epoch))
+            taken = islice(shares, self._num_steps(part))
             steps = [self._step(share, epoch, number) for number, share in enumerate(taken, start=first)]
         else:
             steps = [self._step(next(shares), epoch, first)]
@@ -138,10 +164,10 @@ class Loop:
         replica.end_step()
         return agreed
 
-    def _num_steps(self, epoch: int) -> int:
+    def _num_steps(self, part: Part) -> int:
         """Return the number of steps until something is due, at most `MOST_STEPS`."""
         step = self._replica.position.step
-        ends = [step + MOST_STEPS, self._end, (epoch + 1) * self._stream.steps_per_epoch]
+        ends = [step + MOST_STEPS, self._end, part.end_step]
         for every in (self._settings.checkpoint_every_steps, self._settings.validate_every_steps):
             ends += [(step // every + 1) * every] if every is not None else []
         return min(ends) - step
@@ -154,25 +180,36 @@ class Loop:
             share = weighed(replica, share, step=number)
         step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
         replica.draw(number, self._share)
+        if self._solving is not None:
+            self._solving.take(share, step, self._votes())
+            return step
         exchange.before_step(number)
+        watched = exchange if self._noise is None else self._noise.watched(exchange)
         with self._meter.step(number), replica.faults.during(number, network.model):
-            step.loss = network.backward(share, exchange, step=number)
+            step.loss = network.backward(share, watched, step=number)
         exchange.weigh(share.fraction(share.weight))
         step.num_samples = share.num_samples
         apart = replica.buffers.apart(is_updated=False) if self._agrees_at_once else 0.0
         statistics = replica.buffers.start_statistics(share.num_samples, share.batch_samples)
-        step.sums = exchange.finish([step.loss, *self._votes(), apart] if self._agrees_at_once else [])
+        norms = () if self._noise is None else self._noise.sums(share)
+        step.sums = exchange.finish([step.loss, *self._votes(), apart, *norms] if self._agrees_at_once else [])
         if statistics is not None:
             statistics.wait()
-        if step.sums and step.sums[-1]:
+        if step.sums and step.sums[_APART]:
             replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
         network.combine(self._updates, gradients)
+        if self._noise is not None:
+            step.metrics |= self._noise.add(step.sums[-2:], gradients, share.batch_samples)
+        if self._settings.batch_schedule is not None:
+            step.metrics["batch_samples"] = share.batch_samples
         if self._own.grad_clip is not None:
             step.metrics["grad_norm"] = replica.clip(self._updates, gradients, self._own.grad_clip)
         if replica.checkpoints is not None:
             replica.checkpoints.wait_copied()
         replica.optimizer.step(self._tensors, gradients, step.lr)
+        for tensor, bound in self._clipped:
+            tensor.clamp_(-bound, bound)
         if replica.average is not None:
             replica.average.add(number)
         replica.buffers.keep_memory()
@@ -216,7 +253,7 @@ class Loop:
         return steps
 
     def _lr(self, step: int) -> float:
-        return lr_at(self._own.lr_schedule, self._own.optimizer["lr"], step, self._total)
+        return lr_at(self._own.lr_schedule, self._usual_lr, step, self._total)
 
     def _votes(self) -> tuple[float, float]:
         """Return 1 if this worker is to stop, and 1 if the time limit has passed on it; else 0."""
@@ -228,7 +265,7 @@ class Loop:
         """Sum what the workers report on steps that they have completed."""
         replica, log = self._replica, self._log
         if self._agrees_at_once:
-            loss, stop, late, _ = steps[-1].sums
+            loss, stop, late = steps[-1].sums[:_APART]
             return Agreed([loss], stop, late, *log.bytes_of_all(replica.world.size))
         saved = [log.saved_bytes()] if self._settings.compression.get("type", "none") != "none" else []
         apart = [] if replica.exchange.diverges else [replica.buffers.apart()]
@@ -257,16 +294,17 @@ class Loop:
         """Validate and save if due, and return the reason to end, or None. Every worker returns the same."""
         replica, settings = self._replica, self._settings
         position = replica.position
-        every = settings.validate_every_steps or self._stream.steps_per_epoch
+        every = settings.validate_every_steps
+        is_time = self._plan.is_epoch_end(position.step) if every is None else position.step % every == 0
         last = position.step >= self._end or agreed.late > 0
         is_new = position.stopped_by is None and position.step > position.validated_step
-        if is_new and (position.step % every == 0 or last) and replica.validates:
+        if is_new and (is_time or last) and replica.validates:
             replica.validate()
             validation = position.means
             if settings.until is not None and settings.until.reached(validation):
                 position.stopped_by = "until"
             # A validation because the time is up, or a trial pauses, is one more than those that patience counts.
-            if (early := settings.early_stop) is not None and position.step % every == 0:
+            if (early := settings.early_stop) is not None and is_time:
                 position.best, position.num_worse = early.after(position.best, position.num_worse, validation)
                 if position.num_worse >= early.patience:
                     position.stopped_by = position.stopped_by or "early_stopping"
@@ -317,7 +355,7 @@ class Loop:
         self._replica.position.bytes_dense += int(sent)
 
     def _outcome(self, ended: str, training_s: float, began_step: int) -> Outcome:
-        replica, position, stream = self._replica, self._replica.position, self._stream
+        replica, position, plan = self._replica, self._replica.position, self._plan
         mean = position.epoch_loss_sum / max(1, position.epoch_samples)
         memory = replica.world.all_gather(torch.tensor([peak_memory_bytes(replica.device)]))
         usage = {
@@ -329,19 +367,14 @@ class Loop:
         return Outcome(
             ended=ended,
             step=position.step,
-            epochs=round(position.step / stream.steps_per_epoch, 6),
+            epochs=round(plan.epochs_before(position.step), 6),
             final={"train": {"loss": mean} if position.step else None, "validation": position.validation},
             bytes_sent=position.bytes_sent,
             bytes_dense=position.bytes_dense,
-            samples=_samples_before(stream, position.step) - _samples_before(stream, began_step),
+            samples=plan.samples_before(position.step) - plan.samples_before(began_step),
             training_s=training_s,
             memory=memory.flatten().tolist(),
             usage=objects.gather_json(replica.world, usage),
             staleness=dict(self._log.staleness),
             summary={**({"exchange": summary} if summary else {}), **position.summary()},
         )
-
-
-def _samples_before(stream: SampleStream, step: int) -> int:
-    epochs, index = divmod(step, stream.steps_per_epoch)
-    return epochs * stream.num_samples + min(index * stream.batch_size, stream.num_samples)

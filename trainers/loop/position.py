@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.run.checkpoint_files import BEST_STEP, checkpoint_name
@@ -37,6 +37,10 @@ class Position:
     best_checkpoint: dict[str, Any] | None = None
     """Best checkpoint so far: `step`, `metric`, `mode` and `value`; None if there is none."""
 
+    batch_sizes: list[list[int]] = field(default_factory=list)
+    """Growths of the batch by what was measured: the step after which, and the size from there on."""
+    noise: dict[str, float] | None = None
+    """State of the measurement of the gradient noise scale; None before there is one."""
     has_checked_loss: bool = False
     """True if the loss was found to be a mean over samples: a run that recovers does not look again."""
 

@@ -27,6 +27,7 @@ from orchestray.trainers.loop.agreement import agree_on_state, load_sharded
 from orchestray.trainers.loop.averages import averaged
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.loop.fitting_optimizer import make_fitting, num_trained, refuse_parts
+from orchestray.trainers.loop.growing_batches import plan_of
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.saving import refuse_own_saving, save_checkpoint
@@ -36,6 +37,7 @@ from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
 from orchestray.trainers.parallel.assemble import Assembler
+from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 from orchestray.trainers.sync.factory import make_exchange
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.outcome import Outcome
     from orchestray.trainers.loop.checkpoint_source import Loaded
+    from orchestray.trainers.optim.optimizers import Optimizer
     from orchestray.trainers.parallel.recompute.meter import ActivationMeter
     from orchestray.trainers.sync.local.independent import Independent
 
@@ -120,7 +123,12 @@ class Replica:
         )
         if self._members is not None:
             share_trunk(cast("Independent", self.exchange), task, self._assembler.plain_model)
-        self.optimizer = make_fitting(settings.optimizer, self._assembler.plain_model)
+        self.optimizer: Optimizer
+        if settings.solver is not None:
+            plain = self._assembler.plain_model
+            self.optimizer = SolverOptimizer(plain, lambda: stream_of("train", 0).num_samples, **settings.solver)
+        else:
+            self.optimizer = make_fitting(settings.optimizer, self._assembler.plain_model)
         self.average = None if settings.average is None else Averaged(self.optimizer, **settings.average)
         self.optimizer = self.average or self.optimizer
         self.log = StepLog(self.recorder, self.exchange)
@@ -189,7 +197,7 @@ class Replica:
         """Return the number of steps of the whole budget."""
         if self.settings.steps is not None:
             return self.settings.steps
-        return int(self.settings.epochs or 0) * stream.steps_per_epoch
+        return plan_of(self.settings, stream, self.position).num_steps(int(self.settings.epochs or 0))
 
     def run(self, started_at: float) -> Outcome:
         """Train until the budget is used, a condition is met, or a stop is requested; see `Loop.run`.
@@ -219,6 +227,7 @@ class Replica:
         if settings.is_replicated:
             agree_on_state(self, load)
             self.exchange.attach(self.model, world)
+            self.optimizer.join(world)
         else:
             self._assemble_again(world, load)
         self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self.warn)
@@ -279,6 +288,7 @@ class Replica:
         self._network = network
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
         if self.settings.is_replicated:
+            self.optimizer.watch(network.model)
             self.optimizer.init(named)
             self._keeper = StateKeeper(network.model)
 

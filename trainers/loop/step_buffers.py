@@ -19,7 +19,9 @@ from orchestray.platform.run.tensor_file import as_bytes
 from orchestray.trainers.core.batch_norm import Averaging, agreed_statistics, average_buffers, running_statistics
 from orchestray.trainers.core.buffer_kinds import kind_of, places_of, set_values
 from orchestray.trainers.core.buffers import BufferCopies
+from orchestray.trainers.core.buffers_by_row import agree_by_row, is_by_row, refuse_by_row
 from orchestray.trainers.core.own_gradients import writes_parameter
+from orchestray.trainers.core.rng import FollowsSteps
 from orchestray.trainers.loop.extra_states import ExtraStates
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class StepBuffers:
         self._rolls_back = settings.is_replicated and world.size > 1
         self._agrees = replicas.size > 1 and not settings.diverges
         self._keeps_memory = settings.diverges
+        if settings.diverges:
+            refuse_by_row(model, f"strategy.exchange.type: {settings.exchange['type']}")
         self._copies = BufferCopies(model)
         self._extra = ExtraStates()
         self._has_warned = False
@@ -170,20 +174,31 @@ class StepBuffers:
         changed = {(module, leaf) for _, module, leaf in self._changed()}
         present = self._present()
         own = {
-            name: [*kind_of(module, leaf, tensor), _checksum(tensor) if (module, leaf) in changed else None]
+            name: [
+                *kind_of(module, leaf, tensor),
+                _checksum(tensor) if (module, leaf) in changed else None,
+                is_by_row(module, leaf),
+            ]
             for name, (module, leaf, tensor) in present.items()
         }
         rows = objects.gather_json(self._replicas, own)
         names = dict.fromkeys(chain.from_iterable(rows))
         apart = [name for name in names if any(row.get(name) != rows[0].get(name) for row in rows)]
+        by_row = [name for name in apart if all(name in row and row[name][-1] for row in rows)]
         extra_differ = self._extra.differ(self._replicas)
-        self._tell([*apart, *(["extra state"] if extra_differ else [])])
+        by_largest = {name for name, (module, _, _) in present.items() if isinstance(module, FollowsSteps)}
+        others = [name for name in apart if name not in by_row]
+        self._tell([*(each for each in others if each not in by_largest), *(["extra state"] if extra_differ else [])])
         if extra_differ:
             self._extra.take_from_first(self._replicas)
-        alike = [name for name in apart if all(name in row and row[name][:2] == rows[0][name][:2] for row in rows)]
-        averaged = [] if self._policy == "broadcast" else alike
+        for name in by_row:
+            module, leaf, tensor = present[name]
+            kept = self._copies.values_before().get((module, leaf))
+            agree_by_row(name, tensor, kept, self._replicas, is_empty=num_samples == 0)
+        alike = [name for name in others if all(name in row and row[name][:2] == rows[0][name][:2] for row in rows)]
+        averaged = [name for name in alike if self._policy != "broadcast" or name in by_largest]
         average_buffers([present[name][2] for name in averaged], self._replicas, num_samples, batch_samples)
-        self._take_from_first([name for name in apart if name not in averaged], rows, present)
+        self._take_from_first([name for name in others if name not in averaged], rows, present)
 
     def _take_from_first(self, names: list[str], rows: list[Any], present: dict[str, _Place]) -> None:
         """Take buffers from the first replica that has them."""

@@ -38,8 +38,7 @@ class TaskHost:
         """Build a task, whose loss follows the run's teacher if there is one."""
         settings = self._settings
         double = settings.precision == "float64"
-        task = tasks.build(source)
-        task = with_initial_weights(task, settings.init_from, settings.precision, settings.init_keeps)
+        task = with_initial_weights(tasks.build(source), settings.initial)
         return with_distillation(task, settings.distill, double=double, device=self._device)
 
     def _source(self, split: str, task: Task | None = None) -> Source:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,12 +20,12 @@ from torch.distributed import FileStore
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.machine import kept
-from orchestray.trainers.machine.measure_compute import computing, disk_bytes_per_s, reference_s
+from orchestray.trainers.machine.measure_compute import QUICK_SIZES, SIZES, computing, disk_bytes_per_s, reference_s
 from orchestray.trainers.machine.measure_group import channel_times, collective_times, contention, overlap
 from orchestray.trainers.machine.profile import Links, MachineProfile
 
 GROUPS = (2, 4)
-"""Numbers of processes whose collective operations are measured."""
+"""Numbers of processes whose collective operations are measured; the first alone if that is to be quick."""
 _MOST_AT_ONCE = 8
 _TIMEOUT_S = 120.0
 _INTER_NODE = "inter_node is the TCP channel within this machine, as measured: put the times of your own network here"
@@ -35,7 +36,7 @@ def counts_up_to(cores: int) -> tuple[int, ...]:
     return tuple(sorted({1 << power for power in range(cores.bit_length())} | {cores}))
 
 
-def measure(rank: int, num_ranks: int, meeting: str, directory: Path) -> MachineProfile | None:
+def measure(rank: int, num_ranks: int, meeting: str, directory: Path, *, quick: bool) -> MachineProfile | None:
     """Measure this machine as one of several processes; return the profile at rank 0.
 
     Args:
@@ -43,6 +44,7 @@ def measure(rank: int, num_ranks: int, meeting: str, directory: Path) -> Machine
         num_ranks: number of the processes.
         meeting: file through which they meet.
         directory: directory whose disk is measured.
+        quick: True to measure fewer shapes of products, and collective operations of two processes alone.
     """
     torch.set_num_threads(1)
     world = Collective.gloo(FileStore(meeting, num_ranks), rank, num_ranks, _TIMEOUT_S)
@@ -50,12 +52,12 @@ def measure(rank: int, num_ranks: int, meeting: str, directory: Path) -> Machine
     steady_s = [reference_s()] if is_first else []
     computes = {}
     for threads in counts_up_to(cores) if is_first else ():
-        computes[threads] = computing(threads)
+        computes[threads] = computing(threads, QUICK_SIZES if quick else SIZES)
         steady_s.append(reference_s())
         _say(f"products and copies with {threads} thread{'s' * (threads > 1)}")
     world.barrier()
     contended = contention(world, counts_up_to(min(cores, num_ranks)))
-    times = collective_times(world, GROUPS)
+    times = collective_times(world, _groups(quick))
     hidden = overlap(world)
     if is_first:
         _say("collective operations")
@@ -86,24 +88,26 @@ def measure(rank: int, num_ranks: int, meeting: str, directory: Path) -> Machine
     return profile
 
 
+def _groups(quick: bool) -> tuple[int, ...]:
+    return GROUPS[:1] if quick else GROUPS
+
+
 def _say(what: str) -> None:
     sys.stdout.write(f"{what}\n")
     sys.stdout.flush()
 
 
-def main(out: str, meeting: str, directory: str) -> None:
-    """Measure this machine and write its profile to a file."""
+def main(out: str, meeting: str, directory: str, *, quick: bool) -> None:
+    """Measure this machine and write its profile to a file; see `measure`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes: each ends without a word
-    num_ranks = max(*GROUPS, min(kept.cores(), _MOST_AT_ONCE))
+    num_ranks = max(*_groups(quick), min(kept.cores(), _MOST_AT_ONCE))
+    one = partial(measure, num_ranks=num_ranks, meeting=meeting, directory=Path(directory), quick=quick)
     context = multiprocessing.get_context("fork")
-    others = [
-        context.Process(target=measure, args=(rank, num_ranks, meeting, Path(directory)), daemon=True)
-        for rank in range(1, num_ranks)
-    ]
+    others = [context.Process(target=one, args=(rank,), daemon=True) for rank in range(1, num_ranks)]
     for process in others:
         process.start()
     try:
-        profile = measure(0, num_ranks, meeting, Path(directory))
+        profile = one(0)
         assert profile is not None
         Path(out).write_text(json.dumps(profile.to_json()), encoding="utf-8")
     except Exception as error:  # noqa: BLE001 - the caller shows the last line
@@ -117,4 +121,4 @@ def main(out: str, meeting: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:4], quick="quick" in sys.argv[4:])

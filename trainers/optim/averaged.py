@@ -8,7 +8,7 @@ is that of `torch.optim.swa_utils`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.optim.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from orchestray.platform.comm.collective import Collective
 
 AVERAGE = "average"
 """Name of the slot that holds a parameter's average."""
@@ -51,6 +56,7 @@ class Averaged(Optimizer):
         self.whole_slots = optimizer.whole_slots
         self.uses_norms, self.takes_parts = optimizer.uses_norms, optimizer.takes_parts
         self.mixes_parameters, self.first_names = optimizer.mixes_parameters, optimizer.first_names
+        self.watches_layers = optimizer.watches_layers
         self.measures_statistics = type == "swa"
         """True if running statistics of batch normalisation have to be measured for the average."""
         self._optimizer = optimizer
@@ -103,6 +109,12 @@ class Averaged(Optimizer):
         return self._averages
 
     # -- as an optimizer -----------------------------------------------------------------------------------------------
+
+    def watch(self, model: nn.Module) -> None:
+        self._optimizer.watch(model)
+
+    def join(self, replicas: Collective) -> None:
+        self._optimizer.join(replicas)
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         named = list(named_params)

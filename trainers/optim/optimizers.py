@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,11 @@ from torch.optim.sgd import sgd
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.sparse import dense, is_sparse
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from orchestray.platform.comm.collective import Collective
 
 NormReducer = Callable[[Sequence[str], Tensor], Tensor]
 """Sums squared norms over the workers that hold parts of the same parameters.
@@ -53,6 +58,8 @@ class Optimizer(ABC):
     """True if it may be given parts of parameters; False if it has to see whole ones."""
     mixes_parameters: bool = False
     """True if a parameter's step depends on the others: it has to see all of a model."""
+    watches_layers: bool = False
+    """True if it needs the layers of a whole model: `watch` is called before `init`, and `join` before a step."""
     first_names: Mapping[str, str] = {}
     """The first name in the plain model of each parameter that is known here by another one (a tied weight's)."""
     norm_reducer: NormReducer | None = None
@@ -72,6 +79,16 @@ class Optimizer(ABC):
         """True for each parameter that a fused kernel may update."""
         self._has_complex = False
         self._state: dict[str, list[Tensor | None]] = {}
+        self._model: nn.Module | None = None
+        self._replicas: Collective | None = None
+
+    def watch(self, model: nn.Module) -> None:
+        """Note the model whose parameters are given to `init` next."""
+        self._model = model
+
+    def join(self, replicas: Collective) -> None:
+        """Take part in a new generation of the replicas that share each batch. All replicas call."""
+        self._replicas = replicas
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         """Create fresh state for these parameters; `step` expects them in this order from then on.

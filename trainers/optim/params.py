@@ -58,8 +58,10 @@ class OptimizerSection(Section):
         return self
 
 
-def values_of_groups(section: Section, path: str = "train.optimizer") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the path in the config and the values of the whole optimizer, then of each of its groups."""
+def values_of_groups(section: Section | None, path: str = "train.optimizer") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the path in the config and the values of the optimizer, if there is one, then of each of its groups."""
+    if section is None:
+        return
     own = section.model_dump(exclude={"groups"})
     yield path, own
     for index, group in enumerate(getattr(section, "groups", ())):  # a section of one's own need not have them
@@ -156,6 +158,40 @@ class Lars(OptimizerSection):
     """Largest movement of a layer in a step, relative to its norm."""
     eps: AtLeastZero = 1e-8
     """Added to the denominator of the trust ratio."""
+
+
+class Kfac(OptimizerSection):
+    """K-FAC (Martens and Grosse, 2015): steps by the inverse of a curvature whose layers are Kronecker products."""
+
+    type: Literal["kfac"]
+    """The optimizer `kfac`."""
+    lr: AboveZero
+    """Learning rate."""
+    momentum: AtLeastZero = 0.9
+    """Part of the last update that is kept."""
+    weight_decay: AtLeastZero = 0.0
+    """L2 penalty added to the gradient, before the curvature is applied."""
+    damping: AboveZero = 0.003
+    """Added to the curvature before it is inverted, spread over the two factors of each layer."""
+    decay: BelowOne = 0.95
+    """Decay of the moving means of the factors."""
+    statistics_every: Positive = 1
+    """Number of steps between two measurements of the factors."""
+    inverse_every: Positive = 10
+    """Number of steps for which inverses are kept; a multiple of `statistics_every`."""
+    kl_clip: AboveZero | None = 0.001
+    """Largest change of the model's outputs in a step, as the curvature predicts it; null: no limit."""
+    inverse_workers: ZeroToOne = 1.0
+    """Part of the replicas that holds the inverses of a layer, at least one; others get its steps from those."""
+
+    @model_validator(mode="after")
+    def _check_rhythm(self) -> Self:
+        if self.inverse_every % self.statistics_every:
+            raise ValueError(
+                f"inverse_every ({self.inverse_every}) must be a multiple of statistics_every "
+                f"({self.statistics_every}), so that inverses are those of fresh statistics"
+            )
+        return self
 
 
 class YellowFin(OptimizerSection):

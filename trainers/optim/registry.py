@@ -1,4 +1,4 @@
-"""Optimizers, averages of the weights and learning-rate schedules by name."""
+"""Optimizers, averages of the weights, and schedules of learning rate and batch size by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from orchestray.platform.config.base import Section
 from orchestray.platform.config.registry import Registry
 
 _PARAMS = "orchestray.trainers.optim.params"
+_BATCH_PARAMS = "orchestray.trainers.optim.batch_params"
 _CLASSES = "orchestray.trainers.optim.optimizers"
 _ADAPTIVE = "orchestray.trainers.optim.adaptive"
 
@@ -18,6 +19,7 @@ OPTIMIZERS: Registry[Section] = Registry(
         "adam": (f"{_PARAMS}:Adam", f"{_ADAPTIVE}:Adam"),
         "adamw": (f"{_PARAMS}:AdamW", f"{_ADAPTIVE}:AdamW"),
         "lars": (f"{_PARAMS}:Lars", "orchestray.trainers.optim.lars:LARS"),
+        "kfac": (f"{_PARAMS}:Kfac", "orchestray.trainers.optim.kfac:KFAC"),
         "yellowfin": (f"{_PARAMS}:YellowFin", "orchestray.trainers.optim.yellowfin:YellowFin"),
     },
     noun="an optimizer",
@@ -38,4 +40,13 @@ SCHEDULES: Registry[Section] = Registry(
     },
     noun="a schedule",
     own=f"{_PARAMS}:ScheduleClass",
+)
+BATCH_SCHEDULES: Registry[Section] = Registry(
+    "train.batch_schedule",
+    {
+        "steps": (f"{_BATCH_PARAMS}:Steps", None),
+        "noise_scale": (f"{_BATCH_PARAMS}:ByNoiseScale", None),
+        "variance": (f"{_BATCH_PARAMS}:ByVariance", None),
+    },
+    noun="a schedule of the batch size",
 )

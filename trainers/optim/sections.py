@@ -1,12 +1,13 @@
-"""The sections of optimizers, averages of the weights and schedules, as unions of the classes in the registries."""
+"""The sections of optimizers, averages of the weights, and schedules, as unions of the classes in the registries."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestray.trainers.optim.registry import AVERAGES, OPTIMIZERS, SCHEDULES
+from orchestray.trainers.optim.registry import AVERAGES, BATCH_SCHEDULES, OPTIMIZERS, SCHEDULES
 
 if TYPE_CHECKING:
+    from orchestray.trainers.optim.batch_params import ByNoiseScale, ByVariance, Steps
     from orchestray.trainers.optim.params import (
         Adagrad,
         Adam,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         Constant,
         Cosine,
         Ema,
+        Kfac,
         Lars,
         Linear,
         OptimizerClass,
@@ -25,8 +27,10 @@ if TYPE_CHECKING:
         YellowFin,
     )
 
-    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | YellowFin | OptimizerClass
+    Optimizer = Sgd | Adagrad | RmsProp | Adam | AdamW | Lars | Kfac | YellowFin | OptimizerClass
     Average = Ema | Swa
     LrSchedule = Constant | Step | Cosine | Linear | ScheduleClass
+    BatchSchedule = Steps | ByNoiseScale | ByVariance
 else:
     Optimizer, Average, LrSchedule = OPTIMIZERS.union(), AVERAGES.union(), SCHEDULES.union()
+    BatchSchedule = BATCH_SCHEDULES.union()

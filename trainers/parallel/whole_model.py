@@ -53,8 +53,10 @@ class WholeNetwork:
         self.model: nn.Module = forward.model
         self.pieces: Mapping[str, TensorSlice] = pieces or {}
         self.is_reporting = tensor_group is None or tensor_group.rank == 0
-        self._forward = forward
-        self._draw = draw
+        self.forward = forward
+        """Calls the model."""
+        self.draw = draw
+        """Key of random numbers."""
         self._stream = stream
         self._rank = rank
         self._tensor_group = tensor_group
@@ -70,25 +72,25 @@ class WholeNetwork:
         loss_sum = 0.0
         num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
         for number, micro_batch in enumerate(share.micro_batches, start=1):
-            self._draw.micro_batch = number - 1
-            seed_pass(self._draw, self._forward.device)
+            self.draw.micro_batch = number - 1
+            seed_pass(self.draw, self.forward.device)
             if not micro_batch.weight:  # its loss is 0/0, but statistics are those of all samples
                 exchange.begin_backward(last_micro_batch=number == num_passes)
                 with user_code(step, self._rank):
-                    pass_without_loss(self._forward, micro_batch.batch, step=step)
+                    pass_without_loss(self.forward, micro_batch.batch, step=step)
                 continue
             weight = share.fraction(micro_batch.weight)
-            loss, value = self._forward.loss(micro_batch, step=step, rank=self._rank)
+            loss, value = self.forward.loss(micro_batch, step=step, rank=self._rank)
             exchange.begin_backward(last_micro_batch=number == num_passes)
-            self._forward.backward(loss, weight, step=step, rank=self._rank)
+            self.forward.backward(loss, weight, step=step, rank=self._rank)
             loss_sum += value * weight
         for number in range(len(share.micro_batches) + 1, num_passes + 1):
-            self._draw.micro_batch = number - 1
+            self.draw.micro_batch = number - 1
             if self._meets_in_passes:
                 exchange.begin_backward(last_micro_batch=number == num_passes)
-                empty_pass(self._forward, self._stream().one_sample(), step=step, rank=self._rank)
+                empty_pass(self.forward, self._stream().one_sample(), step=step, rank=self._rank)
             else:
-                passing(self._forward, self._stream(), step=step, rank=self._rank)
+                passing(self.forward, self._stream(), step=step, rank=self._rank)
         return loss_sum if self.is_reporting else 0.0
 
     def combine(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None]) -> None:
@@ -107,8 +109,8 @@ class WholeNetwork:
         sums: dict[str, Any] = {}
         judge = self._without_gradients[loss_only]
         for micro_batch in share.micro_batches:
-            with evaluation_code(self._draw.step, self._rank, loss_only=loss_only):
-                add(sums, judge.metrics(self._forward, micro_batch, step=self._draw.step, loss_only=loss_only))
+            with evaluation_code(self.draw.step, self._rank, loss_only=loss_only):
+                add(sums, judge.metrics(self.forward, micro_batch, step=self.draw.step, loss_only=loss_only))
         return sums if self.is_reporting else {}
 
     def usage(self) -> Usage:

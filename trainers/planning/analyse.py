@@ -17,6 +17,7 @@ from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import Recorder
 from orchestray.trainers.analysis.unfused import unfused
 from orchestray.trainers.planning.layer_watch import Saved, Shapes, plain_name
+from orchestray.trainers.planning.padding import PaddingCost, padding_costs
 from orchestray.trainers.planning.recomputation import Recomputation, recomputations
 from orchestray.trainers.planning.subject import Subject
 from orchestray.trainers.planning.tensor_traffic import Traffic, traffic_of_plans
@@ -120,6 +121,8 @@ class Analysis:
     """The step with each way of `train.recompute` that finds parts of the model."""
     traffic: tuple[Traffic, ...]
     """Bytes of two workers that split the model, by each plan of `strategy.network.plan` that fits it."""
+    padding: tuple[PaddingCost, ...]
+    """Multiplications with matrices padded for tensor cores and TPUs."""
     layers: tuple[LayerCost, ...]
     critical_path: tuple[tuple[str, int], ...]
     """Layers on the longest chain, in their order, each with its depth there."""
@@ -138,6 +141,7 @@ class Analysis:
             "saved_bytes": self.saved_bytes,
             "recomputations": [asdict(each) for each in self.recomputations],
             "traffic": [{**asdict(each), "num_bytes": each.num_bytes} for each in self.traffic],
+            "padding": [each.to_json() for each in self.padding],
             "layers": [layer.to_json() for layer in self.layers],
             "critical_path": [{"layer": layer, "depth": depth} for layer, depth in self.critical_path],
             "intervals": [asdict(each) for each in self.intervals],
@@ -182,6 +186,7 @@ def analyse(subject: Subject) -> Analysis:
         saved_bytes=saved.total_bytes,
         recomputations=recomputations(subject) if is_on_meta and loss.requires_grad else (),
         traffic=traffic,
+        padding=tuple(padding_costs(recorder.products)),
         layers=_layers(subject.model, graph, saved, shapes, auto),
         critical_path=_critical_path(graph),
         intervals=_intervals(graph),

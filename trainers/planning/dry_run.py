@@ -63,7 +63,7 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
     replica = _connected(settings, calls)
     watch = _Watch(replica, calls)
     start()
-    _reset_peak_memory()
+    reset_peak_memory()
     with watch.watching():
         replica.run(time.time())
     steps = watch.steps[WARM_UP_STEPS:]
@@ -78,7 +78,7 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         gradient_bytes=_num_bytes(each for each in replica.exchange.gradients() if each is not None),
         optimizer_bytes=_num_bytes(replica.optimizer.state_tensors().values()),
         activation_bytes=replica.meter.peak_bytes,
-        resident_bytes=_peak_memory(),
+        resident_bytes=peak_memory(),
         steps_per_epoch=replica.stream("train").steps_per_epoch,
         step_times_s=tuple(times),
     )
@@ -94,7 +94,7 @@ def profile(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
     Raises:
         OrchestrayError: the config does not fit the task, the model cannot be cut, or the task's code failed.
     """
-    host = _StreamHost(_without_ends(settings))
+    host = _StreamHost(without_ends(settings))
     stream, task = host.share(), host.task
     assembler = Assembler(task, settings, lambda _split, _replica: stream, host.device)
     model, cutter = assembler.plain_model, PipelineAssembler(task, settings, assembler.draw, host.device)
@@ -113,6 +113,8 @@ def profile(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         backward_s=tuple(cost.backward_s for cost in costs),
         parameter_bytes=tuple(cost.parameter_bytes for cost in costs),
         activation_bytes=tuple(cost.activation_bytes for cost in costs),
+        received_bytes=tuple(cost.received_bytes for cost in costs),
+        loss_bytes=costs[-1].loss_bytes,
         boundary_bytes=tuple(cost.boundary_bytes for cost in costs),
         forbidden_cuts=tuple(sorted(layers.forbidden_cuts)),
         micro_batch_samples=micro_batch.num_samples,
@@ -162,7 +164,7 @@ class _StreamHost(TaskHost):
         return self._stream("train", 0, self._settings.num_replicas)
 
 
-def _without_ends(settings: ReplicaSettings) -> ReplicaSettings:
+def without_ends(settings: ReplicaSettings) -> ReplicaSettings:
     """Return the settings of a run that goes on until it is stopped, and writes and validates nothing."""
     return replace(
         settings,
@@ -182,7 +184,7 @@ def _without_ends(settings: ReplicaSettings) -> ReplicaSettings:
 
 def _shortened(settings: ReplicaSettings) -> tuple[int, ReplicaSettings]:
     """Return the steps between two exchanges, and settings with few of them."""
-    settings = _without_ends(settings)
+    settings = without_ends(settings)
     every = settings.exchange.get("every", 1)
     if every == "end":
         return _ENDLESS, settings
@@ -308,13 +310,14 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _reset_peak_memory() -> None:
+def reset_peak_memory() -> None:
     """Have the kernel forget the peak of this process, where it can (Linux, proc(5))."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
+    """Return the largest resident set of this process since `reset_peak_memory`, in bytes."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):

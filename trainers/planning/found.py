@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,6 +92,41 @@ class DryRun:
 
 
 @dataclass(frozen=True)
+class ServedRun:
+    """One worker of parameter servers, measured with its servers; nobody else waits for these.
+
+    Args:
+        compute_s: seconds in which the worker reads a share and computes its gradient.
+        round_s: seconds that a share takes beyond that: a push, the server's work, the parameters on their way back.
+        service_s: seconds of that in which the busiest server applies the push, one at a time.
+        worker_cpu_s: CPU seconds of the worker for a share.
+        server_cpu_s: CPU seconds of all servers for a share.
+        resident_bytes: most memory of the worker's process.
+    """
+
+    compute_s: float
+    round_s: float
+    service_s: float
+    worker_cpu_s: float
+    server_cpu_s: float
+    resident_bytes: int
+
+    @classmethod
+    def of(cls, worker: Mapping[str, Any], servers: Sequence[Mapping[str, Any]]) -> ServedRun:
+        """Return the result from what the processes have measured, see `served.work` and `served.serve`."""
+        shares = max(1, worker["shares"])
+        compute_s = worker["busy_s"] / shares
+        return cls(
+            compute_s=compute_s,
+            round_s=max(0.0, (servers[0]["step_s"] or compute_s) - compute_s),
+            service_s=max(server["applied_s"] * server["num_pushes"] for server in servers) / shares,
+            worker_cpu_s=worker["cpu_s"] / shares,
+            server_cpu_s=sum(server["cpu_s"] for server in servers) / shares,
+            resident_bytes=worker["resident_bytes"],
+        )
+
+
+@dataclass(frozen=True)
 class LayerProfile:
     """The measured layers of a pipeline's model, for one micro-batch.
 
@@ -99,7 +135,9 @@ class LayerProfile:
         forward_s: seconds of each forward pass.
         backward_s: seconds of each backward pass.
         parameter_bytes: bytes of the parameters of each.
-        activation_bytes: bytes that each keeps for the backward pass.
+        activation_bytes: bytes that each is the first to keep for the backward pass.
+        received_bytes: bytes that each keeps and an earlier one does too.
+        loss_bytes: bytes that the loss keeps.
         boundary_bytes: bytes that cross a cut after each.
         forbidden_cuts: layers that must not begin a stage.
         micro_batch_samples: samples of the micro-batch.
@@ -111,6 +149,8 @@ class LayerProfile:
     backward_s: tuple[float, ...]
     parameter_bytes: tuple[int, ...]
     activation_bytes: tuple[int, ...]
+    received_bytes: tuple[int, ...]
+    loss_bytes: int
     boundary_bytes: tuple[int, ...]
     forbidden_cuts: tuple[int, ...]
     micro_batch_samples: int

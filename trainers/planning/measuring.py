@@ -12,16 +12,17 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError, TrainingError
 from orchestray.platform.run.files import write_atomic
-from orchestray.trainers.planning.found import DryRun, LayerProfile
+from orchestray.trainers.planning.found import DryRun, LayerProfile, ServedRun
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
     from orchestray.trainers.config.settings import ReplicaSettings
 
+_FORMAT = 2
+"""Version of the results on disk; those of another one are measured again."""
+_PRELOADED = ("dry_run", "served")
 _MOST_AT_ONCE = 8
 _TIMEOUT_S = 300.0
 _DISTURBED = 0.25
@@ -45,7 +49,8 @@ class Wanted:
     """A measurement.
 
     Args:
-        kind: `dry_run` of each worker, or `profile` of a pipeline's layers.
+        kind: `dry_run` of each worker, `served` for a worker and its parameter servers, or `profile` of a pipeline's
+        layers.
         settings: settings of the run.
         num_threads: threads of each worker.
         at_once: workers of one machine, which compute at the same time.
@@ -55,6 +60,14 @@ class Wanted:
     settings: ReplicaSettings
     num_threads: int
     at_once: int
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that measure together."""
+        if self.kind == "served":
+            return 1 + int(self.settings.exchange["shards"])
+        size = self.settings.layout.size if self.kind == "dry_run" else self.at_once
+        return max(1, min(size, self.at_once, _MOST_AT_ONCE))
 
     def key(self, versions: Mapping[str, str]) -> str:
         """Return a name for what the result depends on."""
@@ -66,7 +79,7 @@ class Wanted:
             settings["pipeline"] = pipeline["split"] if isinstance(pipeline["split"], list) else None
             for name in ("optimizer", "exchange", "compression", "aggregation", "grad_clip", "average"):
                 settings.pop(name)
-        known = [self.kind, settings, self.num_threads, self.at_once, dict(versions)]
+        known = [_FORMAT, self.kind, settings, self.num_threads, self.at_once, dict(versions)]
         return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -91,6 +104,11 @@ class Measurements:
     def dry_runs(self, wanted: Wanted) -> list[DryRun]:
         """Return the dry runs of workers that compute at the same time on one machine."""
         return [DryRun.from_json(each) for each in self._of(wanted)]
+
+    def served(self, wanted: Wanted) -> ServedRun:
+        """Return the run of one worker with its parameter servers."""
+        worker, *servers = self._of(wanted)
+        return ServedRun.of(worker, servers)
 
     def profiles(self, wanted: Wanted) -> list[LayerProfile]:
         """Return the measured layers, by each of the processes that measured at once."""
@@ -132,21 +150,23 @@ class Measurements:
         self.num_made += 1
         began_s, busy_s = time.monotonic(), _busy_s()
         found = self._from_processes(wanted)
-        own_s = sum(each.pop("cpu_s", 0.0) for each in found)
+        own_s = sum(each.pop("process_s", 0.0) for each in found)
         others_s = _busy_s() - busy_s - own_s
         is_disturbed = others_s > _DISTURBED * self._cores * (time.monotonic() - began_s)
         self.num_disturbed += is_disturbed
         return found, is_disturbed
 
     def _from_processes(self, wanted: Wanted) -> list[dict[str, Any]]:
-        context = self._forks()
-        size = wanted.settings.layout.size if wanted.kind == "dry_run" else wanted.at_once
-        number = max(1, min(size, wanted.at_once, _MOST_AT_ONCE))
+        with tempfile.TemporaryDirectory(prefix="orchestray-plan-") as folder:
+            return self._meeting(wanted, Path(folder) / "meeting")
+
+    def _meeting(self, wanted: Wanted, meeting: Path) -> list[dict[str, Any]]:
+        context, number = self._forks(), wanted.num_processes
         barrier = context.Barrier(number)
         pipes, processes = [], []
-        for _ in range(number):
+        for rank in range(number):
             here, there = context.Pipe(duplex=False)
-            process = context.Process(target=_measure, args=(wanted, barrier, there), daemon=True)
+            process = context.Process(target=_measure, args=(wanted, rank, meeting, barrier, there), daemon=True)
             with _without_main():
                 process.start()
             there.close()
@@ -169,7 +189,7 @@ class Measurements:
         """Return the context of processes that are forked from one in which all is imported."""
         if self._context is None:
             self._context = multiprocessing.get_context("forkserver")
-            self._context.set_forkserver_preload(["orchestray.trainers.planning.dry_run"])
+            self._context.set_forkserver_preload([f"orchestray.trainers.planning.{name}" for name in _PRELOADED])
         return self._context
 
 
@@ -184,12 +204,11 @@ def _busy_s() -> float:
 _ERRORS = {"ConfigError": ConfigError}
 
 
-def _measure(wanted: Wanted, barrier: Barrier, results: Connection) -> None:
+def _measure(wanted: Wanted, rank: int, meeting: Path, barrier: Barrier, results: Connection) -> None:
     """Measure in this process, and send the result."""
     import torch
 
     from orchestray.platform.actors.member import keep_freed_memory
-    from orchestray.trainers.planning import dry_run
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback: the plan says what happened
     torch.set_num_threads(wanted.num_threads)
@@ -202,16 +221,24 @@ def _measure(wanted: Wanted, barrier: Barrier, results: Connection) -> None:
             barrier.wait(_TIMEOUT_S)
 
     try:
-        made = (
-            dry_run.dry_run(wanted.settings, start)
-            if wanted.kind == "dry_run"
-            else dry_run.profile(wanted.settings, start)
-        )
-        results.send({**made.to_json(), "cpu_s": time.process_time()})
+        results.send({**_found(wanted, rank, meeting, start), "process_s": time.process_time()})
     except Exception as error:  # noqa: BLE001 - of any kind: it may be the task's
         barrier.abort()
         text = str(error) if isinstance(error, OrchestrayError) else f"{type(error).__name__}: {error}"
         results.send({"error": text, "kind": type(error).__name__})
+
+
+def _found(wanted: Wanted, rank: int, meeting: Path, start: Callable[[], None]) -> dict[str, Any]:
+    from orchestray.trainers.planning import dry_run, served
+
+    settings = wanted.settings
+    if wanted.kind == "served":
+        alone = served.of_one_worker(settings)
+        if rank == 0:
+            return served.work(alone, meeting, start)
+        return served.serve(alone, rank - 1, meeting, start)
+    made = dry_run.dry_run(settings, start) if wanted.kind == "dry_run" else dry_run.profile(settings, start)
+    return made.to_json()
 
 
 def _result(pipe: Connection, wanted: Wanted) -> dict[str, Any]:

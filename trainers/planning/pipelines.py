@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.parallel.pipeline.schedules import default_stages_per_worker, make_programs, placement
-from orchestray.trainers.parallel.pipeline.simulation import live_activations, simulate, staleness
+from orchestray.trainers.parallel.pipeline.simulation import peak_bytes, simulate, staleness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,14 +83,18 @@ def pipeline_step(
     else:
         done = simulate(programs, placed, forward, backward)
         span_s, busy_s, stale = done.span_s, max(done.busy_s), 0.0
-    live = live_activations(programs)
     stage_bytes = [sum(profiles[0].parameter_bytes[start:stop]) // tensor for start, stop in bounds]
-    kept = [sum(profiles[0].activation_bytes[start:stop]) // tensor for start, stop in bounds]
+    # A stage holds what the one before it sent, even if that one holds it as well.
+    received = [0, *(profiles[0].received_bytes[start] for start, _ in bounds[1:])]
+    kept = [
+        (own + sum(profiles[0].activation_bytes[start:stop])) // tensor
+        for own, (start, stop) in zip(received, bounds, strict=True)
+    ]
     return PipelineStep(
         span_s,
         busy_s,
         tuple(sum(stage_bytes[stage] for stage in stages) for stages in placed),
-        tuple(sum(live[stage] * kept[stage] for stage in stages) for stages in placed),
+        tuple(peak_bytes(program, kept, profiles[0].loss_bytes) for program in programs),
         2 * count * sum(boundaries),
         stale,
     )

@@ -15,7 +15,7 @@ from orchestray.trainers.machine import kept
 from orchestray.trainers.planning import record as records
 from orchestray.trainers.planning.measuring import Measurements
 from orchestray.trainers.planning.planner import AS_IT_STANDS, Planner, Plans
-from orchestray.trainers.planning.predict import Cluster, Predictor, family_of, refuse_unknown
+from orchestray.trainers.planning.predict import Cluster, Predictor, refuse_unknown
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig
@@ -110,19 +110,31 @@ def note_later(directory: Path) -> dict[str, Any] | None:
 def _noted(
     config: TrainConfig, lines: Iterable[Mapping[str, Any]], predictor: Predictor, machine: MachineProfile
 ) -> dict[str, Any] | None:
+    lines = [*lines]
     measured_s = records.measured_step_s(lines)
     if measured_s is None:
         return None
     record = records.load_record(machine.name)
-    predicted_s = predictor.predict(config, AS_IT_STANDS, {}).step_s
-    family = family_of(config)
-    correction = record.correction(family)
+    predicted = predictor.predict(config, AS_IT_STANDS, {})
+    corrected, traits = predicted.corrected(record.correction(predicted.traits)), predicted.traits
     if all((entry.name, entry.measured_s) != (config.name, measured_s) for entry in record.entries):
         at = datetime.now(UTC).isoformat(timespec="seconds")
-        records.append(records.Entry(family, config.name, predicted_s, measured_s, at, machine.name))
-    corrected_s = correction.factor * predicted_s
-    interval = None if correction.interval is None else [corrected_s * bound for bound in correction.interval]
-    return {"step_s": corrected_s, "interval_s": interval, "measured_step_s": measured_s}
+        records.append(
+            records.Entry(
+                traits.family,
+                config.name,
+                predicted.step_s,
+                measured_s,
+                at,
+                machine.name,
+                traits.scheme,
+                traits.task,
+                predicted.num_workers + predicted.num_servers,
+                records.measured_start_s(lines, measured_s),
+            )
+        )
+    assert corrected.interval_s is not None
+    return {"step_s": corrected.step_s, "interval_s": [*corrected.interval_s], "measured_step_s": measured_s}
 
 
 def _planner(nodes: int, machine: str | os.PathLike[str] | None) -> tuple[Planner, Cluster]:

@@ -40,12 +40,14 @@ class Plans:
         unfit: schemes that do not fit the model or the memory.
         this: the config as it stands; None: it has no plan.
         num_disturbed: measurements during which other programs took much of this machine.
+        num_recorded: runs of the record that correct them.
     """
 
     plans: tuple[Plan, ...]
     unfit: tuple[Unfit, ...] = ()
     this: Plan | None = None
     num_disturbed: int = 0
+    num_recorded: int = 0
 
     @property
     def best(self) -> Plan | None:
@@ -110,6 +112,8 @@ class Planner:
         Raises:
             ConfigError: no scheme fits; the message says by how much, and what would help.
         """
+        if config.train.solver is not None:
+            refuse_unknown(config)  # whatever the strategy
         tried = candidates(config, num_workers, self._cluster.machine.cores)
         made: list[Plan] = []
         unfit: list[Unfit] = []
@@ -130,13 +134,13 @@ class Planner:
             this = None
             unfit.append(Unfit(AS_IT_STANDS, str(error).removeprefix("config: ")))
         ranked = sorted(fitting, key=lambda plan: plan.step_s / plan.samples)
-        return Plans(tuple(ranked), tuple(unfit), this, self._measurements.num_disturbed)
+        return Plans(tuple(ranked), tuple(unfit), this, self._measurements.num_disturbed, len(self._record.entries))
 
     def _plan(self, config: TrainConfig, candidate: Candidate) -> Plan:
         refuse_unknown(config)
         plan = self._predictor.predict(config, candidate.name, candidate.changes)
-        correction = self._record.correction(plan.family)
-        plan = plan.corrected(correction.factor, correction.interval)
+        plan = plan.corrected(self._record.correction(plan.traits))
+        plan = replace(plan, start_s=self._record.start_s(plan.num_workers + plan.num_servers))
         if (price := self._cluster.machine.price_per_worker_hour) is not None and plan.num_steps:
             seconds = plan.start_s + plan.num_steps * plan.step_s
             plan = replace(plan, price=price * (plan.num_workers + plan.num_servers) * seconds / 3600)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orchestray.trainers.planning.correction import Correction, Traits
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Plan:
 
     Args:
         name: short name of the scheme.
-        family: kind of scheme, by which errors of predictions are kept.
+        traits: what the errors of its prediction may have in common with those of others.
         changes: dotted keys of the config that it sets; empty: the config as it stands.
         config: the whole config, as plain data, which runs as it is.
         num_workers: workers, without servers.
@@ -73,14 +76,14 @@ class Plan:
         num_bytes: bytes that all workers send in a step, by link (`data`, `tensor`, `pipeline`, `server`).
         staleness: mean number of updates between reading weights and adding the gradient to them.
         keeps_result: True if the run ends with the weights of a single process, up to rounding.
-        interval_s: seconds of a step between which 80 % of the runs are expected to be; None: no record yet.
+        interval_s: seconds of a step between which 80 % of the runs are expected to be; None: not corrected yet.
         start_s: seconds from the call to the first step.
         price: price of the whole run, or None.
         notes: what a reader has to know, as clauses.
     """
 
     name: str
-    family: str
+    traits: Traits
     changes: Mapping[str, Any]
     config: Mapping[str, Any]
     num_workers: int
@@ -112,22 +115,17 @@ class Plan:
     def samples_per_s(self) -> float:
         return self.samples / self.step_s if self.step_s else 0.0
 
-    def corrected(self, factor: float, interval: tuple[float, float] | None) -> Plan:
-        """Return the plan with times that the record of errors corrects.
-
-        Args:
-            factor: measured over predicted, as the record has it.
-            interval: bounds of measured over predicted; None: the record is too short.
-        """
-        parts = self.parts.scaled(factor)
-        bounds = None if interval is None else (parts.total_s * interval[0], parts.total_s * interval[1])
-        return replace(self, parts=parts, interval_s=bounds)
+    def corrected(self, correction: Correction) -> Plan:
+        """Return the plan with times that the record of errors corrects."""
+        parts = self.parts.scaled(correction.factor)
+        low, high = correction.interval
+        return replace(self, parts=parts, interval_s=(parts.total_s * low, parts.total_s * high))
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         return {
             "name": self.name,
-            "family": self.family,
+            "family": self.traits.family,
             "changes": dict(self.changes),
             "step_s": self.step_s,
             "interval_s": None if self.interval_s is None else list(self.interval_s),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
@@ -13,10 +15,11 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.machine.transfers import ring_s
+from orchestray.trainers.planning.correction import Traits
 from orchestray.trainers.planning.measuring import Wanted
 from orchestray.trainers.planning.pipelines import PipelineStep, pipeline_step
 from orchestray.trainers.planning.plans import Memory, Parts, Plan
-from orchestray.trainers.planning.pricing import memory_of, sent_bytes, step_parts
+from orchestray.trainers.planning.pricing import chance_s, memory_of, sent_bytes, step_parts
 from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchronous, synchronous
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ class Predictor:
         exact = config.strategy.compression.type == "none" and not made.diverges and made.staleness == 0.0
         return Plan(
             name=name,
-            family=family_of(config),
+            traits=traits_of(config),
             changes=changes,
             config=config.model_dump(mode="json"),
             num_workers=network.data * network.tensor * network.pipeline,
@@ -112,7 +115,8 @@ class Predictor:
         threads = config.resources.num_threads
         at_once = self._at_once(settings.layout.size, threads)
         if config.strategy.exchange.type == "parameter_server":
-            return [Wanted("dry_run", _of_server_worker(settings), threads, at_once), *self._layers(settings, threads)]
+            alone = Wanted("dry_run", _of_server_worker(settings), threads, at_once)
+            return [alone, Wanted("served", settings, threads, 1), *self._layers(settings, threads)]
         if settings.layout.pipeline > 1:
             return [*self._layers(settings, threads), Wanted("dry_run", _whole(settings), threads, at_once)]
         return [Wanted("dry_run", settings, threads, at_once)]
@@ -195,40 +199,44 @@ class Predictor:
 
     def _with_servers(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
         exchange = settings.exchange
-        worker, *layers = self.wanted(config)
-        runs = self._measurements.dry_runs(worker)
+        worker, with_servers, *layers = self.wanted(config)
+        runs, served = self._measurements.dry_runs(worker), self._measurements.served(with_servers)
         one, data, shards = runs[0].exchanging, settings.layout.data, int(exchange["shards"])
+        shared = exchange["transport"] == "shared_memory"
+        num_servers, num_bytes = 0 if shared else shards, runs[0].parameter_bytes
         compute_s = fmean(run.exchanging.step_s - run.exchanging.optimizer_s for run in runs)
         if layers:
             compute_s = self._pipeline_step(layers[0], settings).span_s + max(0.0, one.step_s - one.backward_s)
-        num_bytes = runs[0].parameter_bytes
-        part = num_bytes / shards
-        shared = exchange["transport"] == "shared_memory"
-        machine = self._cluster.machine
-        copy_s = part / machine.computing(1).copy_bytes_per_s
-        message_s = copy_s if shared else self._cluster.message_s(part, num_workers=data + shards, size=data + shards)
         load = ServerLoad(
             num_workers=data,
             compute_s=compute_s,
-            message_s=message_s,
-            add_s=2 * copy_s,
-            update_s=median(run.exchanging.optimizer_s for run in runs) / shards,
-            push_every=int(exchange["push_every"]),
-            fetch_every=int(exchange["fetch_every"]),
-            cores=machine.cores * self._cluster.num_nodes,
-            num_servers=0 if shared else shards,
+            transport_s=max(0.0, served.round_s - served.service_s) + self._further_s(num_bytes / shards, data, shards),
+            service_s=served.service_s,
+            update_s=min(served.service_s, median(run.exchanging.optimizer_s for run in runs) / shards),
+            chance_s=chance_s(runs),
+            cpu_s=compute_s + max(0.0, served.worker_cpu_s - served.compute_s) + served.server_cpu_s,
+            cores=self._cluster.machine.cores * self._cluster.num_nodes,
         )
-        step = _consistent(load, exchange)
-        parts = Parts(compute_s, step.exchange_s, max(0.0, step.queue_s), load.update_s)
-        sent = data * num_bytes * (1 / load.push_every + 1 / load.fetch_every)
+        push_every, fetch_every = int(exchange["push_every"]), int(exchange["fetch_every"])
+        step = _consistent(load, exchange, push_every)
+        sent = data * num_bytes * (1 / push_every + 1 / fetch_every)
         return _Made(
-            parts,
-            memory_of(runs[0]),
+            Parts(compute_s, load.transport_s, max(0.0, step.queue_s), load.service_s),
+            memory_of(runs[0], resident_bytes=served.resident_bytes),
             {} if shared else {"server": round(sent)},
             steps_per_epoch=ceil(runs[0].steps_per_epoch / data),
             staleness=step.staleness,
-            num_servers=load.num_servers,
+            num_servers=num_servers,
         )
+
+    def _further_s(self, num_bytes: float, workers: int, shards: int) -> float:
+        """Return how much longer a push and the answer take to servers of other machines than to those of this one."""
+        size = workers + shards
+        if size <= self._cluster.workers_of_node(size):
+            return 0.0
+        there_s = self._cluster.message_s(num_bytes, num_workers=size, size=size)
+        here_s = self._cluster.machine.channels["shared_memory"].seconds(num_bytes)
+        return 2 * max(0.0, there_s - here_s)
 
 
 @dataclass(frozen=True)
@@ -245,28 +253,36 @@ class _Made:
     notes: tuple[str, ...] = ()
 
 
-def family_of(config: TrainConfig) -> str:
-    """Return the kind of scheme of a config, by which errors of predictions are kept."""
+def traits_of(config: TrainConfig) -> Traits:
+    """Return what errors of a config's prediction may have in common with those of others."""
+    family, detail = _scheme_of(config)
+    task = json.dumps(config.model_dump(mode="json", include={"task"}), sort_keys=True)
+    return Traits(hashlib.sha256(task.encode()).hexdigest()[:16], family, f"{family} {detail}".strip())
+
+
+def _scheme_of(config: TrainConfig) -> tuple[str, str]:
+    """Return the family of a config's scheme, and what tells it from others of that family."""
     network, exchange = config.strategy.network, config.strategy.exchange
     if exchange.type == "parameter_server":
-        return "parameter_server"
+        return "parameter_server", f"{exchange.consistency} {exchange.transport}"
     if network.pipeline > 1:
-        return "pipeline"
+        return "pipeline", str(network.schedule)
     if network.tensor > 1:
-        return "tensor"
+        return "tensor", str(network.plan)
     if network.data == 1:
-        return "single"
+        return "single", str(config.train.recompute)
     if config.strategy.compression.type != "none":
-        return "compressed"
+        return "compressed", str(config.strategy.compression.type)
     if exchange.type == "allreduce" and exchange.shard != "none":
-        return "zero"
-    return str(exchange.type)
+        return "zero", str(exchange.shard)
+    return str(exchange.type), ""
 
 
-def _consistent(load: ServerLoad, exchange: Mapping[str, Any]) -> ServerStep:
+def _consistent(load: ServerLoad, exchange: Mapping[str, Any], push_every: int) -> ServerStep:
     if exchange["consistency"] == "synchronous":
         return synchronous(load)
-    return asynchronous(load, exchange["staleness"] if exchange["consistency"] == "stale" else None)
+    bound = exchange["staleness"] if exchange["consistency"] == "stale" else None
+    return asynchronous(load, push_every=push_every, bound=bound)
 
 
 def _of_server_worker(settings: ReplicaSettings) -> ReplicaSettings:
@@ -308,5 +324,8 @@ def refuse_unknown(config: TrainConfig) -> None:
     exchange: Any = config.strategy.exchange
     if exchange.type == "parameter_server" and exchange.groups > 1:
         raise ConfigError("config: strategy.exchange.groups: leaf servers are not predicted yet; set it to 1")
+    if config.train.solver is not None:
+        text = "evaluates a batch as often as its line search or its products need, which is not predicted"
+        raise ConfigError(f"config: train.solver: {config.train.solver.type} {text}; give train.optimizer to plan")
     if config.resources.gpus_per_worker > 0:
         raise ConfigError("config: resources.gpus_per_worker: steps on GPUs are not predicted here; set it to 0")

@@ -102,14 +102,14 @@ def _of_slowest(runs: Sequence[DryRun], steps: Sequence[DryStep], time_of: CallT
     return Parts(
         compute_s=step.backward_s,
         exchange_s=step.exchange_s + waited.shown_s,
-        bubble_s=_chance_s(runs),
+        bubble_s=chance_s(runs),
         optimizer_s=step.optimizer_s,
         loop_s=loop_s,
         hidden_s=waited.hidden_s,
     )
 
 
-def _chance_s(runs: Sequence[DryRun]) -> float:
+def chance_s(runs: Sequence[DryRun]) -> float:
     """Return how much longer the slowest of the workers takes in a step than the median one takes: they wait for it."""
     if len(runs) == 1:
         return 0.0
@@ -152,13 +152,18 @@ RAY_BYTES = 57 * 10**6
 """Bytes that Ray takes in the process of a worker, which a dry run does without."""
 
 
-def memory_of(run: DryRun) -> Memory:
-    """Return the memory of a worker by kind."""
+def memory_of(run: DryRun, *, resident_bytes: int = 0) -> Memory:
+    """Return the memory of a worker by kind.
+
+    Args:
+        run: its dry run.
+        resident_bytes: most memory of its process, where another run has measured that; 0: that of the dry run.
+    """
     known = run.parameter_bytes + run.gradient_bytes + run.optimizer_bytes + run.activation_bytes
     return Memory(
         run.parameter_bytes,
         run.gradient_bytes,
         run.optimizer_bytes,
         run.activation_bytes,
-        max(0, run.resident_bytes - known) + RAY_BYTES,
+        max(0, (resident_bytes or run.resident_bytes) - known) + RAY_BYTES,
     )

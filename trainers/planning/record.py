@@ -1,25 +1,20 @@
-"""The planner's record of its own errors: predicted and measured steps of real runs, kept on this machine.
-
-A prediction is corrected by the median of measured over predicted of its family of schemes. Its interval lies between
-the quantiles of what is left, so it is as wide as the planner has been wrong.
-"""
+"""The planner's record of its own errors: predicted and measured steps of real runs, kept on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from orchestray.platform.run.files import storage_errors
 from orchestray.trainers.machine.kept import cache_directory
+from orchestray.trainers.planning.correction import Correction, Corrections, Traits
 
-LEAST_RUNS = 5
-"""Runs of a family from which on its own errors count; with fewer, those of all families do."""
-COVERAGE = 0.8
 _KEPT = 2000
 
 
@@ -28,12 +23,16 @@ class Entry:
     """A run whose step was predicted.
 
     Args:
-        family: kind of scheme (`predict.family_of`).
+        family: family of schemes.
         name: name of the run.
         predicted_s: predicted seconds of a step, without correction.
         measured_s: measured seconds of a step.
         at: time of its end, in ISO format.
         machine: name of the machine.
+        scheme: scheme without its numbers.
+        task: name for the task and its arguments.
+        processes: number of workers and servers; 0: unknown.
+        start_s: seconds from the run's start to its first step; 0: unknown.
     """
 
     family: str
@@ -42,28 +41,20 @@ class Entry:
     measured_s: float
     at: str
     machine: str
+    scheme: str = ""
+    task: str = ""
+    processes: int = 0
+    start_s: float = 0.0
 
     @property
     def ratio(self) -> float:
         """Measured over predicted."""
         return self.measured_s / self.predicted_s
 
-
-@dataclass(frozen=True)
-class Correction:
-    """The correction of a prediction by the record.
-
-    Args:
-        factor: median of measured over predicted; 1 without a record.
-        interval: bounds of measured over corrected that hold for 80 % of the runs; None: too few runs.
-        num_runs: runs that it is made from.
-        of_family: True if all of them are of the prediction's own family.
-    """
-
-    factor: float
-    interval: tuple[float, float] | None
-    num_runs: int
-    of_family: bool
+    @property
+    def traits(self) -> Traits:
+        """Traits that other runs may share."""
+        return Traits(self.task or self.name, self.family, self.scheme or self.family)
 
 
 class Record:
@@ -72,42 +63,37 @@ class Record:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self.entries = list(entries)
 
-    def correction(self, family: str) -> Correction:
-        """Return the correction of a family's predictions."""
-        own = [entry.ratio for entry in self.entries if entry.family == family]
-        of_family = len(own) >= LEAST_RUNS
-        ratios = own if of_family else [entry.ratio for entry in self.entries]
-        if len(ratios) < LEAST_RUNS:
-            return Correction(1.0, None, len(ratios), False)
-        factor = median(ratios)
-        left = [ratio / factor for ratio in ratios]
-        tail = (1 - COVERAGE) / 2
-        return Correction(factor, (_quantile(left, tail), _quantile(left, 1 - tail)), len(ratios), of_family)
+    def correction(self, traits: Traits) -> Correction:
+        """Return the correction of the prediction of a run with these traits."""
+        return self._corrections.of(traits)
+
+    def start_s(self, processes: int) -> float:
+        """Return the usual seconds from a run's start to its first step; 0: no run has shown it.
+
+        Args:
+            processes: number of workers and servers; runs with as many count, or all if there is none.
+        """
+        known = [entry for entry in self.entries if entry.start_s > 0]
+        alike = [entry for entry in known if entry.processes == processes] or known
+        return float(median(entry.start_s for entry in alike)) if alike else 0.0
 
     def errors(self, family: str | None = None) -> list[float]:
         """Return the relative errors of the predictions as they were before the run, each corrected by those before it.
 
         Args:
-            family: kind of scheme; None: all of them.
+            family: family of schemes; None: all of them.
         """
-        found = []
-        for number, entry in enumerate(self.entries):
-            if family in (None, entry.family):
-                factor = Record(self.entries[:number]).correction(entry.family).factor
-                found.append(factor * entry.predicted_s / entry.measured_s - 1)
-        return found
+        factors = self._corrections.before_each()
+        last = self.entries[-len(factors) :] if factors else []
+        return [
+            factor * entry.predicted_s / entry.measured_s - 1
+            for factor, entry in zip(factors, last, strict=True)
+            if family in (None, entry.family)
+        ]
 
-
-def _quantile(values: Sequence[float], level: float) -> float:
-    """Return a quantile, which for few values lies at or beyond the outermost: position level x (n + 1)."""
-    ordered = sorted(values)
-    position = level * (len(ordered) + 1) - 1
-    if position <= 0:
-        return ordered[0]
-    if position >= len(ordered) - 1:
-        return ordered[-1]
-    below = int(position)
-    return ordered[below] + (position - below) * (ordered[below + 1] - ordered[below])
+    @cached_property
+    def _corrections(self) -> Corrections:
+        return Corrections([each.traits for each in self.entries], [each.ratio for each in self.entries])
 
 
 def record_file() -> Path:
@@ -154,14 +140,19 @@ def append(entry: Entry, file: Path | None = None) -> None:
             os.close(handle)
 
 
-def measured_step_s(lines: Iterable[Mapping[str, Any]]) -> float | None:
+def measured_step_s(lines: Iterable[Mapping[str, Any]], *, warm_up: int = 10, least: int = 20) -> float | None:
     """Return the mean seconds of a step from the metric lines of a run; None: it made too few.
 
-    The first steps, which warm up, and pauses between steps (a validation, a restart) do not count.
+    Pauses between steps (a validation, a restart) do not count.
+
+    Args:
+        lines: metric lines, in order.
+        warm_up: number of first steps that do not count.
+        least: least number of steps that count.
     """
     times = [float(line["time_s"]) for line in lines if "samples_per_s" in line and "time_s" in line]
-    gaps = [after - before for before, after in zip(times[_WARM_UP:], times[_WARM_UP + 1 :], strict=False)]
-    if len(gaps) < _LEAST_STEPS:
+    gaps = [after - before for before, after in zip(times[warm_up:], times[warm_up + 1 :], strict=False)]
+    if len(gaps) < least:
         return None
     usual = median(gaps)
     short = [gap for gap in gaps if gap <= _PAUSE * usual] if usual > 0 else gaps
@@ -170,5 +161,10 @@ def measured_step_s(lines: Iterable[Mapping[str, Any]]) -> float | None:
     return sum(counted) / len(counted)
 
 
-_WARM_UP, _LEAST_STEPS = 10, 20
 _PAUSE, _SELDOM = 5.0, 0.04
+
+
+def measured_start_s(lines: Iterable[Mapping[str, Any]], step_s: float) -> float:
+    """Return the seconds from the start of a run to its first step, by its metric lines; 0: that step is missing."""
+    ends = (float(line["time_s"]) for line in lines if line.get("step") == 1 and "samples_per_s" in line)
+    return max(0.0, next(ends, 0.0) - step_s)

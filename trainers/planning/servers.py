@@ -12,29 +12,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """The load of workers on their servers.
+    """The load of workers on their servers, for a share by each.
 
     Args:
         num_workers: workers.
-        compute_s: seconds that a worker computes on its share.
-        message_s: seconds that a push or a pull takes at a server: a shard's part of the parameters.
-        add_s: seconds in which a server adds one gradient to the sum, or applies it if it does not wait for others.
-        update_s: seconds of an update of a shard.
-        push_every: shares whose gradients a worker sums before it sends them.
-        fetch_every: shares between two pulls.
-        cores: cores that workers and servers share; a worker's own, if they are on other machines.
-        num_servers: servers on those cores.
+        compute_s: seconds that a worker computes.
+        transport_s: seconds that its gradient and the parameters are on their way, when nobody else is there.
+        service_s: seconds in which a server applies its push; one push at a time.
+        update_s: part of `service_s` that is once a step where workers wait for each other: the optimizer's update.
+        chance_s: seconds that the slowest of the workers computes longer than a usual one.
+        cpu_s: CPU seconds of a worker and its servers for a share.
+        cores: cores that workers and servers share.
     """
 
     num_workers: int
     compute_s: float
-    message_s: float
-    add_s: float
-    update_s: float
-    push_every: int = 1
-    fetch_every: int = 1
+    transport_s: float
+    service_s: float
+    update_s: float = 0.0
+    chance_s: float = 0.0
+    cpu_s: float = 0.0
     cores: int = 1
-    num_servers: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,51 +41,44 @@ class ServerStep:
 
     Args:
         step_s: seconds of a step.
-        exchange_s: seconds that a worker's messages take when it does not queue.
-        queue_s: seconds that it waits for its turn, for others, or for a core.
+        queue_s: seconds that a worker waits for its turn, for others, or for a core.
         staleness: mean number of updates of others between a pull and the push.
     """
 
     step_s: float
-    exchange_s: float
     queue_s: float
-    staleness: float
+    staleness: float = 0.0
 
 
 def synchronous(load: ServerLoad) -> ServerStep:
     """Return the step of workers that all wait for the update."""
-    serial_s = load.num_workers * (load.message_s + load.add_s)
-    answers_s = load.num_workers * load.message_s
-    critical_s = load.compute_s + serial_s + load.update_s + answers_s
-    step_s = max(critical_s, _cpu_s(load))
-    own_s = 2 * load.message_s + load.add_s
-    return ServerStep(step_s, own_s, step_s - load.compute_s - own_s - load.update_s, 0.0)
+    others = load.num_workers - 1
+    before_s = others * (load.service_s - load.update_s)
+    alone_s = load.compute_s + load.transport_s + load.service_s
+    shared_s = _shared_s(load) - others * load.update_s / load.cores
+    step_s = max(alone_s + before_s + load.chance_s, shared_s)
+    return ServerStep(step_s, step_s - alone_s)
 
 
-def asynchronous(load: ServerLoad, bound: int | None = None) -> ServerStep:
+def asynchronous(load: ServerLoad, *, push_every: int = 1, bound: int | None = None) -> ServerStep:
     """Return the step of workers of which each goes on as soon as it has its answer.
 
     Args:
         load: the load.
+        push_every: shares between two pushes of a worker.
         bound: steps that the fastest may be ahead (stale-synchronous); None: no bound. Equal workers seldom meet it.
     """
-    visits = 1 / load.push_every
-    service_s = visits * (load.message_s + load.update_s + load.add_s) + load.message_s / load.fetch_every
-    response_s, queue = service_s, 0.0
+    think_s = load.compute_s + load.transport_s
+    response_s, queue = load.service_s, 0.0
     for count in range(1, load.num_workers + 1):
-        response_s = service_s * (1 + queue)
-        queue = count * response_s / (load.compute_s + response_s)
-    step_s = max(load.compute_s + response_s, _cpu_s(load))
-    others = (load.num_workers - 1) / load.push_every
-    limit = others if bound is None else min(others, float(bound * load.num_workers))
-    return ServerStep(step_s, service_s, step_s - load.compute_s - service_s, limit)
+        response_s = load.service_s * (1 + queue)
+        queue = count * response_s / (think_s + response_s)
+    step_s = max(think_s + response_s, _shared_s(load))
+    others = (load.num_workers - 1) / push_every
+    stale = others if bound is None else min(others, float(bound * load.num_workers))
+    return ServerStep(step_s, step_s - think_s - load.service_s, stale)
 
 
-def _cpu_s(load: ServerLoad) -> float:
-    """Return the seconds of a step in which the cores do the work of all workers and servers."""
-    visits, fetches = 1 / load.push_every, 1 / load.fetch_every
-    messages_s = 2 * load.message_s * (visits + fetches)  # at both ends
-    each_s = load.compute_s + load.num_servers * (messages_s + visits * load.add_s)
-    return (load.num_workers * each_s + load.num_servers * load.update_s) / min(
-        load.cores, load.num_workers + load.num_servers
-    )
+def _shared_s(load: ServerLoad) -> float:
+    """Return the seconds in which the cores do the work of all workers and servers."""
+    return load.num_workers * load.cpu_s / load.cores

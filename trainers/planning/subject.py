@@ -72,7 +72,7 @@ def subject_of(
     """
     if source.endswith((".yaml", ".yml")) or Path(source).is_file():
         config = load_train_config(source, list(overrides))
-        task = tasks.build(TaskSource.from_config(config.task))
+        task = tasks.build(TaskSource.from_config(config.task, config.train.quantize))
         return _of_task(config.name or Path(source).stem, task, config.train.batch_size, config.train.seed, device)
     made: Any = load_object(TaskSource.of_class(source, {}, noun="model"), key="analyse")
     name = source.rpartition(":")[2]

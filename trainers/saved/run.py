@@ -151,7 +151,7 @@ class Run(Recorded):
             return TaskSource.from_json(load_model_json(self._paths.model)["task"])
         if self._paths.code.exists():
             return TaskSource.from_json(load_json(self._paths.code)["task"])
-        return TaskSource.from_config(self.config.task)
+        return TaskSource.from_config(self.config.task, self.config.train.quantize)
 
 
 def _own(task: TaskConfig, of_run: TaskConfig) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError
+from orchestray.trainers.core.frozen_layers import freeze_layers
 from orchestray.trainers.core.inputs import call, inputs_of
 from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.core.own_gradients import WithoutGradients
+from orchestray.trainers.core.weight_norm import folded
 from orchestray.trainers.core.weights import in_precision
 from orchestray.trainers.ensemble.ensemble import Average, Ensemble
 from orchestray.trainers.saved.checkpoint_model import load_model
@@ -144,6 +146,8 @@ def _read(run: Run, last: int) -> tuple[list[ModelState], int]:
             "more, or ask for fewer."
         )
     states = [load_model(each, is_averaged=False) for each in found[-last:]]
+    if run.config.train.weight_norm:
+        states = [folded(state) for state in states]  # the mean is that of the weights, not of lengths and directions
     members = {int(each.state.get("members", 0)) for each in found[-last:]}
     if len(members) > 1:
         counts = " and ".join(str(count) for count in sorted(members))
@@ -154,4 +158,7 @@ def _read(run: Run, last: int) -> tuple[list[ModelState], int]:
 
 
 def _built(state: ModelState, num_members: int, run: Run) -> nn.Module:
-    return begin_training(fill(run.build_model(num_members), state, run.config.train.precision))
+    model = fill(run.build_model(num_members), state, run.config.train.precision)
+    if not num_members and run.config.train.freeze:
+        freeze_layers(model, run.config.train.freeze)  # their running statistics are not measured again
+    return begin_training(model)

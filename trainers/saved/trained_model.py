@@ -15,6 +15,7 @@ from orchestray.platform.run.model_files import (
 )
 from orchestray.trainers.core.buffer_kinds import apply_kinds
 from orchestray.trainers.core.model_state import ModelState, load_state
+from orchestray.trainers.core.weight_norm import folded_for
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
 from orchestray.trainers.saved.interface import INTERFACE, Interface
@@ -87,5 +88,5 @@ def fill(model: nn.Module, state: ModelState, precision: str | None) -> nn.Modul
     if precision == "float64":
         convert(model, torch.float64)
     apply_kinds(model, state.buffers)
-    load_state(model, state)
+    load_state(model, folded_for(model, state))
     return model

@@ -10,7 +10,7 @@ from torch import nn
 
 from orchestray.platform.errors import CheckpointError, TaskError
 from orchestray.trainers import tasks
-from orchestray.trainers.ensemble.wrapped import WrappedTask
+from orchestray.trainers.core.wrapped_task import WrappedTask
 from orchestray.trainers.tasks.nested import nested_source
 from orchestray.trainers.tasks.thin_convolutions import tucker, tucker_layers
 

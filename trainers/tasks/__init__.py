@@ -34,9 +34,14 @@ def resolve(name: str) -> type:
 
 
 def build(source: TaskSource) -> Task:
-    """Build any task, built in or a user's own.
+    """Build any task, built in or a user's own; its model is quantized if the source says so.
 
     Raises:
         TaskError: the task cannot be built; the text gives the reason.
     """
-    return build_task(source, resolve)
+    task = build_task(source, resolve)
+    if source.quantize is None:
+        return task
+    from orchestray.trainers.few_bits.quantized_task import QuantizedTask
+
+    return QuantizedTask(task, source.quantize)

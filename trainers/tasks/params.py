@@ -62,20 +62,27 @@ class DigitsTask(TaskConfig):
 
 
 class PythonSourceTask(TaskConfig):
-    """A byte-level transformer language model on the Python standard library's own source files."""
+    """A byte-level language model on the Python standard library's own source files."""
 
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["python_source"]
     """The built-in task `python_source`."""
+    model: Literal["transformer", "elman", "lstm", "gru"] = "transformer"
+    """The network: a transformer, or recurrent layers."""
     context: Positive = 64
-    """Number of previous bytes that the model sees."""
+    """Number of bytes of a sample: those that a transformer sees."""
     width: Positive = 128
-    """Width of the residual stream; a multiple of `heads`."""
+    """Width of the residual stream, a multiple of `heads`; or of a recurrent layer."""
     depth: Positive = 2
-    """Number of transformer blocks."""
+    """Number of transformer blocks, or of recurrent layers."""
     heads: Positive = 4
     """Number of attention heads per block."""
+    bptt: Positive | None = None
+    """Number of time steps after which a recurrent model's gradients end; null: all those of a sample."""
+    streams: Positive | None = None
+    """Number of streams that the text is cut into, as many as `train.batch_size`; in each of them a recurrent model's
+    state goes on from batch to batch. null: every sample begins afresh, and samples are shuffled."""
     num_files: Positive = 64
     """Number of source files to read, in alphabetical order."""
     dropout: BelowOne = 0.0
@@ -180,6 +187,27 @@ class ImagesTask(TaskConfig):
     """Images to validate on; null: `validation_fraction` of the others."""
     validation_fraction: Fraction = 0.1
     """Fraction of the images for validation if `validation_path` is null."""
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        return ("accuracy",)
+
+
+class MnistTask(TaskConfig):
+    """Grey images in the files of MNIST's format (IDX)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["mnist"]
+    """The built-in task `mnist`."""
+    path: Text
+    """Folder with `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and those of `t10k`; each may end in `.gz`."""
+    model: Literal["mlp", "cnn"] = "mlp"
+    """The network: fully connected, or convolutions with pooling."""
+    hidden: tuple[Positive, ...] = (128, 128)
+    """Widths of the hidden layers (mlp), or channels of the convolutions (cnn)."""
+    checksums: dict[str, Text] | None = None
+    """SHA-256 of files, by their names; null: none is checked."""
 
     @property
     def metric_names(self) -> tuple[str, ...]:

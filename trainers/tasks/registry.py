@@ -18,6 +18,7 @@ TASKS: Registry[TaskConfig] = Registry(
         "python_source": (f"{_HERE}.params:PythonSourceTask", f"{_HERE}.python_source:PythonSource"),
         "parquet": (f"{_HERE}.params:ParquetTask", f"{_HERE}.parquet:ParquetTable"),
         "images": (f"{_HERE}.params:ImagesTask", f"{_HERE}.images:Images"),
+        "mnist": (f"{_HERE}.params:MnistTask", f"{_HERE}.mnist:Mnist"),
         "huggingface": (f"{_HERE}.params:HuggingFaceTask", f"{_HERE}.huggingface:HuggingFace"),
     },
     noun="a task",

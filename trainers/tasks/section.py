@@ -22,9 +22,16 @@ def _tag(value: object) -> str | None:
 
 
 if TYPE_CHECKING:
-    from orchestray.trainers.tasks.params import DigitsTask, HuggingFaceTask, ImagesTask, ParquetTask, PythonSourceTask
+    from orchestray.trainers.tasks.params import (
+        DigitsTask,
+        HuggingFaceTask,
+        ImagesTask,
+        MnistTask,
+        ParquetTask,
+        PythonSourceTask,
+    )
 
-    AnyTask = DigitsTask | PythonSourceTask | ImagesTask | ParquetTask | HuggingFaceTask | TaskConfig
+    AnyTask = DigitsTask | PythonSourceTask | ImagesTask | MnistTask | ParquetTask | HuggingFaceTask | TaskConfig
 else:
     _TAGGED = [Annotated[TASKS.params(name), Tag(name)] for name in TASKS]
     AnyTask = Annotated[reduce(or_, [*_TAGGED, Annotated[TaskConfig, Tag(OWN)]]), Discriminator(_tag)]

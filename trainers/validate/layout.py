@@ -75,7 +75,7 @@ def aggregation_problems(config: TrainConfig) -> list[str]:
 def _built(config: TrainConfig) -> tuple[Task, nn.Module] | None:
     """Return the config's task and model; None if they cannot be built here."""
     try:
-        task = tasks.build(TaskSource.from_config(config.task))
+        task = tasks.build(TaskSource.from_config(config.task, config.train.quantize))
         return task, build_plain(task, config.train.seed)
     except (OrchestrayError, OSError):
         return None

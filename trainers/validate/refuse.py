@@ -45,6 +45,10 @@ def check_layout(config: TrainConfig, *, label: str = "config") -> None:
         from orchestray.trainers.validate.trunk import trunk_problems
 
         problems += trunk_problems(config)
+    if config.train.freeze:
+        from orchestray.trainers.validate.frozen import frozen_problems
+
+        problems += frozen_problems(config)
     if config.distill is not None:
         from orchestray.trainers.validate.teacher import teacher_problems
 

@@ -32,7 +32,7 @@ def teacher_problems(config: TrainConfig) -> list[str]:
     except OrchestrayError as error:
         return [f"config: distill.teacher: {str(error).strip()}"]
     try:
-        task = tasks.build(TaskSource.from_config(config.task))
+        task = tasks.build(TaskSource.from_config(config.task, config.train.quantize))
         batch: Any = task.to_batch(first_row(task))
         with building(config.train.seed):
             student = task.build_model().eval()

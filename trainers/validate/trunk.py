@@ -21,7 +21,7 @@ def trunk_problems(config: TrainConfig) -> list[str]:
     """
     exchange: Any = config.strategy.exchange
     try:
-        task = tasks.build(TaskSource.from_config(config.task))
+        task = tasks.build(TaskSource.from_config(config.task, config.train.quantize))
         model = build_plain(task, config.train.seed)
     except (OrchestrayError, OSError):
         return []

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+from scipy.special import logsumexp, ndtr, ndtri
 
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack, widened
@@ -17,6 +17,8 @@ from orchestray.search.methods.hyper.surrogates import Candidate
 from orchestray.search.spaces.architectures.choices import ChoiceSpace
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from orchestray.search.methods.hyper.history import History
     from orchestray.search.spaces.architectures.base import ArchitectureSpace, Genome
 
@@ -25,6 +27,11 @@ _MAX_GOOD = 25
 _GOOD_PART = 0.15
 _UNIFORM = 0.1
 """Part of the candidates that is drawn evenly, so that every value of a space stays possible."""
+_MOST_TOGETHER = 8
+"""Most keys that are drawn together: of more, few good trials show hardly more than the trials themselves."""
+_EVEN = 10.0
+"""Width of a normal density that is as good as even on [0, 1]."""
+_ROOT = math.sqrt(2 * math.pi)
 
 
 class ParzenModel:
@@ -46,25 +53,14 @@ class ParzenModel:
         num_good = min(max(2, math.ceil(_GOOD_PART * len(order))), _MAX_GOOD)
         points = history.points()
         good, bad = points[order[:num_good]], stack([points[order[num_good:]], *pending])
-        (has_good, chose_good), (has_bad, chose_bad) = self.encoder.active(good), self.encoder.active(bad)
-        of_units = np.empty((_NUM_CANDIDATES, points.units.shape[1]))
-        units = np.empty_like(of_units)
-        for axis in range(units.shape[1]):  # only the trials that have a key say which of its values are good
-            among_good = Parzen(good.units[has_good[:, axis], axis])
-            among_bad = Parzen(bad.units[has_bad[:, axis], axis])
-            units[:, axis] = among_good.sample(_NUM_CANDIDATES, rng)
-            of_units[:, axis] = among_good.log_density(units[:, axis]) - among_bad.log_density(units[:, axis])
-        choices = np.empty((_NUM_CANDIDATES, points.choices.shape[1]), dtype=np.int64)
-        of_choices = np.empty(choices.shape)
-        for axis, options in enumerate(self.encoder.num_options):
-            likely = _shares(good.choices[chose_good[:, axis], axis], options)
-            unlikely = _shares(bad.choices[chose_bad[:, axis], axis], options)
-            choices[:, axis] = rng.choice(options, size=_NUM_CANDIDATES, p=likely)
-            of_choices[:, axis] = np.log(likely / unlikely)[choices[:, axis]]
+        options = self.encoder.num_options
+        together = history.num_objectives == 1 and points.units.shape[1] + len(options) <= _MOST_TOGETHER
+        of_good, of_bad = (Parzen(each, options, *self.encoder.active(each), together=together) for each in (good, bad))
+        units, choices = of_good.sample(_NUM_CANDIDATES, rng)
         units = self.encoder.snap(units)
-        none = np.empty((_NUM_CANDIDATES, 0), dtype=np.int64)
-        has_units, has_choices = self.encoder.active(Encoded(units, choices, none))
-        gains = np.where(has_units, of_units, 0.0).sum(1) + np.where(has_choices, of_choices, 0.0).sum(1)
+        drawn = Encoded(units, choices, np.empty((_NUM_CANDIDATES, 0), dtype=np.int64))
+        has = self.encoder.active(drawn)
+        gains = of_good.log_density(drawn, *has) - of_bad.log_density(drawn, *has)
         genomes: list[Genome] = [None] * _NUM_CANDIDATES
         if self.architecture is not None:
             genomes = [self._genome(self.architecture, history, order[:num_good], rng) for _ in range(_NUM_CANDIDATES)]
@@ -95,35 +91,81 @@ class ParzenModel:
 
 
 class Parzen:
-    """A mixture of normal distributions around numbers in [0, 1] and a wide one in the middle, truncated to [0, 1].
+    """A density of points: the mean of one around each trial and of an even one.
 
-    The width of each is the distance to the farther neighbour (section 4.2 of the paper), within bounds.
+    Around a trial each number is normal, truncated to [0, 1]. Its width is the distance to the farther neighbour. Each
+    choice is mostly the trial's own. All keys are drawn of one trial, which proposes values that are good together, or
+    each by itself (section 4 of the paper).
     """
 
-    def __init__(self, numbers: np.ndarray) -> None:
-        """Place a distribution around each of `numbers`, [n] in [0, 1]."""
-        centres = np.sort(np.append(numbers, 0.5))
-        gaps = np.diff(np.concatenate([[0.0], centres, [1.0]]))
-        narrowest = 1 / min(100, len(centres) + 1)
-        self.centres = np.append(numbers, 0.5)
-        widths = np.clip(np.maximum(gaps[:-1], gaps[1:]), narrowest, 1.0)
-        self.widths = widths[np.searchsorted(centres, self.centres)]
-        self.widths[-1] = 1.0
+    def __init__(
+        self, points: Encoded, options: Sequence[int], has_units: np.ndarray, chose: np.ndarray, *, together: bool
+    ) -> None:
+        """Place a density around each of n trials.
+
+        Args:
+            points: the trials.
+            options: number of options of each choice.
+            has_units: True where a trial has the number, [n, num_units]; elsewhere it says nothing about it.
+            chose: the same for choices, [n, num_choices].
+            together: True to draw all keys of a point of one trial.
+        """
+        units, choices = points.units, points.choices
+        count, num_units = units.shape
+        self._together = together
+        self.centres, self.widths = np.full((count + 1, num_units), 0.5), np.ones((count + 1, num_units))
+        for axis in range(num_units):
+            rows = np.flatnonzero(has_units[:, axis])
+            self.centres[rows, axis], self.widths[:-1, axis] = units[rows, axis], _EVEN
+            self.widths[rows, axis] = _widths(units[rows, axis])
         self._low, self._high = ndtr(-self.centres / self.widths), ndtr((1 - self.centres) / self.widths)
+        self._shares = []
+        for axis, number in enumerate(options):
+            shares = np.full((count + 1, number), 1 / (count + 1))
+            chosen = np.flatnonzero(chose[:, axis])
+            shares[chosen, choices[chosen, axis]] += 1.0
+            self._shares.append(shares / shares.sum(1, keepdims=True))
 
-    def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return `count` draws, [count]."""
-        of = rng.integers(len(self.centres), size=count)
-        levels = self._low[of] + rng.random(count) * (self._high[of] - self._low[of])
-        drawn: np.ndarray = np.clip(self.centres[of] + self.widths[of] * ndtri(levels), 0.0, 1.0)
-        return drawn
+    def sample(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return `count` draws: numbers [count, num_units] and codes [count, num_choices]."""
+        num_rows, num_units = self.centres.shape
+        of = rng.integers(num_rows, size=(count, 1 if self._together else num_units + len(self._shares)))
+        of = np.broadcast_to(of, (count, num_units + len(self._shares)))
+        of_units, axes = of[:, :num_units], np.arange(num_units)
+        low, high = self._low[of_units, axes], self._high[of_units, axes]
+        levels = low + rng.random(low.shape) * (high - low)
+        drawn = self.centres[of_units, axes] + self.widths[of_units, axes] * ndtri(levels)
+        choices = np.empty((count, len(self._shares)), dtype=np.int64)
+        for axis, shares in enumerate(self._shares):
+            bounds = np.cumsum(shares[of[:, num_units + axis]], 1)[:, :-1]
+            choices[:, axis] = (rng.random((count, 1)) > bounds).sum(1)
+        return np.clip(drawn, 0.0, 1.0), choices
 
-    def log_density(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the logarithm of the density at `numbers`, [m]."""
-        z = (numbers[:, None] - self.centres) / self.widths
-        densities = np.exp(-(z**2) / 2) / (self.widths * (self._high - self._low))
-        log_density: np.ndarray = np.log(densities.mean(1) / math.sqrt(2 * math.pi) + 1e-300)
-        return log_density
+    def log_density(self, points: Encoded, has_units: np.ndarray, chose: np.ndarray) -> np.ndarray:
+        """Return the logarithm of the density of points over the keys that they have, [m]; as in `__init__`."""
+        columns = []
+        for axis in range(points.units.shape[1]):
+            widths = self.widths[:, axis]
+            z = (points.units[:, axis, None] - self.centres[:, axis]) / widths
+            column = -(z**2) / 2 - np.log(widths * (self._high[:, axis] - self._low[:, axis]) * _ROOT)
+            columns.append(np.where(has_units[:, axis, None], column, 0.0))
+        for axis, shares in enumerate(self._shares):
+            columns.append(np.where(chose[:, axis, None], np.log(shares[:, points.choices[:, axis]]).T, 0.0))
+        if not columns:
+            return np.zeros(len(points))
+        mixtures = [np.sum(columns, axis=0)] if self._together else columns
+        total: np.ndarray = np.sum([logsumexp(each, axis=1) for each in mixtures], axis=0)
+        return total - len(mixtures) * math.log(len(self.centres))
+
+
+def _widths(numbers: np.ndarray) -> np.ndarray:
+    """Return the distance of each number to the farther of its neighbours, within bounds: [n]."""
+    order = np.argsort(numbers, kind="stable")
+    ends = ([0.0], [1.0]) if len(numbers) == 1 else ([np.nan], [np.nan])
+    gaps = np.diff(np.concatenate([ends[0], numbers[order], ends[1]]))
+    widths = np.empty(len(numbers))
+    widths[order] = np.clip(np.fmax(gaps[:-1], gaps[1:]), 1 / min(100, len(numbers) + 2), 1.0)
+    return widths
 
 
 def _shares(codes: np.ndarray, options: int) -> np.ndarray:

@@ -47,6 +47,15 @@ def read(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Dimension]:
     return {key: make_dimension(**dimension) for key, dimension in space.items()}
 
 
+_ABSENT = {
+    **dict.fromkeys(
+        ("quantize", "average", "batch_schedule", "noise_scale", "lr_scaling"), "is not there for packed members"
+    ),
+    **dict.fromkeys(("until", "early_stopping"), "packed members end together"),
+}
+"""Keys that a packed population has not, and why."""
+
+
 def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
     """Refuse a training config that cannot be batched.
 
@@ -58,6 +67,8 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         ConfigError: with every reason.
     """
     train = config.train
+    if train.optimizer is None:
+        raise ConfigError("packed: train.solver: is not there for many members at once; use packed: false")
     kind = train.optimizer.type
     allowed = [PREFIX + name for name in VARIED.get(kind, ())]
     problems = []
@@ -76,12 +87,9 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         problems.append("strategy.network: a packed population is one process; use data: 1, or packed: false")
     if train.precision == "bfloat16":
         problems.append("train.precision: packed members train in float32 or float64; use packed: false for bfloat16")
-    if train.average is not None:
-        problems.append("train.average: is not there for packed members; take it out, or use packed: false")
-    if train.until is not None:
-        problems.append("train.until: packed members end together; take it out, or use packed: false")
-    if train.early_stopping is not None:
-        problems.append("train.early_stopping: packed members end together; take it out, or use packed: false")
+    for key, reason in _ABSENT.items():
+        if getattr(train, key) is not None:
+            problems.append(f"train.{key}: {reason}; take it out, or use packed: false")
     if train.recompute != "none":
         problems.append("train.recompute: is not there for packed members; use recompute: none, or packed: false")
     if problems:

@@ -84,6 +84,8 @@ class OneShotTrial(ABC):
             )
         if self._settings.average is not None:
             raise ConfigError("train.average: weights that networks share are not averaged; take it out")
+        if self._settings.solver is not None:
+            raise ConfigError("train.solver: weights that networks share see another network each step; use optimizer")
         if self._settings.early_stop is not None:
             raise ConfigError("train.early_stopping: weights that networks share train for all steps; take it out")
         refuse(task, OF_THE_LOSS, "weights that networks share", "choose another method")

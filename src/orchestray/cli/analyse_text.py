@@ -148,6 +148,7 @@ def lines_of(analysis: Analysis) -> list[str]:
         f"Data parallelism adds up {sent} of gradients a step; {saved} are kept for the backward pass.",
         *recomputation_lines(analysis),
         *traffic_lines(analysis),
+        *padding_lines(analysis),
         f"The longest chain: {_path(analysis)}.",
         *remarks_of(analysis),
     ]
@@ -177,6 +178,17 @@ def traffic_lines(analysis: Analysis) -> list[str]:
         f"step and holds {number(each.parameters)} parameters."
         for each in analysis.traffic
     ]
+
+
+def padding_lines(analysis: Analysis) -> list[str]:
+    """Return a sentence on units that take sizes in multiples of a number, if there are products of matrices."""
+    if not analysis.padding:
+        return []
+    costs = [f"{each.factor:.3g} times as many on {each.unit} ({each.multiple})" for each in analysis.padding]
+    last = analysis.padding[-1]
+    most = f", most of it in {last.worst or 'the model itself'}" if last.worst_added else ""
+    plain = number(last.multiplications)
+    return [f"With sizes of matrices padded to a multiple, {plain} multiplications become {', '.join(costs)}{most}."]
 
 
 def remarks_of(analysis: Analysis) -> list[str]:

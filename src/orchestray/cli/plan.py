@@ -140,8 +140,8 @@ def _table(plans: Plans, *, everything: bool) -> RenderableType:
 def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: bool) -> Iterator[str]:
     if any(not each.keeps_result for each in plans.plans):
         yield "* ends with other weights than a single process does."
-    if plans.plans[0].interval_s is None:
-        yield "No intervals yet: the planner's record has fewer than 5 runs here (orchestray plan --history)."
+    if not plans.num_recorded:
+        yield "No run was predicted here yet: the intervals are as wide as predictions for other models were wrong."
     if plans.num_disturbed:
         yield (
             f"This machine was busy with other programs during {plans.num_disturbed} measurements: their times are too "
@@ -201,6 +201,8 @@ def _explained(plan: Plan) -> RenderableType:
         ("  reading, recording", parts.loop_s),
     ):
         table.add_row(name, f"{1e3 * seconds:.4g} ms", f"{seconds / plan.step_s:.0%}" if plan.step_s else "")
+    if plan.start_s:
+        table.add_row("start", f"{plan.start_s:.3g} s", "to the first step")
     if plan.epoch_s:
         table.add_row("an epoch", f"{plan.epoch_s:.4g} s", f"{plan.steps_per_epoch} steps")
     table.add_row("exchange behind computation", f"{1e3 * parts.hidden_s:.4g} ms", "")

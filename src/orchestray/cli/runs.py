@@ -244,11 +244,12 @@ def _config_rows(run: Run) -> list[tuple[str, str]]:
     config = run.config
     train, network = config.train, config.strategy.network
     until = f"{train.epochs} epochs" if train.epochs is not None else f"{train.steps} steps"
-    optimizer = train.optimizer
+    updates = train.optimizer or train.solver
+    by = "" if updates is None else f"{updates.type} lr {updates.lr:g}, "
     layout = f"{network.data} x {network.tensor} x {network.pipeline}"
     return [
         ("task", " ".join([config.task.type, *(f"{key}={value}" for key, value in config.task.arguments.items())])),
-        ("train", f"{until}, batches of {train.batch_size}, {optimizer.type} lr {optimizer.lr:g}, {train.precision}"),
+        ("train", f"{until}, batches of {train.batch_size}, {by}{train.precision}"),
         ("strategy", f"{config.strategy.exchange.type}, data x tensor x pipeline = {layout}"),
         ("engine", config.engine),
     ]

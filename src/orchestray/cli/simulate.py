@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from orchestray.platform.comm.allreduce.costs import AlphaBeta
     from orchestray.trainers.survey.cluster.schemes import Result, Setting
 
 app = typer.Typer()
 
+_LINK_OPTIONS = ("latency_us", "gbit_s", "near_latency_us", "near_gbit_s")
 _CLUSTER, _LOAD, _WRONG, _SCHEMES = "Cluster", "Load", "What goes wrong", "Schemes"
 _EPILOG = """Examples:
 
@@ -31,6 +34,7 @@ orchestray simulate ring async --workers 256 --slow-steps 0.01 --slow-factor 5
 
 @app.command(epilog=_EPILOG)
 def simulate(
+    context: typer.Context,
     schemes: Annotated[
         list[str] | None,
         typer.Argument(metavar="SCHEME", help="Schemes to compare; default: all.", show_default=False),
@@ -50,6 +54,13 @@ def simulate(
     near_gbit_s: Annotated[
         float, typer.Option(min=1e-6, help="Bandwidth of a worker within a node.", rich_help_panel=_CLUSTER)
     ] = 800.0,
+    machine: Annotated[
+        Path | None,
+        typer.Option(
+            help="Profile of a machine (orchestray calibrate), whose links take the place of these.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
     placement: Annotated[
         str,
         typer.Option(
@@ -127,6 +138,8 @@ def simulate(
     near, far = (
         AlphaBeta(us * 1e-6, 8e-9 / gbit) for us, gbit in ((near_latency_us, near_gbit_s), (latency_us, gbit_s))
     )
+    if machine is not None:
+        near, far = _links(machine, context)
     setting = Setting(
         Network(workers, near, far, per_node, placement, ports == "node", seed),  # type: ignore[arg-type]
         mb * 1e6,
@@ -152,6 +165,19 @@ def simulate(
     show(_table(results, setting))
     for name, reason in skipped.items():
         print(f"Not {name}: {reason}.")
+
+
+def _links(machine: Path, context: typer.Context) -> tuple[AlphaBeta, AlphaBeta]:
+    """Return the links of a profile, within a node and between two."""
+    from orchestray.trainers.machine import kept
+
+    sources = {name: context.get_parameter_source(name) for name in _LINK_OPTIONS}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"--machine: the profile has the links already; leave out {options}, or edit its links")
+    links = kept.load(machine, of_any_machine=True).links
+    return links.intra_node, links.inter_node
 
 
 def _table(results: Sequence[Result], setting: Setting) -> RenderableType:

@@ -145,4 +145,6 @@ def _summary(config: TrainConfig) -> str:
     workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
     goals = f", {text}" if (text := goals_text(config)) else ""
     batches = f"in batches of {train.batch_size}"
-    return f"ok ({config.task.type}, {length} of {train.optimizer.type} {batches}, {workers}{goals})"
+    updates = train.optimizer or train.solver
+    kind = "" if updates is None else f" of {updates.type}"
+    return f"ok ({config.task.type}, {length}{kind} {batches}, {workers}{goals})"

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from orchestray.dashboard.guard import Guard
 from orchestray.dashboard.listing import Entry, Kind, Library, Overview
 from orchestray.dashboard.live import Hub, Topic
+from orchestray.dashboard.predictions import predictions
 from orchestray.dashboard.run_view import RunView
 from orchestray.dashboard.search_view import SearchView
 from orchestray.platform.run.files import dump_json
@@ -65,6 +66,7 @@ def make_app(
     topics = Topics(library, hub)
     _add_assets(app)
     _add_data(app, topics)
+    _add_predictions(app, library)
     _add_live(app, topics, hub)
     _add_report(app, topics)
 
@@ -168,6 +170,12 @@ def _add_data(app: FastAPI, topics: Topics) -> None:
         if found is None:
             raise HTTPException(404, f"the search '{name[:200]}' has no trial {trial} (yet)")
         return Strict(found)
+
+
+def _add_predictions(app: FastAPI, library: Library) -> None:
+    @app.get("/api/predictions")
+    def of_all_runs() -> Response:
+        return Strict(predictions(library))
 
 
 def _add_live(app: FastAPI, topics: Topics, hub: Hub) -> None:

@@ -97,11 +97,13 @@ def test_the_version_is_printed() -> None:
 
 
 def test_validate_says_what_each_config_would_do() -> None:
-    done = orchestray("validate", "configs/train/digits.yaml", "configs/train/digits-single.yaml", "train.epochs=3")
+    names = [f"configs/train/{name}.yaml" for name in ("digits", "digits-single", "digits-newton")]
+    done = orchestray("validate", *names, "train.epochs=3")
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         "configs/train/digits.yaml: ok (digits, 3 epochs of sgd in batches of 64, 2 workers)",
         "configs/train/digits-single.yaml: ok (digits, 3 epochs of sgd in batches of 64, 1 worker)",
+        "configs/train/digits-newton.yaml: ok (digits, 3 epochs of newton in batches of 1438, 2 workers)",
     ]
     assert done.stderr == ""
 

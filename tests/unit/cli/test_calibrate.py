@@ -38,6 +38,13 @@ def test_json_is_the_file(measured: Path, tmp_path: Path) -> None:
     assert not measured.exists()
 
 
+def test_it_measures_quickly_where_that_is_asked_for(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(calibrate, "calibrate", lambda *, quick, **_: asked.append(quick) or profile())
+    assert [orchestray_here("calibrate", *words).returncode for words in ([], ["--quick"])] == [0, 0]
+    assert asked == [False, True]
+
+
 def test_a_busy_machine_leaves_no_file_unless_it_is_forced_to(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "calibrate", lambda **_: profile(spread=0.9))
     refused = orchestray_here("calibrate")

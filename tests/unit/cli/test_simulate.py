@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestray.platform.comm.allreduce.costs import AlphaBeta
+from orchestray.trainers.machine import kept
+from orchestray.trainers.machine.profile import Links
 from orchestray.trainers.survey.cluster.schemes import SCHEMES
 from support.cli import orchestray_here
+from unit.trainers.planning.test_planner import machine
 
 
 def found(*arguments: str) -> Any:
@@ -67,3 +72,13 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:
     uneven = ("async", "--workers", "8", "--speed-spread", "0.2", "--steps", "10")
     assert found(*uneven) == found(*uneven)
     assert found(*uneven) != found(*uneven, "--seed", "1")
+
+
+def test_a_profile_has_the_links_and_no_option_beside_it(tmp_path: Path) -> None:
+    kept.save(machine(links=Links(AlphaBeta(1e-3, 1e-9), AlphaBeta(1e-2, 1e-8))), tmp_path / "profile.json")
+    given = ("ring", "--machine", str(tmp_path / "profile.json"))
+    (ring,) = found(*given, "--workers", "4", "--per-node", "0", "--mb", "4", "--compute-ms", "50")["schemes"]
+    assert ring["step_s"] == pytest.approx(0.05 + 2 * 3 * (1e-3 + 1e6 / 1e9))
+    done = orchestray_here("simulate", *given, "--gbit-s", "10")
+    assert done.returncode == 2
+    assert "leave out --gbit-s" in done.stderr

@@ -18,7 +18,7 @@ from orchestray.platform.actors.gang import MemberLostError
 from orchestray.platform.actors.member import Failure
 from orchestray.platform.actors.pool import acquire, release
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.config.settings import ReplicaSettings, Start
+from orchestray.trainers.config.settings import Start
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.driver.control import controller, decisions, events
 from orchestray.trainers.driver.control.evacuation import Evacuation
@@ -30,11 +30,8 @@ from orchestray.trainers.driver.runlog.line_fetcher import LineFetcher, copies_o
 from orchestray.trainers.driver.runlog.losses import Losses
 
 if TYPE_CHECKING:
-    import threading
-
     from orchestray.platform.actors.placement import Shape
-    from orchestray.platform.actors.slot import Patience
-    from orchestray.platform.cluster.cluster import Cluster
+    from orchestray.trainers.driver.control.attempt import Attempt
     from orchestray.trainers.driver.runlog.run_log import RunLog
 
 HOST = "orchestray.trainers.loop.host:ReplicaHost"
@@ -51,43 +48,18 @@ _SETTLE_TIMEOUT_S = 120.0
 class Driver:
     """A driver of one training run with a gang of replicas."""
 
-    def __init__(
-        self,
-        settings: ReplicaSettings,
-        shape: Shape,
-        cluster: Cluster,
-        run_log: RunLog,
-        *,
-        checkpoint: Any,
-        max_restarts: int,
-        patience: Patience,
-        stop: threading.Event,
-    ) -> None:
+    def __init__(self, attempt: Attempt, shape: Shape) -> None:
         """
         Args:
-            settings: settings of every replica.
+            attempt: attempt at the run.
             shape: shape of the gang to form.
-            cluster: cluster to run on.
-            run_log: log of the run; its progress includes that from before a resumption.
-            checkpoint: checkpoint to continue from at first (`platform.run.checkpoint.Found`), or None.
-            max_restarts: number of recoveries after which the run is given up.
-            patience: patience with workers that do not answer, or make no progress.
-            stop: set when the run is to end with a checkpoint.
         """
-        self._stop = stop
-        self._settings = settings
-        self._shape = shape
-        self._cluster = cluster
-        self._run_log = run_log
-        self._writer = run_log.writer
-        self._progress = run_log.progress
+        self._attempt, self._settings, self._shape = attempt, attempt.settings, shape
+        self._run_log = run_log = attempt.run_log
+        self._writer, self._progress, self.run_progress = run_log.writer, run_log.progress, run_log.run_progress
         self._line_fetcher = LineFetcher(run_log)
-        self.run_progress = run_log.run_progress
-        self._checkpoint = checkpoint
-        self._patience = patience
         self._hosted = self._announced = False
-        self._resuming = checkpoint is not None
-        self._kills = KillSchedule(settings.faults, shape.role)
+        self._kills = KillSchedule(attempt.settings.faults, shape.role)
         self._losses = Losses(run_log, self._kills, shape.role)
         self._interrupts = False
         """True if the workers are to stop as soon as they work."""
@@ -100,7 +72,7 @@ class Driver:
         self._outcome: Any = None
         restarts = self.run_progress.restarts
         self._state = controller.State.of(
-            shape.size, shape.size, max_restarts=max_restarts, restarts=restarts, in_step=True
+            shape.size, shape.size, max_restarts=attempt.max_restarts, restarts=restarts, in_step=True
         ).employed(_ALL)
 
     def run(self) -> Any:
@@ -109,12 +81,12 @@ class Driver:
         Raises:
             OrchestrayError: the run failed; its text says what the user can do.
         """
-        self._gang = gang = acquire(self._cluster, self._shape, self._progress.event)
+        self._gang = gang = acquire(self._attempt.cluster, self._shape, self._progress.event)
         self._run_log.fetch_copies = self._fetch_copies
         self._actors_file = ActorsFile(self._run_log, [gang])
-        self._hang_report = HangReport(self._run_log, [gang], self._patience.report_s)
+        self._hang_report = HangReport(self._run_log, [gang], self._attempt.patience.report_s)
         gang.while_waiting = self._look
-        gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
+        gang.patience, gang.keep_stacks = self._attempt.patience, self._losses.keep_stacks
         self._scaling = Scaling(self._run_log, gang, HOST, self._settings)
         self._evacuation = Evacuation([(gang, HOST)], self._run_log, self._losses)
         try:
@@ -226,7 +198,7 @@ class Driver:
         if self._scaled_at is not None:
             self._scaling.done(self._scaled_at)
             self._scaled_at = None
-        start = Start(self.run_progress.started_at, self._checkpoint, attempt=self._kills.num_over())
+        start = Start(self.run_progress.started_at, self._attempt.checkpoint, attempt=self._kills.num_over())
         self._rank_of = {reference: rank for rank, reference in enumerate(gang.call("train", start))}
         if self._interrupts:
             gang.control("request_stop")
@@ -235,7 +207,12 @@ class Driver:
     def _announce(self) -> None:
         # The call is queued behind the building of the host: the member may have just replaced a lost one.
         sizes = self._gang.gather_one(self._gang.call_one(0, "describe"), 0)
-        self._run_log.announce(sizes, self._settings.batch_size, resumed=self._resuming, workers=len(self._gang.slots))
+        self._run_log.announce(
+            sizes,
+            self._settings.batch_size,
+            resumed=self._attempt.checkpoint is not None,
+            workers=len(self._gang.slots),
+        )
         self._announced = True
         self._actors_file.announce()
 
@@ -249,7 +226,7 @@ class Driver:
         asked = [] if is_stopping or gang.slots[0].death else [self._ask_lines()]
         ready, _ = ray.wait([*self._rank_of, *asked], num_returns=1, timeout=_LISTEN_S)
         self._writer.raise_if_failed()
-        happened: list[events.Event] = [events.StopWanted()] if self._stop.is_set() else []
+        happened: list[events.Event] = [events.StopWanted()] if self._attempt.stop.is_set() else []
         for reference in ready:
             if reference in asked:
                 self._line_fetcher.take()

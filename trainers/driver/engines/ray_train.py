@@ -16,7 +16,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.actors.slot import Patience
 from orchestray.platform.errors import StorageError
 from orchestray.platform.process.working_directory import import_torch
 from orchestray.trainers.config.settings import ReplicaSettings, Start
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from orchestray.platform.cluster.cluster import Cluster
     from orchestray.trainers.config.schema import TrainConfig
-    from orchestray.trainers.driver.runlog.run_log import RunLog
+    from orchestray.trainers.driver.control.attempt import Attempt
 
 _TAKE_S = 0.1
 _MOST_MOVES = 100
@@ -41,28 +40,14 @@ _SETTLE_TIMEOUT_S = 120.0
 """Seconds that the other workers may compute before they notice that one has failed."""
 
 
-def run_in_ray_train(
-    config: TrainConfig,
-    settings: ReplicaSettings,
-    cluster: Cluster,
-    run_log: RunLog,
-    checkpoint: Any,
-    stop: threading.Event,
-) -> Any:
+def run_in_ray_train(config: TrainConfig, attempt: Attempt) -> Any:
     """Train in a `TorchTrainer`; return the replicas' `Outcome`.
-
-    Args:
-        config: config of the run.
-        settings: settings of the replicas.
-        cluster: cluster to run on.
-        run_log: log of the run.
-        checkpoint: checkpoint to continue from, or None.
-        stop: set when the run is to end with a checkpoint.
 
     Raises:
         ClusterError: the workers cannot be placed.
         OrchestrayError: the run failed; its text says what the user can do.
     """
+    settings, cluster, run_log = attempt.settings, attempt.cluster, attempt.run_log
     import_torch()  # here, once, and not in the first thread of Ray Train that needs it
     for gang in cluster.parked:
         gang.close()  # its resources are needed
@@ -71,25 +56,24 @@ def run_in_ray_train(
     mailbox = _start_mailbox(_num_workers(config), settings)
     storage = tempfile.mkdtemp(prefix="orchestray-ray-train-")
     try:
-        patience = Patience(config.hang_timeout_s, config.stall_timeout_s, config.report_hang_s)
         loop_config = {
             "settings": settings,
-            "beat_s": patience.ping_interval_s,
-            "start": Start(run_log.run_progress.started_at, checkpoint),
+            "beat_s": attempt.patience.ping_interval_s,
+            "start": Start(run_log.run_progress.started_at, attempt.checkpoint),
             "mailbox": mailbox,
             "num_threads": config.resources.num_threads,
         }
-        heartbeats = Heartbeats(_num_workers(config), patience)
+        heartbeats = Heartbeats(_num_workers(config), attempt.patience)
         listener = Listener(
             run_log,
             heartbeats,
             DrainWatch(),
             batch_size=settings.batch_size,
-            max_restarts=config.max_restarts,
-            resuming=checkpoint is not None,
+            max_restarts=attempt.max_restarts,
+            resuming=attempt.checkpoint is not None,
         )
         hang_report = HangReport(run_log, [heartbeats], config.report_hang_s)
-        return _Fit(_trainer(config, loop_config, storage), mailbox, hang_report).run(listener, stop)
+        return _Fit(_trainer(config, loop_config, storage), mailbox, hang_report).run(listener, attempt.stop)
     finally:
         mailbox.end.remote()  # not killed: workers that are still computing have yet to learn of the end
         shutil.rmtree(storage, ignore_errors=True)

@@ -33,13 +33,9 @@ from orchestray.trainers.driver.servers.usage import add_usage, usage_of, usage_
 from orchestray.trainers.driver.servers.worker_group import STAGE_HOST, WORKER_HOST, WorkerGroup
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Sequence
 
-    from orchestray.platform.actors.slot import Patience
-    from orchestray.platform.cluster.cluster import Cluster
-    from orchestray.trainers.config.settings import ReplicaSettings
-    from orchestray.trainers.driver.runlog.run_log import RunLog
+    from orchestray.trainers.driver.control.attempt import Attempt
 
 _SERVER_HOST = "orchestray.trainers.ps.hosts.server_host:ServerHost"
 _LISTEN_S = 0.5
@@ -48,40 +44,18 @@ _LISTEN_S = 0.5
 class CentralDriver:
     """A driver of one training run with servers and workers."""
 
-    def __init__(
-        self,
-        settings: ReplicaSettings,
-        shapes: Sequence[Shape],
-        cluster: Cluster,
-        run_log: RunLog,
-        *,
-        checkpoint: Any,
-        max_restarts: int,
-        patience: Patience,
-        stop: threading.Event,
-    ) -> None:
+    def __init__(self, attempt: Attempt, shapes: Sequence[Shape]) -> None:
         """
         Args:
-            settings: settings of every process.
+            attempt: attempt at the run.
             shapes: shapes of the gangs of servers, of workers and, if there are leaf servers, of leaf servers.
-            cluster: cluster to run on.
-            run_log: log of the run.
-            checkpoint: checkpoint to continue from at first, or None.
-            max_restarts: number of recoveries after which the run is given up.
-            patience: patience with processes that do not answer, or make no progress.
-            stop: set when the run is to end with a checkpoint.
         """
-        self._settings = settings
-        self._shapes = shapes
-        self._cluster = cluster
-        self._run_log = run_log
+        self._attempt, self._settings, self._shapes = attempt, attempt.settings, shapes
+        self._run_log = run_log = attempt.run_log
         self._writer, self._progress, self.run_progress = run_log.writer, run_log.progress, run_log.run_progress
-        self._checkpoint = checkpoint
-        self._max_restarts, self._patience = max_restarts, patience
-        self._stop = stop
         self._lead_is_new = False
         """True if a copy took over from the lead, and has not been asked yet how the run ended."""
-        self._kills_of_workers = KillSchedule(settings.faults, shapes[1].role, is_alone=True)
+        self._kills_of_workers = KillSchedule(attempt.settings.faults, shapes[1].role, is_alone=True)
         self._losses = Losses(run_log, self._kills_of_workers, shapes[1].role)
         self._events: deque[events.Event] = deque()
 
@@ -91,7 +65,7 @@ class CentralDriver:
         Raises:
             OrchestrayError: the run failed; its text says what the user can do.
         """
-        self._gangs = acquire_all(self._cluster, self._shapes, self._progress.event)
+        self._gangs = acquire_all(self._attempt.cluster, self._shapes, self._progress.event)
         finished = False
         try:
             outcome = self._run()
@@ -108,7 +82,7 @@ class CentralDriver:
     def _run(self) -> Any:
         self._servers, self._workers = self._gangs[:2]
         self._actors_file = ActorsFile(self._run_log, [self._workers, self._servers, *self._gangs[2:]])
-        self._hang_report = HangReport(self._run_log, [self._workers, self._servers], self._patience.report_s)
+        self._hang_report = HangReport(self._run_log, [self._workers, self._servers], self._attempt.patience.report_s)
         self._leaves = Leaves(self._gangs[2], self._lose, self._replaced) if len(self._gangs) > 2 else None
         size = self._settings.layout.model_size
         self._worker_host = WORKER_HOST if size == 1 else STAGE_HOST
@@ -122,7 +96,7 @@ class CentralDriver:
         self._run_log.fetch_copies = self._lines.copies
         self._scaling = scaling = Scaling(self._run_log, self._workers, self._worker_host, self._settings)
         self._state = controller.State.of(
-            len(self._workers.slots), size, max_restarts=self._max_restarts, restarts=self.run_progress.restarts
+            len(self._workers.slots), size, max_restarts=self._attempt.max_restarts, restarts=self.run_progress.restarts
         )
         hands_over = self._settings.has_residual and self._leaves is None
         self._resizing = Resizing(
@@ -138,7 +112,7 @@ class CentralDriver:
         self._beginnings = Beginnings(
             self._settings,
             self._run_log,
-            self._checkpoint,
+            self._attempt.checkpoint,
             actors_file=self._actors_file,
             workers=self._worker_group,
             leaves=self._leaves,
@@ -150,7 +124,7 @@ class CentralDriver:
         self._evacuation = Evacuation(self._hosts, self._run_log, self._losses, stay_together=is_together)
         for gang in self._gangs:
             gang.while_waiting = self._look
-            gang.patience, gang.keep_stacks = self._patience, self._losses.keep_stacks
+            gang.patience, gang.keep_stacks = self._attempt.patience, self._losses.keep_stacks
         try:
             return self._train_until_done()
         finally:
@@ -341,7 +315,7 @@ class CentralDriver:
 
     def _look_at_requests(self) -> None:
         """Take note of what users want, and of workers that should have left by now."""
-        if self._stop.is_set():
+        if self._attempt.stop.is_set():
             self._events.append(events.StopWanted())
         self._events += [*self._scaling.news(), *self._evacuation.news(self._settings)]
         if self._state.leaving and self._resizing.is_late:
@@ -415,7 +389,7 @@ class CentralDriver:
         except MemberLostError as loss:
             self._on_servers_lost(loss.lost)
             return None
-        if outcome.ended == "interrupted" and self._lead_is_new and not self._stop.is_set():
+        if outcome.ended == "interrupted" and self._lead_is_new and not self._attempt.stop.is_set():
             self._lead_is_new = False  # it does not know that the work is done: the workers ask it what is left
             for replica in self._state.units:
                 self._employ(replica)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,13 @@ class LayerCost:
     parameter_bytes: int
     """Bytes of its parameters; a parameter that an earlier layer has as well is counted there."""
     activation_bytes: int
-    """Bytes saved for its backward pass, without parameters and buffers; each
-    storage counts in the first layer that saves it.
+    """Bytes saved for its backward pass, without parameters and buffers; each storage counts in the first layer that
+    saves it.
     """
+    received_bytes: int
+    """Bytes that it saves and an earlier layer has saved: a stage that begins with it holds them as well."""
+    loss_bytes: int
+    """Bytes that the loss saves; 0 before the last layer."""
     boundary_bytes: int
     """Bytes of the values that travel on if the pipeline is cut after this layer; 0 after the last."""
 
@@ -93,19 +97,20 @@ def _measure(
     saved = _Saved([tensor for stage in stages for tensor in (*stage.parameters(), *stage.buffers())])
     for stage in stages:
         taken.append(values)
-        before = saved.num_bytes
-        with saved.counting():
+        with saved.by_layer():
             begin_s = _now_s(device, clock)
             outputs = stage(*values)
             forward_s = _now_s(device, clock) - begin_s
         given.append(outputs)
         is_last = stage is stages[-1]
         boundary_bytes = 0 if is_last else sum(value.nbytes for value in outputs)
-        costs.append(LayerCost(forward_s, 0.0, 0, saved.num_bytes - before, boundary_bytes))
+        costs.append(LayerCost(forward_s, 0.0, 0, saved.new_bytes, saved.known_bytes, 0, boundary_bytes))
         if not is_last:
             values = tuple(value.detach().requires_grad_(value.requires_grad) for value in outputs)
     begin_s = _now_s(device, clock)
-    given[-1] = (loss(given[-1][0]),)
+    with saved.by_layer():
+        given[-1] = (loss(given[-1][0]),)
+    costs[-1] = replace(costs[-1], loss_bytes=saved.new_bytes)
     gradients: list[Tensor | None] = [torch.ones_like(given[-1][0])]
     for index in reversed(range(len(stages))):
         gradients = _back(given[index], gradients, [*stages[index].parameters()], taken[index])
@@ -131,21 +136,31 @@ def _back(
 
 
 class _Saved:
-    """A counter of the bytes saved for backward, each storage once."""
+    """A counter of the bytes that a layer saves for backward, each storage once."""
 
     def __init__(self, others: Sequence[Tensor]) -> None:
-        self._seen = {_memory(tensor) for tensor in others}
-        self.num_bytes = 0
+        self._uncounted = {_memory(tensor) for tensor in others}
+        self._by_earlier: set[Any] = set()
+        self._by_this: set[Any] = set()
+        self.new_bytes = self.known_bytes = 0
+        """Bytes that only this layer has saved, and those that an earlier one has saved too."""
 
-    def counting(self) -> contextlib.AbstractContextManager[None]:
-        hooks: Any = torch.autograd.graph.saved_tensors_hooks
-        return cast(contextlib.AbstractContextManager[None], hooks(self._pack, lambda tensor: tensor))
+    @contextlib.contextmanager
+    def by_layer(self) -> Iterator[None]:
+        """Count what the next layer saves inside."""
+        self._by_earlier |= self._by_this
+        self._by_this.clear()
+        self.new_bytes = self.known_bytes = 0
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            yield
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        memory = _memory(tensor)
-        if memory not in self._seen:
-            self._seen.add(memory)
-            self.num_bytes += tensor.untyped_storage().nbytes()
+        memory, num_bytes = _memory(tensor), tensor.untyped_storage().nbytes()
+        if memory not in self._uncounted and memory not in self._by_this:
+            self._by_this.add(memory)
+            is_known = memory in self._by_earlier
+            self.new_bytes += 0 if is_known else num_bytes
+            self.known_bytes += num_bytes if is_known else 0
         return tensor
 
 

@@ -168,7 +168,26 @@ def live_activations(programs: Sequence[Program]) -> tuple[int, ...]:
     return tuple(most[stage] for stage in sorted(most))
 
 
+def peak_bytes(program: Program, stage_bytes: Sequence[int], loss_bytes: int) -> int:
+    """Return the most bytes of activations that a worker holds at once, over all of its stages.
+
+    Args:
+        program: actions of the worker.
+        stage_bytes: bytes that each stage of the pipeline keeps of a micro-batch, until its weights have gradients.
+        loss_bytes: bytes that the loss keeps of a micro-batch, until its input has a gradient.
+    """
+    held = most = 0
+    last = len(stage_bytes) - 1
+    for stage, kind, _ in program:
+        held += _CHANGE[kind] * stage_bytes[stage]
+        if stage == last:
+            held += _LOSS_CHANGE[kind] * loss_bytes
+        most = max(most, held)
+    return most
+
+
 _CHANGE = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_INPUT: 0, Kind.BACKWARD_WEIGHT: -1}
+_LOSS_CHANGE = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_INPUT: -1, Kind.BACKWARD_WEIGHT: 0}
 
 
 class Staleness(NamedTuple):

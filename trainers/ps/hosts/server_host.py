@@ -63,7 +63,7 @@ class ServerHost(AcceptingHost):
         READS.begin(lambda text: self._recorder.record({"event": "warning", "step": 0, "text": text}))
         self._settings = settings
         self._central = CentralSettings.of(settings)
-        self._task = with_initial_weights(tasks.build(settings.task), settings.init_from, settings.precision)
+        self._task = with_initial_weights(tasks.build(settings.task), settings.initial)
         self._server: ShardServer | None = None
         self._backup: Backup | None = None
         self._lead_recorder: LeadRecorder | None = None

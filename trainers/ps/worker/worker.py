@@ -12,6 +12,7 @@ from torch import Tensor
 from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
+from orchestray.trainers.core.buffers_by_row import refuse_by_row
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.model_state import buffers_beside
 from orchestray.trainers.core.weights import model_tensors
@@ -72,6 +73,7 @@ class CentralWorker(OrderLoop):
         own = alone(settings)
         self._assembler = Assembler(task, own, lambda split, _rank: stream_of(split, 0, 1), torch.device(device))
         refuse_own_saving(self._assembler.plain_model, settings)
+        refuse_by_row(self._assembler.plain_model, "strategy.exchange.type: parameter_server")
         groups = Groups(own.layout, SoloCollective())
         self._assembled(self._assembler.assemble(lambda: groups))
         self.flat = FlatModel(self.network.model)

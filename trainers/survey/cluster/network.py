@@ -65,11 +65,6 @@ class Network:
         packed = ranks // self.workers_per_node
         return packed if self.placement == "packed" else np.random.default_rng(self.seed).permutation(packed)
 
-    @property
-    def is_uniform(self) -> bool:
-        """True if all links are alike, and no port is shared."""
-        return self.num_nodes == 1 or (self.far in (None, self.near) and not self.shares_port)
-
     def link(self, *, is_far: bool) -> AlphaBeta:
         return (self.far or self.near) if is_far else self.near
 

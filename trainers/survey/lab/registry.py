@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from orchestray.trainers.survey.lab import convolving, deadline, moving, multiplying, settings, shrinking
+from orchestray.trainers.survey.lab import (
+    convolving,
+    deadline,
+    defining,
+    moving,
+    multiplying,
+    remembering,
+    settings,
+    shrinking,
+)
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 
 
@@ -39,5 +48,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         shrinking.small_networks, "networks that are small by design: size, time, accuracy", 50
     ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
+    "feed-forward": Experiment(
+        defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
+    ),
+    "cells": Experiment(defining.recurrent_cells, "Elman's cell, LSTM and GRU by their equations", 0),
+    "bptt": Experiment(remembering.truncated, "backpropagation through time, whole and cut after some steps", 0),
+    "recurrent-memory": Experiment(
+        remembering.stored_states, "backpropagation through 1,000 steps with few stored states", 0
+    ),
     "traffic": Experiment(moving.traffic, "words moved by tiled convolutions, against their lower bound", 0),
 }

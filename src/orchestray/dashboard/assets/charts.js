@@ -47,6 +47,22 @@ export function histogram(id, counts) {
   Plotly.react(id, [trace], made, options);
 }
 
+// Predicted against measured seconds of a step, both logarithmic; on the line a prediction is right.
+export function agreement(id, rows) {
+  const all = rows.flatMap((row) => [row.predicted_s, row.measured_s, ...(row.interval_s || [])]);
+  const ends = [Math.min(...all) / 1.3, Math.max(...all) * 1.3];
+  const bars = (row, side) => (row.interval_s ? Math.abs(row.interval_s[side] - row.predicted_s) : 0);
+  const runs = {
+    x: rows.map((row) => row.predicted_s), y: rows.map((row) => row.measured_s), text: rows.map((row) => `${row.name}<br>${row.scheme}`), name: "runs, with 80 % intervals",
+    mode: "markers", marker: { size: 8, color: css("--accent") }, hovertemplate: "%{text}<br>predicted %{x:.4g} s, measured %{y:.4g} s<extra></extra>",
+    error_x: { type: "data", array: rows.map((row) => bars(row, 1)), arrayminus: rows.map((row) => bars(row, 0)), color: css("--soft"), thickness: 1, width: 3 },
+  };
+  const line = { x: ends, y: ends, name: "as predicted", mode: "lines", line: { color: css("--second"), width: 1.5 }, hoverinfo: "skip" };
+  const made = layout("measured step, s", true, { hovermode: "closest", height: 360 });
+  made.xaxis = { ...made.xaxis, title: { ...made.xaxis.title, text: "predicted step, s" }, type: "log", rangemode: "normal" };
+  Plotly.react(id, [line, runs], made, options);
+}
+
 // Whether a curve goes up and down at every other point; a schedule of the learning rate does not.
 function isNoisy(values) {
   let turns = 0;

@@ -1,6 +1,7 @@
 // Which page is shown: the address after "#" says it.
 import { el } from "./dom.js";
 import { overviewPage } from "./overview.js";
+import { predictionsPage } from "./predictions.js";
 import { runPage } from "./run.js";
 import { searchPage } from "./search.js";
 
@@ -15,8 +16,9 @@ function show() {
   const [, kind = "", ...rest] = location.hash.split("/");
   let name = "";
   try { name = decodeURIComponent(rest.join("/")); } catch { /* no name then */ }
-  const make = pages[kind] && name ? pages[kind] : overviewPage;
-  document.title = name ? `${name} – orchestray` : "orchestray";
+  const make = kind === "predictions" ? predictionsPage : pages[kind] && name ? pages[kind] : overviewPage;
+  const shown = kind === "predictions" ? "Predictions" : name;
+  document.title = shown ? `${shown} – orchestray` : "orchestray";
   page.replaceChildren();
   const made = make(page, name, () => notFound(kind, name));
   leave = made.leave;

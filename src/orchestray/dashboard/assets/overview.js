@@ -22,7 +22,8 @@ export function overviewPage(page) {
   const summary = el("p", { class: "soft summary", text: " " });
   const empty = el("div", { class: "empty", hidden: true });
   const list = el("section", { class: "list" }, filter.element, table.element);
-  page.append(el("header", {}, title, summary), list, empty);
+  const more = el("p", { class: "hint" }, el("a", { href: "#/predictions", text: "Predictions" }), " of the planner beside what runs took");
+  page.append(el("header", {}, title, summary), list, empty, more);
 
   function update(runsDir) {
     const all = [...rows.values()];

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestray.platform.cluster import forking, head
-from orchestray.platform.cluster.head import ServerEndedError, has_lost_a_server
+from orchestray.platform.cluster.head import ServerEndedError, ended_if_its_start_fails, has_lost_a_server
 from support.patience import PATIENCE_S
 
 
@@ -34,6 +34,23 @@ def test_a_server_that_has_ended_is_lost_and_the_template_of_workers_is_none(
     assert not has_lost_a_server({"gcs_server": [running], "raylet": [running], forking.NAME: [running]})
     assert not has_lost_a_server({"gcs_server": [running], "raylet": [running], forking.NAME: [ended]})
     assert has_lost_a_server({"gcs_server": [running], "raylet": [running, ended], forking.NAME: [running]})
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_start_that_fails_leaves_no_process_and_is_worth_another_if_one_has_ended(
+    has_ended: bool, running: SimpleNamespace, ended: SimpleNamespace
+) -> None:
+    def kill_all_processes(**_: bool) -> None:
+        running.process.kill()
+
+    servers = {"gcs_server": [ended if has_ended else running], "raylet": [running]}
+    node = SimpleNamespace(all_processes=servers, kill_all_processes=kill_all_processes)
+    with (
+        pytest.raises(ServerEndedError if has_ended else OSError, match=None if has_ended else "no room"),
+        ended_if_its_start_fails(node),
+    ):
+        raise OSError("no room")
+    assert running.process.wait(timeout=PATIENCE_S) != 0
 
 
 @pytest.mark.parametrize("num_failures", [0, 2, 3])

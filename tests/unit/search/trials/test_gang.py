@@ -251,9 +251,10 @@ def test_what_workers_report_after_a_copy_and_a_loss_is_all_that_they_validated_
         10: [agreed(7), *lines_of(8, 9), agreed(7), *lines_of(8, 9, 10)],  # a worker was lost after step 9
     }
 
-    def trained(_: object, settings: Any, __: object, run_log: Any, *___: object) -> Outcome:
-        run_log.record(told[settings.pause_at])
-        return Outcome("paused", settings.pause_at, 0.0, {}, 0, 0, 0, 0.0)
+    def trained(_: object, attempt: Any) -> Outcome:
+        pause_at = attempt.settings.pause_at
+        attempt.run_log.record(told[pause_at])
+        return Outcome("paused", pause_at, 0.0, {}, 0, 0, 0, 0.0)
 
     monkeypatch.setattr(gang_trial, "run_in_actors", trained)
     trial = gang(tmp_path)
@@ -280,8 +281,8 @@ def test_a_fault_happens_once_however_often_a_gang_pauses(
             log.append("fault", role="worker", rank=1, kind="kill", at_step=step)
     seen: list[int] = []
 
-    def noted(_: object, settings: Any, *__: object) -> None:
-        seen.extend(fault["at_step"] for fault in settings.faults)
+    def noted(_: object, attempt: Any) -> None:
+        seen.extend(fault["at_step"] for fault in attempt.settings.faults)
         raise TrainingError("enough is known")
 
     monkeypatch.setattr(gang_trial, "run_in_actors", noted)

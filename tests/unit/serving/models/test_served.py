@@ -269,3 +269,32 @@ def test_what_is_no_tensor_is_named_once_and_the_rest_is_answered(caplog: pytest
     served.run([served.signature.parse([1.0, 2.0])] * 2)
     wanted = "told returns names (a list), note (a str): no tensors or texts of samples, which are not answered"
     assert [record.message for record in caplog.records] == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("multiple", "sizes"), [(8, (8, 16, 32, 40)), (16, (16, 32, 48)), (128, (128,)), (3, (3, 6, 12, 24, 36))]
+)
+def test_batches_are_padded_to_sizes_that_a_number_divides(multiple: int, sizes: tuple[int, ...]) -> None:
+    most = 34
+    assert padded_sizes(most, multiple) == sizes
+    assert all(size % multiple == 0 for size in sizes)
+    for count in range(1, most + 1):
+        assert count <= padded_size(count, sizes) < max(2 * count, multiple + 1) + multiple
+
+
+def test_a_model_sees_padded_batches_only_and_the_answers_of_real_samples_are_those_without_padding() -> None:
+    seen: list[int] = []
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 3).double()
+    layer.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    plain = ServedModel(layer, torch.zeros(4).double())
+    padded = ServedModel(layer, torch.zeros(4).double(), pad_to=padded_sizes(32, 16))
+    samples = [plain.signature.parse(row) for row in np.random.default_rng(0).normal(size=(19, 4))]
+    expected = plain.run(samples)
+    seen.clear()
+    for count in (1, 15, 16, 17, 19):
+        for answer, alone in zip(padded.run(samples[:count]), expected, strict=False):
+            assert isinstance(answer, dict)
+            assert isinstance(alone, dict)
+            np.testing.assert_allclose(answer["outputs"], alone["outputs"], rtol=0, atol=1e-14)
+    assert seen == [16, 16, 16, 32, 32]

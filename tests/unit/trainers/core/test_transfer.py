@@ -13,7 +13,7 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, load_checkpoint, stream_checkpoint
 from orchestray.trainers.core.exchange import LocalTensor
-from orchestray.trainers.core.transfer import describe, describe_tensors, scatter
+from orchestray.trainers.core.transfer import describe, scatter
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.layout.tensor_slice import TensorSlice
@@ -54,7 +54,8 @@ def test_every_worker_gets_the_pieces_it_wants(size: int) -> None:
     def member(world: Collective) -> bool:
         held = held_by(world.rank, size)
         wanted = {key: item.piece for key, item in held.items()}
-        source = (describe_tensors(PLAIN), iter(PLAIN.values())) if world.rank == 0 else None
+        rows = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in PLAIN.items()]
+        source = (rows, iter(PLAIN.values())) if world.rank == 0 else None
         got = dict(scatter(world, source, wanted))
         assert got.keys() == held.keys()
         return all(torch.equal(got[key], held[key].tensor) for key in held)

@@ -15,6 +15,7 @@ from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.loop.host import ReplicaHost
 from orchestray.trainers.planning.dry_run import dry_run, profile
+from orchestray.trainers.planning.pipelines import pipeline_step
 from orchestray.trainers.planning.pricing import sent_bytes
 
 _STEPS = 12
@@ -92,3 +93,13 @@ def test_a_measured_layer_has_the_bytes_of_its_parameters_and_of_a_cut_after_it(
     assert sum(found.parameter_bytes) == 4 * (64 * 32 + 32 + 32 * 32 + 32 + 32 * 10 + 10)
     assert set(found.boundary_bytes[:-1]) == {4 * 12 * 32}
     assert found.boundary_bytes[-1] == 0
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble", "interleaved_1f1b"])
+def test_a_pipeline_is_predicted_to_hold_the_activations_that_it_holds(schedule: str) -> None:
+    network = {"pipeline": 2, "microbatches": 4, "schedule": schedule, "split": "equal"}  # as times differ
+    settings = settings_of({"network": network})
+    predicted = pipeline_step([profile(settings)], settings, lambda _: 0.0).activation_bytes
+    real = replace(settings, pause_at=2, validate_every_steps=10_000)
+    (outcome, _) = run_members(2, lambda world: Host(real).run(world))
+    assert [usage["peak_activation_bytes"] for usage in outcome.usage] == [*predicted]

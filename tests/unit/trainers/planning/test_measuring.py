@@ -92,3 +92,23 @@ def _other_task() -> TaskSource:
             }
         ).task
     )
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        {"consistency": "synchronous"},
+        {"consistency": "asynchronous", "shards": 2},
+        {"consistency": "asynchronous", "transport": "shared_memory"},
+    ],
+)
+def test_a_worker_is_measured_with_its_parameter_servers(exchange: dict[str, object]) -> None:
+    measurements = Measurements(None, VERSIONS, 10_000)
+    found = measurements.served(
+        wanted({"network": {"data": 2}, "exchange": {"type": "parameter_server", **exchange}}, "served", at_once=1)
+    )
+    assert 0.0 < found.compute_s < found.worker_cpu_s + found.round_s
+    assert found.round_s > found.service_s >= 0.0
+    assert found.server_cpu_s > 0.0
+    assert found.resident_bytes > 50 * 2**20
+    assert measurements.num_made == 1

@@ -18,6 +18,8 @@ LAYERS = LayerProfile(
     backward_s=(2.0,) * 8,
     parameter_bytes=(10,) * 8,
     activation_bytes=(5,) * 8,
+    received_bytes=(0,) * 8,
+    loss_bytes=0,
     boundary_bytes=(7,) * 7 + (0,),
     forbidden_cuts=(),
     micro_batch_samples=4,
@@ -77,6 +79,12 @@ def test_gpipe_holds_all_micro_batches_and_1f1b_those_in_flight() -> None:
     }
     assert held["gpipe"] == (8 * 2 * 5,) * 4
     assert held["1f1b"] == (4 * 2 * 5, 3 * 2 * 5, 2 * 2 * 5, 1 * 2 * 5)
+
+
+def test_a_stage_holds_what_it_receives_although_the_one_before_it_holds_it_too() -> None:
+    layers = replace(LAYERS, received_bytes=(0, 3, 3, 3, 3, 3, 3, 3))
+    step = pipeline_step([layers], settings(4, 8), lambda _: 0.0)
+    assert step.activation_bytes == (8 * 10, 8 * 13, 8 * 13, 8 * 13)
 
 
 def test_a_tensor_group_shares_the_work_and_the_weights_of_a_stage() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,10 @@ from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.machine.gemm import GemmTable
 from orchestray.trainers.machine.profile import Compute, Contention, Links, MachineProfile
 from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve
-from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall
+from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall, ServedRun
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
-from orchestray.trainers.planning.predict import Cluster
+from orchestray.trainers.planning.predict import Cluster, traits_of
 from orchestray.trainers.planning.pricing import RAY_BYTES
 from orchestray.trainers.planning.record import Entry, Record
 
@@ -67,11 +68,19 @@ class Known(Measurements):
         steps_per_epoch = -(-1437 // wanted.settings.batch_size)  # digits
         return [DryRun(1, None, step, MB, MB, MB, MB, self._resident, steps_per_epoch, (compute_s,))]
 
+    def served(self, wanted: Wanted) -> ServedRun:
+        compute_s = wanted.settings.batch_size / wanted.settings.layout.data * self._sample_s / wanted.num_threads
+        return ServedRun(compute_s, 0.002, 0.001, compute_s + 0.001, 0.001, self._resident)
+
     def profiles(self, wanted: Wanted) -> list[LayerProfile]:
         micro_batch = wanted.settings.batch_size // wanted.settings.accumulate
         each_s = micro_batch * self._sample_s / 16
         layers = tuple("abcdefgh")
-        return [LayerProfile(layers, (each_s,) * 8, (each_s,) * 8, (MB,) * 8, (MB,) * 8, (1,) * 8, (), micro_batch, 20)]
+        return [
+            LayerProfile(
+                layers, (each_s,) * 8, (each_s,) * 8, (MB,) * 8, (MB,) * 8, (0,) * 8, 0, (1,) * 8, (), micro_batch, 20
+            )
+        ]
 
 
 def planner(measurements: Measurements, record: Record | None = None, **changes: Any) -> Planner:
@@ -108,15 +117,15 @@ def test_only_schemes_with_the_result_of_one_process_keep_it() -> None:
         assert plan.keeps_result is not any(word in plan.name for word in loose), plan.name
 
 
-def test_the_record_corrects_the_time_and_gives_the_interval() -> None:
-    entries = [Entry("single", "run", 1.0, ratio, "", "here") for ratio in (1.8, 1.9, 2.0, 2.1, 2.2)]
+def test_the_record_corrects_the_time_and_narrows_the_interval() -> None:
+    task = traits_of(CONFIG).task
+    entries = [Entry("single", "run", 1.0, 2.0, "", "here", "single none", task)] * 40
     plain, corrected = (planner(Known(), Record(each)).this(CONFIG) for each in ([], entries))
-    assert plain.interval_s is None
-    assert corrected.step_s == pytest.approx(2 * plain.step_s)
+    assert corrected.step_s == pytest.approx(2 * plain.step_s, rel=0.02)
+    assert plain.interval_s is not None
     assert corrected.interval_s is not None
-    low, high = corrected.interval_s
-    assert low == pytest.approx(0.9 * corrected.step_s, rel=0.01)
-    assert high == pytest.approx(1.1 * corrected.step_s, rel=0.01)
+    widths = [math.log(each[1] / each[0]) for each in (plain.interval_s, corrected.interval_s)]
+    assert widths[1] < widths[0] / 2
 
 
 def test_a_plan_that_needs_more_than_the_memory_is_not_among_them() -> None:
@@ -172,3 +181,11 @@ def test_a_plan_says_all_of_itself_as_json_and_its_config_runs_as_it_is() -> Non
     assert data["memory_bytes"]["resident"] == 100 * MB
     config = load_train_config(data["config"])
     assert (config.strategy.network.data, config.strategy.exchange.shard) == (2, "gradients")  # type: ignore[union-attr]
+
+
+def test_steps_of_a_solver_are_not_predicted() -> None:
+    train = {"batch_size": 1500, "steps": 9, "solver": {"type": "lbfgs"}}
+    config = load_train_config({"name": "a", "task": {"type": "digits"}, "train": train})
+    for predict in (lambda: planner(Known()).plans(config, 2), lambda: planner(Known()).this(config)):
+        with pytest.raises(ConfigError, match=r"train\.solver: lbfgs evaluates a batch as often as"):
+            predict()

@@ -1,51 +1,26 @@
-"""The record of errors corrects predictions, and its intervals hold as often as they say."""
+"""The record keeps predictions beside what runs took."""
 
 from __future__ import annotations
 
-import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestray.trainers.planning.record import Entry, Record, append, load_record, measured_step_s
+from orchestray.trainers.planning.record import Entry, Record, append, load_record, measured_start_s, measured_step_s
 
 
 def entry(ratio: float, family: str = "zero", machine: str = "here") -> Entry:
     return Entry(family, "run", 0.01, 0.01 * ratio, "2026-01-01T00:00:00+00:00", machine)
 
 
-def test_without_runs_nothing_is_corrected_and_no_interval_is_claimed() -> None:
-    found = Record([entry(2.0)] * 4).correction("zero")
-    assert (found.factor, found.interval) == (1.0, None)
-
-
-def test_a_family_is_corrected_by_the_median_of_its_own_errors() -> None:
-    record = Record([entry(1.1)] * 5 + [entry(1.3)] * 6 + [entry(9.0, "single")] * 50)
-    found = record.correction("zero")
-    assert (found.factor, found.of_family, found.num_runs) == (1.3, True, 11)
-
-
-def test_a_family_with_few_runs_is_corrected_by_those_of_all() -> None:
-    found = Record([entry(1.5, "single")] * 20 + [entry(0.1)]).correction("zero")
-    assert (found.factor, found.of_family) == (1.5, False)
-
-
-@pytest.mark.parametrize("num_runs", [10, 50, 400])
-def test_the_interval_covers_four_fifths_of_further_runs(num_runs: int) -> None:
-    dice, covered, trials = random.Random(0), 0, 4000
-    for _ in range(trials):
-        record = Record([entry(dice.lognormvariate(0.2, 0.1)) for _ in range(num_runs)])
-        found = record.correction("zero")
-        assert found.interval is not None
-        low, high = found.interval
-        covered += low <= dice.lognormvariate(0.2, 0.1) / found.factor <= high
-    assert 0.75 <= covered / trials <= 0.85
-
-
 def test_an_error_is_counted_as_it_was_before_the_run_was_known() -> None:
     record = Record([entry(2.0)] * 6)
-    # The first five had nothing to be corrected by.
-    assert record.errors("zero") == pytest.approx([-0.5] * 5 + [0.0])
+    errors = record.errors("zero")
+    assert errors[0] == pytest.approx(-0.5)  # the first had nothing to be corrected by
+    for number, error in enumerate(errors):
+        factor = Record(record.entries[:number]).correction(record.entries[0].traits).factor
+        assert error == pytest.approx(factor / 2 - 1)
     assert record.errors("single") == []
 
 
@@ -82,3 +57,20 @@ def test_regular_slow_steps_count_as_steps() -> None:
 def test_a_run_of_few_steps_has_no_measured_step() -> None:
     assert measured_step_s(lines([0.1] * 20)) is None
     assert measured_step_s([]) is None
+
+
+def test_a_start_is_what_runs_of_as_many_processes_took() -> None:
+    entries = [
+        replace(entry(1.0), processes=count, start_s=start_s)
+        for count, start_s in ((1, 3.0), (1, 5.0), (3, 9.0), (2, 0.0))
+    ]
+    record = Record(entries)
+    assert [record.start_s(count) for count in (1, 3)] == [4.0, 9.0]
+    assert record.start_s(2) == 5.0  # nobody knows: the median of all
+    assert Record().start_s(1) == 0.0
+
+
+def test_the_first_step_begins_when_the_start_ends() -> None:
+    first = {"step": 1, "time_s": 4.5, "samples_per_s": 1.0}
+    assert measured_start_s([{"event": "started", "time_s": 1.0}, first], 0.5) == 4.0
+    assert measured_start_s([{**first, "step": 7}], 0.5) == 0.0  # resumed

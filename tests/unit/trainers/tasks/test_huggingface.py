@@ -24,6 +24,7 @@ from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import DataError, TaskError
 from orchestray.platform.run.model_files import save_model
 from orchestray.serving.models.load import load_served_model
+from orchestray.trainers.core.initial_model import InitialModel
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.saved.initial_weights import InitialisedTask
 from orchestray.trainers.saved.run import load_run
@@ -223,7 +224,9 @@ def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
     model = saved(task_of(place, "causal_lm"), tmp_path / "model")
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()(ids).logits, model(ids).logits)
-    started = InitialisedTask(task_of(place, "causal_lm"), str(tmp_path / "model")).build_model()
+    started = InitialisedTask(
+        task_of(place, "causal_lm"), InitialModel(init_from=str(tmp_path / "model"))
+    ).build_model()
     assert torch.equal(started.eval()(ids).logits, model(ids).logits)
 
 

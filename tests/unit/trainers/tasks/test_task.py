@@ -111,6 +111,7 @@ def test_every_built_in_name_has_a_task_whose_arguments_are_those_of_the_config(
     needed: dict[str, dict[str, Any]] = {
         "parquet": {"path": "somewhere", "label": "y"},
         "images": {"path": "somewhere"},
+        "mnist": {"path": "somewhere"},
         "huggingface": {"path": "somewhere", "model": {"model_type": "bert"}},
     }
     config = TASKS.params(name)(type=name, **needed.get(name, {}))

@@ -43,7 +43,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
         ReroutedHost.__init__(self)
         self._settings = settings
         self._central = CentralSettings.of(settings)
-        self._task = with_initial_weights(tasks.build(settings.task), settings.init_from, settings.precision)
+        self._task = with_initial_weights(tasks.build(settings.task), settings.initial)
         self._server: LeafServer | None = None
         self._upstream: Upstream | None = None
         self._saved_of_earlier = 0

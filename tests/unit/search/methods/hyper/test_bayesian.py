@@ -15,7 +15,7 @@ from torch import nn
 from lab.search_simulation import replay, simulate
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.hyper.bayesian import Bayesian
-from orchestray.search.methods.hyper.encoding import Encoder
+from orchestray.search.methods.hyper.encoding import Encoded, Encoder
 from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, _loss, log_expected_improvement
 from orchestray.search.methods.hyper.surrogates import _standardised
 from orchestray.search.methods.hyper.tpe import Parzen
@@ -111,13 +111,53 @@ def test_expected_improvement_is_its_integral_and_never_vanishes() -> None:
     assert np.all(np.diff(far) < 0)
 
 
-def test_a_parzen_estimate_is_a_density_and_is_drawn_from() -> None:
-    estimate = Parzen(np.array([0.1, 0.12, 0.8]))
-    grid = (np.arange(20_000) + 0.5) / 20_000
-    assert np.exp(estimate.log_density(grid)).mean() == pytest.approx(1, abs=1e-3)
-    drawn = estimate.sample(20_000, np.random.default_rng(0))
-    expected = (np.exp(estimate.log_density(grid)) * grid).mean()
-    assert drawn.mean() == pytest.approx(expected, abs=0.01)
+def parzen(units: Sequence[Sequence[float]], choices: Sequence[Sequence[int]], *, together: bool) -> Parzen:
+    """Return the estimate of points with numbers and choices of three options, all of which they have."""
+    points = encoded(units, choices)
+    return Parzen(points, [3] * points.choices.shape[1], *all_of(points), together=together)
+
+
+def encoded(units: Sequence[Sequence[float]], choices: Sequence[Sequence[int]]) -> Encoded:
+    return Encoded(np.array(units), np.array(choices, dtype=np.int64), np.empty((len(units), 0), dtype=np.int64))
+
+
+def all_of(points: Encoded) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(points.units.shape, bool), np.ones(points.choices.shape, bool)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_parzen_estimate_is_a_density_and_is_drawn_from(together: bool) -> None:
+    estimate = parzen([[0.1, 0.9], [0.12, 0.7], [0.8, 0.2]], [[0], [0], [2]], together=together)
+    line = (np.arange(200) + 0.5) / 200
+    grid = [[x, y] for x in line for y in line]
+    means, total = np.zeros(3), 0.0
+    for code in range(3):
+        places = encoded(grid, [[code]] * len(grid))
+        density = np.exp(estimate.log_density(places, *all_of(places))) / len(grid)
+        total += density.sum()
+        means += [*(density @ places.units), code * density.sum()]
+    assert total == pytest.approx(1, abs=1e-3)
+    units, choices = estimate.sample(20_000, np.random.default_rng(0))
+    assert [*units.mean(0), choices.mean()] == pytest.approx(means, abs=0.02)
+
+
+def test_keys_that_are_good_together_are_drawn_together_and_else_by_themselves() -> None:
+    at = [[x, x] for x in (0.05, 0.1, 0.9, 0.95)] * 5
+    dice = np.random.default_rng(0)
+    alike = {
+        together: float(np.corrcoef(parzen(at, [[]] * 20, together=together).sample(4000, dice)[0].T)[0, 1])
+        for together in (True, False)
+    }
+    assert alike[True] > 0.7
+    assert abs(alike[False]) < 0.1
+
+
+def test_a_trial_says_nothing_about_keys_that_it_does_not_have() -> None:
+    points = encoded([[0.1, 0.1], [0.12, 0.1]], [[0], [0]])
+    estimate = Parzen(points, [3], np.array([[True, False]] * 2), np.zeros((2, 1), bool), together=True)
+    line = [[0.1, y] for y in (0.1, 0.5, 0.9)]
+    places = encoded(line, [[0], [1], [2]])
+    assert np.ptp(estimate.log_density(places, *all_of(places))) < 0.15  # only the even one bends
 
 
 def test_points_come_back_from_their_encoding() -> None:

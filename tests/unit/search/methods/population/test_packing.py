@@ -25,3 +25,10 @@ def test_what_members_of_one_program_cannot_do_is_refused_by_its_key(key: str, v
     config = load_train_config({"name": "packed", "task": {"type": "digits"}, "train": train})
     with pytest.raises(ConfigError, match=rf"packed: train\.{key}: .* packed: false"):
         check_config(config, [])
+
+
+def test_members_of_one_program_have_an_optimizer() -> None:
+    train = {"batch_size": 16, "epochs": 1, "solver": {"type": "hessian_free"}}
+    config = load_train_config({"name": "packed", "task": {"type": "digits"}, "train": train})
+    with pytest.raises(ConfigError, match=r"packed: train\.solver: .* packed: false"):
+        check_config(config, [])

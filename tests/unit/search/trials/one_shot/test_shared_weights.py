@@ -41,13 +41,14 @@ def test_darts_gives_the_planted_operations_most_weight(order: int) -> None:
     ("train", "message"),
     [
         ({"average": {"type": "ema"}}, "train.average: weights that networks share are not averaged"),
+        ({"optimizer": None, "solver": {"type": "lbfgs"}}, "train.solver: weights that networks share see another"),
         ({"early_stopping": {"metric": "loss"}}, "train.early_stopping: weights that networks share train for all"),
         (
             {"optimizer": {"type": "adam", "lr": 0.02, "groups": [{"match": "no.such", "lr": 0.1}]}},
             "groups.0.match: no parameter has a name like 'no.such'",
         ),
     ],
-    ids=["average", "early stopping", "groups"],
+    ids=["average", "solver", "early stopping", "groups"],
 )
 def test_what_shared_weights_have_not_is_refused(train: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -20,8 +20,10 @@ def test_bytes_of_parameters_activations_and_boundaries_are_those_of_the_formula
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Linear(8, 3)).double()
     costs = profile_layers(layers_of(NO_TASK, model), vectors(5), loss_of)
     assert [cost.parameter_bytes for cost in costs] == [8 * 56, 0, 8 * 64, 8 * 27]
-    # The first layer saves its input, Tanh its output, which the third has saved by that; the last saves its input.
+    # The first layer saves its input, Tanh its output, which the third saves as well; the last saves its input.
     assert [cost.activation_bytes for cost in costs] == [8 * 30, 8 * 40, 0, 8 * 40]
+    assert [cost.received_bytes for cost in costs] == [0, 0, 8 * 40, 0]
+    assert [cost.loss_bytes for cost in costs] == [0, 0, 0, 8 * 15]  # the square of the outputs
     assert [cost.boundary_bytes for cost in costs] == [8 * 40, 8 * 40, 8 * 40, 0]
 
 

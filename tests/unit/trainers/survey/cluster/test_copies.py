@@ -1,18 +1,13 @@
-"""A path through hosts costs the sum of its hops, and the object store copies an array once, when it is put."""
+"""A path through hosts costs the sum of its hops."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import ray
 
-from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.trainers.survey.cluster.copies import (
-    Copies,
     direct,
     host_staged,
-    object_store_copies,
     path_s,
     through_object_store,
 )
@@ -35,10 +30,3 @@ def test_in_many_chunks_it_takes_little_more_than_its_slowest_hop() -> None:
     assert path_s(staged, num_bytes, 64) == pytest.approx(path_s(direct(NETWORK), num_bytes), rel=0.02)
     assert path_s(staged, num_bytes, 64) < path_s(staged, num_bytes)
     assert path_s(staged, 1000, 64) > path_s(staged, 1000)  # each chunk has its latencies
-
-
-def test_copies_in_the_object_store_path_are_one_when_it_is_put_and_none_when_it_is_read(cluster: Cluster) -> None:
-    assert cluster.address
-    array = np.zeros(1_000_000)
-    assert object_store_copies(ray, array) == Copies(put=1, get=0)
-    assert not array.any()

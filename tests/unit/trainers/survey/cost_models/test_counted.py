@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from orchestray.trainers.survey.cost_models.counted import Counted, Product, counted
+from orchestray.trainers.analysis.products import Product
+from orchestray.trainers.survey.cost_models.counted import Counted, counted
 
 
 def of(model: nn.Module, *shape: int) -> Counted:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from orchestray.trainers.analysis.products import Product
 from orchestray.trainers.machine.profile import Contention
 from orchestray.trainers.machine.transfers import ring_s
-from orchestray.trainers.survey.cost_models.counted import Counted, Product
+from orchestray.trainers.survey.cost_models.counted import Counted
 from orchestray.trainers.survey.cost_models.models import (
     cpu_distributed_s,
     epoch_s,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from orchestray.trainers.survey.lab import convolving, deadline, moving, multiplying, settings
+from orchestray.trainers.survey.lab import convolving, deadline, defining, moving, multiplying, remembering, settings
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.registry import EXPERIMENTS
 from orchestray.trainers.survey.operators import convolutions
@@ -34,6 +34,10 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "threads": lambda: settings.thread_sweep(1, (1, 2)),
     "deadline": lambda: deadline.deadline(3),
     "persistent": lambda: moving.persistent(1, (1, 2), steps=4, hidden=8),
+    "feed-forward": lambda: defining.feed_forward_operators(2),
+    "cells": defining.recurrent_cells,
+    "bptt": remembering.truncated,
+    "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
     "traffic": moving.traffic,
 }
 
@@ -185,3 +189,38 @@ def test_no_tiling_of_any_convolution_moves_less_than_the_bound(exhibits: dict[s
     assert min(column(exhibit, "tilings")) > 50
     assert all(ratio >= 1 for ratio in column(exhibit, "over the bound"))
     assert re.match(r"0 of [\d,]+ tilings move less than the bound", exhibit.findings[0])
+
+
+def test_operators_by_definition_are_torch_s_on_every_shape(exhibits: dict[str, Exhibit]) -> None:
+    exhibit = exhibits["feed-forward"]
+    assert column(exhibit, "operator") == [name for name in defining.OPERATORS for _ in range(2)]
+    assert len(set(column(exhibit, "inputs"))) > len(defining.OPERATORS)
+    assert max(column(exhibit, "largest difference")) < 1e-10
+
+
+def test_cells_by_their_equations_are_torch_s_and_a_gru_has_three_quarters_of_an_lstm(
+    exhibits: dict[str, Exhibit],
+) -> None:
+    exhibit = exhibits["cells"]
+    assert dict(zip(column(exhibit, "cell"), column(exhibit, "part"), strict=True)) == {
+        "Elman": 0.25,
+        "LSTM": 1.0,
+        "GRU": 0.75,
+    }
+    assert max(column(exhibit, "difference of outputs") + column(exhibit, "of gradients")) < 1e-12
+
+
+def test_a_cut_changes_the_gradient_unless_it_comes_after_the_last_step(exhibits: dict[str, Exhibit]) -> None:
+    errors = dict(zip(column(exhibits["bptt"], "cut after"), column(exhibits["bptt"], "relative error"), strict=True))
+    assert errors[24] == errors[32] == 0
+    assert errors[1] > errors[4] > errors[16] > 0
+    assert "Cut after 24 steps or more" in exhibits["bptt"].findings[1]
+
+
+def test_few_stored_states_give_the_gradient_for_the_work_of_the_programme(exhibits: dict[str, Exhibit]) -> None:
+    exhibit = exhibits["recurrent-memory"]
+    assert column(exhibit, "most stored") == [3, 60, 3, 60]
+    assert column(exhibit, "forward steps") == column(exhibit, "by the programme")
+    assert column(exhibit, "done again")[1] == 0  # all that the backward pass needs is stored
+    assert max(column(exhibit, "difference")) < 1e-12
+    assert "With 3 stored states, 0.05 of 60" in exhibit.findings[1]

@@ -1,0 +1,84 @@
+"""ADMM: each update is the minimum over its variable, and training needs no backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+
+from orchestray.platform.errors import ConfigError
+from orchestray.trainers.solvers.admm import Samples, kind_of_loss, nearest_before_relu, nearest_to_loss
+from support.training import digits, train
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_weighted_sums_of_a_hidden_layer_are_the_minimum_that_a_search_finds() -> None:
+    outputs, given = 2.0 * draws(6, 5), 2.0 * draws(6, 5, seed=1)
+    found = nearest_before_relu(outputs, given, gamma=10.0, beta=1.5)
+    for a, m, z in zip(outputs.flatten().tolist(), given.flatten().tolist(), found.flatten().tolist(), strict=True):
+
+        def cost(z: float, a: float = a, m: float = m) -> float:
+            return 10.0 * (a - max(z, 0.0)) ** 2 + 1.5 * (z - m) ** 2
+
+        grid = np.linspace(-8.0, 8.0, 1601)
+        best = min(grid, key=cost)
+        refined = minimize_scalar(cost, bounds=(best - 0.01, best + 0.01), method="bounded", options={"xatol": 1e-9})
+        assert cost(z) <= cost(float(refined.x)) + 1e-9
+
+
+@pytest.mark.parametrize("beta", [0.3, 1.0])
+def test_weighted_sums_of_the_last_layer_are_a_minimum_of_the_loss_with_its_penalty(beta: float) -> None:
+    given, multipliers = 3.0 * draws(8, 4), draws(8, 4, seed=1)
+    classes = torch.arange(8) % 4
+    samples = Samples(given, classes, torch.arange(8), "cross_entropy")
+    z = nearest_to_loss(given, multipliers, samples, beta).requires_grad_()
+    cost = nn.functional.cross_entropy(z, classes, reduction="sum") + (multipliers * z).sum()
+    (gradient,) = torch.autograd.grad(cost + beta * (z - given).square().sum(), z)
+    assert float(gradient.abs().max()) < 1e-10
+    numbers = Samples(given, draws(8, 4, seed=2), torch.arange(8), "squared_error")
+    z = nearest_to_loss(given, multipliers, numbers, beta).requires_grad_()
+    cost = (z - numbers.targets).square().sum() + (multipliers * z).sum() + beta * (z - given).square().sum()
+    assert float(torch.autograd.grad(cost, z)[0].abs().max()) < 1e-12
+
+
+def run(steps: int = 50, data: int = 1, **solver: Any) -> Any:
+    return train(
+        digits(hidden=[32]),
+        data,
+        batch_size=1500,
+        steps=steps,
+        optimizer=None,
+        solver={"type": "admm", **solver},
+        validate_every_steps=steps,
+    )[0]
+
+
+def test_digits_are_learned_without_a_backward_call_while_the_residuals_shrink() -> None:
+    with torch.no_grad():  # a backward call would raise: nothing has a gradient
+        trained = run()
+    residuals = [line["residual"] for line in trained.steps]
+    assert residuals[-1] < 0.3 * max(residuals)
+    assert residuals[-1] < residuals[20]
+    assert trained.outcome.final["validation"]["accuracy"] > 0.9
+    assert all(parameter.grad is None for parameter in trained.replica.model.parameters())
+
+
+def test_models_and_losses_without_a_closed_form_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"admm solves for the weights of an nn\.Sequential"):
+        train(digits(model="cnn"), batch_size=1500, optimizer=None, solver={"type": "admm"})
+    outputs, targets = draws(5, 3), torch.arange(5) % 3
+    loss = float(nn.functional.cross_entropy(outputs, targets))
+    assert kind_of_loss(outputs, targets, loss, None) == "cross_entropy"
+    numbers = draws(5, seed=2)
+    squared = float((outputs[:, 0] - numbers).square().mean())
+    assert kind_of_loss(outputs[:, :1], numbers, squared, None) == "squared_error"
+    for of_task, weight in ((1.1 * loss, None), (loss, 5.0)):
+        with pytest.raises(ConfigError, match="the task's loss is neither"):
+            kind_of_loss(outputs, targets, of_task, weight)
