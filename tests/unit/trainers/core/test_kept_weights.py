@@ -47,8 +47,7 @@ def trained(folder: Path, what: Kept | None, *, data: int = 1, shard: str = "non
 
 
 def task_of(settings: ReplicaSettings) -> Callable[[], Any]:
-    start = settings.init_from, settings.precision, settings.init_keeps
-    return lambda: with_initial_weights(few_digits(hidden=[16]), *start)
+    return lambda: with_initial_weights(few_digits(hidden=[16]), settings.initial)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: str(each["type"]))

@@ -20,6 +20,7 @@ from orchestray.trainers.saved.initial_weights import with_initial_weights
 from orchestray.trainers.saved.mlflow_export import export_to_mlflow
 from orchestray.trainers.saved.run import Run, load_run
 from support.trained_runs import train_here
+from support.training import settings_for
 
 CNN: dict[str, Any] = {
     "name": "cnn",
@@ -96,7 +97,11 @@ def test_it_is_served_exported_and_trained_from_like_any_run(deep: Run, tmp_path
     assert dict(_stored(deep.path / "model")).keys() == model.state_dict().keys()  # of what is served by parts
     exported = export_to_mlflow(deep, tmp_path / "mlruns").path
     assert list(exported.rglob("model.huffman"))
-    started = with_initial_weights(task, str(deep.path), "float32").build_model().state_dict()
+    started = (
+        with_initial_weights(task, settings_for(init_from=str(deep.path), precision="float32").initial)
+        .build_model()
+        .state_dict()
+    )
     assert all(torch.equal(started[name], each) for name, each in model.state_dict().items())
 
 

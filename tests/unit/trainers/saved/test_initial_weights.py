@@ -52,12 +52,12 @@ def test_weights_of_another_model_are_refused_with_what_differs(tmp_path: Path) 
 def test_a_quantized_model_begins_with_the_weights_of_floating_point_numbers(tmp_path: Path) -> None:
     model, task = digits().build_model(), quantized_digits("twn", task=digits)()
     save_model(tmp_path / "run" / "model", model.state_dict(), {})
-    found: Any = with_initial_weights(task, str(tmp_path / "run"), "float32").build_model()
+    found: Any = with_initial_weights(task, start(tmp_path / "run")).build_model()
     assert torch.equal(found[0].parametrizations.weight.original, model.state_dict()["0.weight"])
     assert torch.equal(found[0].bias, model.state_dict()["0.bias"])
     assert len(found[0].weight.unique()) == 3
     save_model(tmp_path / "quantized" / "model", found.state_dict(), {})
-    again: Any = with_initial_weights(task, str(tmp_path / "quantized"), "float32").build_model()
+    again: Any = with_initial_weights(task, start(tmp_path / "quantized")).build_model()
     assert torch.equal(again[0].weight, found[0].weight)
 
 
