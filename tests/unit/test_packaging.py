@@ -73,11 +73,7 @@ def test_every_folder_of_modules_reaches_the_wheel() -> None:
 
 
 def test_no_shipped_train_config_is_forgotten() -> None:
-<<<<<<< HEAD
     assert len(TRAIN_CONFIGS) == 91
-=======
-    assert len(TRAIN_CONFIGS) == 91
->>>>>>> 64093acf895e352029c0f06abe4557d48f9a9150
     assert len(list((ROOT / "configs" / "train").rglob("*.y*ml"))) == len(TRAIN_CONFIGS)
 
 
