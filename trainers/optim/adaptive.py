@@ -83,7 +83,7 @@ class Adam(Optimizer):
 
     has_fused_kernel = True
 
-    slots = ("step", "exp_avg", "exp_avg_sq")
+    slots: tuple[str, ...] = ("step", "exp_avg", "exp_avg_sq")
     decoupled = False
 
     def __init__(self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0) -> None:
