@@ -103,12 +103,7 @@ class KFAC(SGD):
 
     def join(self, replicas: Collective) -> None:
         size = replicas.size
-        measuring = size if self._num_measuring is None else self._num_measuring
-        if measuring > size:
-            raise ConfigError(
-                f"config: train.optimizer.statistics_workers: there are {size} replicas (strategy.network.data), got "
-                f"{measuring}; at most {size} would fit"
-            )
+        measuring = min(self._num_measuring or size, size)  # there are fewer once some are lost for good
         self._world, first = replicas, size - measuring
         owners = [first + worker for worker in spread([layer.cost for layer in self._layers], measuring)]
         self._holders = [holders(owner, self._fraction, size, first) for owner in owners]
