@@ -180,11 +180,15 @@ def traffic_lines(analysis: Analysis) -> list[str]:
     ]
 
 
+def _times(factor: float) -> str:
+    return "no more" if factor < 1.005 else f"{factor:.3g} times as many"
+
+
 def padding_lines(analysis: Analysis) -> list[str]:
     """Return a sentence on units that take sizes in multiples of a number, if there are products of matrices."""
     if not analysis.padding:
         return []
-    costs = [f"{each.factor:.3g} times as many on {each.unit} ({each.multiple})" for each in analysis.padding]
+    costs = [f"{_times(each.factor)} on {each.unit} ({each.multiple})" for each in analysis.padding]
     last = analysis.padding[-1]
     most = f", most of it in {last.worst or 'the model itself'}" if last.worst_added else ""
     plain = number(last.multiplications)
