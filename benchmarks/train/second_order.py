@@ -88,8 +88,8 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         f"On python_source losses are means of {_SOURCE_MEAN_OF} steps; `found` is the last one.",
         (
             "K-FAC's damping and kl_clip were chosen before, by some 50 runs on the same task, so that SGD had the "
-            "smaller budget: with the default kl_clip of 0.001 K-FAC took 15 to 19 steps there where SGD took 22, "
-            "which misses the goal."
+            "smaller budget: with the default kl_clip of 0.001 K-FAC took 15 to 19 steps there where SGD took "
+            "22, which misses the goal."
         ),
         "Each optimizer has three rates, tried with seed 0; the best is run with every seed.",
         "The time of a step is a mean over 60 steps, with its 6 measurements of the factors and 6 inversions.",
