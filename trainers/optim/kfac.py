@@ -12,6 +12,7 @@ from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.optim.kronecker import FactoredLayer, damped_inverses, factored_layers
 from orchestray.trainers.optim.optimizers import SGD
+from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.optim.spread import holders, spread
 
 _FACTORS = ("inputs", "errors")
@@ -99,7 +100,7 @@ class KFAC(SGD):
                 "config: train.optimizer.type: kfac knows the curvature of nn.Linear and nn.Conv2d, and the model has "
                 "none that is trained; use another optimizer"
             )
-        self._handles = [layer.module.register_forward_hook(layer.hook) for layer in self._layers]
+        self._handles = [layer.module.register_forward_hook(layer.hook, with_kwargs=True) for layer in self._layers]
 
     def join(self, replicas: Collective) -> None:
         size = replicas.size
@@ -161,13 +162,19 @@ class KFAC(SGD):
             used, held = factors, None
         if held is None:
             held = self._invert(used)
-        pulls = [g if g is None else torch.add(g, p, alpha=self._penalty) for g, p in zip(grads, params, strict=True)]
+        pulls = [self._pull(*pair) for pair in zip(params, grads, strict=True)]
         directions = self._directions(params, pulls, held, lr)
         # No replica is waited for from here on: a step in which one is lost has changed nothing.
         self._keep(_FACTORS, factors)
         self._keep(_IN_USE, used)
         self._held = held
         super().step(params, directions, lr)
+
+    def _pull(self, parameter: Tensor, grad: Tensor | None) -> Tensor | None:
+        """Return the gradient of a parameter, with that of the penalty."""
+        if grad is None or not self._penalty:
+            return grad
+        return dense(grad).add(parameter, alpha=self._penalty)
 
     def _pairs(self, slots: Sequence[str]) -> list[Pair]:
         """Return two slots of each layer."""

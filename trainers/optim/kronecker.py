@@ -53,10 +53,11 @@ class FactoredLayer:
         """Sum of e e^T over the rows, where e is the gradient of the batch's loss by the layer's output."""
         self.num_rows = like.new_zeros(1)
 
-    def hook(self, _module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def hook(self, _module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], output: Tensor) -> None:
         """Have the next backward pass add to the sums."""
         if self.is_watched and torch.is_grad_enabled() and output.requires_grad:
-            output.register_hook(partial(self._add, arguments[0].detach()))  # type: ignore[no-untyped-call]
+            given = arguments[0] if arguments else named["input"]
+            output.register_hook(partial(self._add, given.detach()))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _add(self, inputs: Tensor, error: Tensor) -> None:

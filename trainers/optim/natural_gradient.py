@@ -35,4 +35,5 @@ class NaturalGradient(KFAC):
 
     def _inverses(self, factors: Pair) -> Pair:
         inputs, errors = factors
-        return super()._inverses((inputs, errors * (len(errors) / errors.trace())))
+        size = float(errors.trace()) / len(errors)
+        return super()._inverses((inputs, errors / size if size > 0.0 else errors))

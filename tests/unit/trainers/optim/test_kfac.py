@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.optim.kfac import KFAC
 from orchestray.trainers.optim.kronecker import damped_inverses
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits
+from support.threads import run_replicas
+from support.training import digits, furthest, same_bits, settings_for, state_of, stream_of, train
 
 NUM_SAMPLES = 12
 DAMPING = 0.02
@@ -109,6 +111,90 @@ def test_a_model_without_layers_that_have_factors_is_refused() -> None:
         KFAC().observe(nn.LayerNorm(3))
     with pytest.raises(ConfigError, match="looks at the layers"):
         KFAC().init([("weight", torch.zeros(2, 2))])
+
+
+class Unusual(nn.Module):
+    """A model with sparse gradients, and a layer that gets its input by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4, sparse=True)
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, indices: Tensor) -> Tensor:
+        output: Tensor = self.linear(input=self.embedding(indices))
+        return output
+
+
+def one_step(model: nn.Module, **keys: Any) -> dict[str, Tensor]:
+    """Make one step on four samples, and return how far each parameter went."""
+    optimizer = KFAC(momentum=0.0, kl_clip=None, **keys)
+    optimizer.observe(model)
+    optimizer.init(model.named_parameters())
+    optimizer.join(SoloCollective())
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer.begin_step(1, 4, 4)
+    model(torch.tensor([1, 2, 3, 4])).square().mean().backward()
+    parameters = list(model.parameters())
+    optimizer.step(parameters, [parameter.grad for parameter in parameters], LR)
+    return {name: before[name] - parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.1])
+def test_sparse_gradients_and_inputs_given_by_name_move_as_others(penalty: float) -> None:
+    torch.manual_seed(0)
+    model = Unusual()
+    weights = model.embedding.weight.detach().clone()
+    moves = one_step(model, weight_decay=penalty)
+    gradient = model.embedding.weight.grad
+    assert gradient is not None
+    assert gradient.is_sparse
+    assert torch.allclose(moves["embedding.weight"], LR * (gradient.to_dense() + penalty * weights), atol=1e-7)
+    assert model.linear.weight.grad is not None
+    plain = LR * (model.linear.weight.grad + penalty * (model.linear.weight.detach() + moves["linear.weight"]))
+    assert not torch.allclose(moves["linear.weight"], plain, rtol=0.1)  # it was measured: not a step of SGD
+
+
+def test_a_step_that_a_lost_replica_breaks_changes_nothing() -> None:
+    def body(collective: Collective) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = KFAC(momentum=0.0)
+        optimizer.observe(model)
+        optimizer.init(model.named_parameters())
+        optimizer.join(collective)
+        collective.barrier()
+        if collective.rank == 1:
+            collective.abort()
+            return
+        optimizer.begin_step(1, 2, 4)
+        model(torch.ones(2, 4)).sum().backward()
+        before, state = state_of(model), {key: value.clone() for key, value in optimizer.state_tensors().items()}
+        parameters = list(model.parameters())
+        with pytest.raises(PeerLostError):
+            optimizer.step(parameters, [parameter.grad for parameter in parameters], LR)
+        assert same_bits(state_of(model), before)
+        assert same_bits(optimizer.state_tensors(), state)
+
+    run_replicas(2, body)
+
+
+def test_a_new_replica_goes_on_with_inverses_that_only_a_lost_one_held() -> None:
+    optimizer = {"type": "kfac", "lr": 0.05, "inverse_every_steps": 3, "inverse_fraction": 0.0}
+    task = digits(hidden=[12, 10], **FEW)
+    whole = train(task, 2, optimizer=optimizer, steps=6)[0]
+    survivor = train(task, 2, optimizer=optimizer, steps=5)[0].replica
+    survivor.settings = settings = settings_for(2, optimizer=optimizer, steps=6)
+    new = Replica(task, settings, stream_of(task, settings))
+
+    def body(collective: Collective) -> Replica:
+        replica = survivor if collective.rank == 1 else new
+        assert replica.connect(collective) == 5
+        replica.run(started_at=0.0)
+        return replica
+
+    for replica in run_replicas(2, body):
+        assert same_bits(state_of(replica.model), whole.after)
 
 
 def trained(data: int = 1, *, model: str = "mlp", steps: int = 7, rest: Any = None, **keys: Any) -> LaidOut:

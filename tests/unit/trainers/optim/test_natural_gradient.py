@@ -42,6 +42,24 @@ def test_a_step_of_a_linear_gaussian_model_is_the_rate_times_the_exact_inverse_f
     assert torch.allclose(moved, -0.3 * torch.linalg.solve(fisher, gradient), rtol=1e-8, atol=0)
 
 
+def test_a_layer_whose_errors_are_zero_stays_where_it_is() -> None:
+    """Start with a last layer of zeros, as many networks do: the layer below has no gradient in the first step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    nn.init.zeros_(model[1].weight)
+    before = model[0].weight.detach().clone()
+    optimizer = NaturalGradient()
+    optimizer.observe(model)
+    optimizer.init(model.named_parameters())
+    optimizer.join(SoloCollective())
+    optimizer.begin_step(1, 4, 4)
+    model(torch.randn(4, 4)).square().mean().backward()
+    parameters = list(model.parameters())
+    optimizer.step(parameters, [parameter.grad for parameter in parameters], 0.3)
+    assert torch.equal(model[0].weight, before)
+    assert bool(model[1].weight.abs().max() > 0)
+
+
 def trained(data: int, exchange: dict[str, Any], steps: int = NUM_STEPS, **rest: Any) -> LaidOut:
     optimizer = {"type": "natural_gradient", "lr": 0.05, "every_steps": 3}
     settings = layout_settings({"data": data}, exchange, optimizer=optimizer, batch_size=BATCH, steps=steps)
