@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -215,6 +216,7 @@ def _measure(wanted: Wanted, rank: int, meeting: Path, barrier: Barrier, results
     keep_freed_memory()  # as workers do
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)  # what the task prints is not the plan
+    warnings.simplefilter("ignore")  # a run shows them
 
     def start() -> None:
         with contextlib.suppress(threading.BrokenBarrierError):

@@ -151,7 +151,8 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
         for unfit in plans.unfit:
             yield f"{unfit.name}: {unfit.why}"
     elif plans.unfit:
-        yield f"{len(plans.unfit)} schemes do not fit (--all says why)."
+        number = len(plans.unfit)
+        yield f"{number} {'scheme does' if number == 1 else 'schemes do'} not fit (--all says why)."
     best = plans.best
     if best is None:
         return
