@@ -101,7 +101,7 @@ def test_ray_trains_workers_begin_again_elsewhere_from_a_checkpoint_of_the_momen
     before, nodes = running.actors(), machines.workers()
     rank = next(rank for rank in (0, 1) if nodes[before[rank]] != machines.head)
     machines.drain(nodes[before[rank]])
-    running.until("others are there", lambda: len(running.actors()) == 2 and running.actors()[rank] != before[rank])
+    running.until("others are there", lambda: len(now := running.actors()) == 2 and now[rank] != before[rank])
     there = machines.workers()
     after = {there[pid] for pid in running.actors().values()}
     slow.unlink()

@@ -77,7 +77,7 @@ from support.configs import GOOD, problems_of
             "task.type=digts",
             (
                 "task.type: there is no task 'digts'; did you mean 'digits'? (built in are digits, huggingface, "
-                'images, parquet, python_source; your own is "path/to/file.py:Class" or "module:Class")'
+                'images, mnist, parquet, python_source; your own is "path/to/file.py:Class" or "module:Class")'
             ),
         ),
         ("train.until.metric=accuracy", "train.until.value: is required, and missing"),
