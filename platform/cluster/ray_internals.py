@@ -31,6 +31,7 @@ NAMES: Mapping[str, str] = {
     "ray.tune.execution.tune_controller:PlacementGroupResourceManager": "a group removed while Ray places it is lost",
     "ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed": "it ends the experiment when Ray "
     "kills a process for the memory of its node, as that error is not a RayActorError",
+    "ray.train._internal.storage:_upload_to_fs_path": "it empties the files of an experiment, then fills them",
     "ray.experimental.internal_kv:_internal_kv_put": "a store that outlives the processes that write to it",
     "ray.experimental.internal_kv:_internal_kv_get": "see above",
     "ray.experimental.internal_kv:_internal_kv_list": "see above",

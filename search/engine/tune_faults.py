@@ -1,12 +1,14 @@
-"""Three faults of Ray Tune 2.60, and their repair in this process."""
+"""Four faults of Ray Tune 2.60, and their repair in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow.fs
 import ray
 from ray.air.execution.resources import ResourceRequest
 from ray.air.execution.resources.placement_group import PlacementGroupResourceManager
@@ -14,9 +16,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from orchestray.platform.actors.placement import settle
 from orchestray.platform.cluster import ray_internals
+from orchestray.platform.run.files import write_atomic
 
 _TASK_FAILED = "ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed"
 _GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
+_STORE = "ray.train._internal.storage:_upload_to_fs_path"
 
 
 class _OfThread(threading.local):
@@ -86,10 +90,11 @@ def has_place() -> bool:
 
 
 def mend() -> None:
-    """Have Tune give back all placement groups, and take the loss of any process for that of a trial.
+    """Have Tune give back all placement groups, take the loss of any process for that of a trial, and keep its files.
 
     Ray never frees a group that is removed while its bundles are prepared. When Ray kills a process because its machine
-    is out of memory, Tune raises a RuntimeError. It ends the whole experiment.
+    is out of memory, Tune raises a RuntimeError. It ends the whole experiment. Tune empties the files of an experiment
+    before it writes them again. If it is killed then, `Tuner.restore` logs an error and leaves trials out.
     """
     inner = ray_internals.find(_TASK_FAILED)
     if getattr(inner, "is_mended", False):
@@ -103,3 +108,20 @@ def mend() -> None:
     failed.is_mended = True  # type: ignore[attr-defined]
     ray_internals.replace(_TASK_FAILED, failed)
     ray_internals.replace(_GROUPS, SettledPlacementGroups)
+    ray_internals.replace(_STORE, _store_whole(ray_internals.find(_STORE)))
+
+
+def _store_whole(inner: Callable[..., None]) -> Callable[..., None]:
+    """Return Tune's function that stores a folder, which here replaces files as a whole on a local disk."""
+
+    def store(local_path: str, fs: pyarrow.fs.FileSystem, fs_path: str, exclude: list[str] | None = None) -> None:
+        if exclude or not isinstance(fs, pyarrow.fs.LocalFileSystem) or not Path(local_path).is_dir():
+            inner(local_path, fs, fs_path, exclude)
+            return
+        for file in Path(local_path).rglob("*"):
+            if file.is_file():
+                stored = Path(fs_path, file.relative_to(local_path))
+                stored.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(stored, file.read_bytes(), sync=False)
+
+    return store

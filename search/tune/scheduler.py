@@ -46,7 +46,7 @@ class MethodScheduler(TrialScheduler):
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         number = self._searcher.adopt(trial.trial_id, trial.config)
-        if self._searcher.missing:
+        if not self._searcher.num_asked:  # a trial of a restored experiment
             _ask_again(tune_controller)
         if number is None:
             return

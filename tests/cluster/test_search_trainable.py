@@ -143,7 +143,7 @@ def test_a_tuner_that_is_killed_is_restored_and_comes_to_the_same(cluster: Clust
     given["train"] |= {"steps": 24, "validate_every_steps": 4, "batch_size": 32}
     (tmp_path / "config.yaml").write_text(json.dumps(given))
     (tmp_path / "tuner.py").write_text(TUNER)
-    environment = {**os.environ, **beside(cluster), "TUNE_GLOBAL_CHECKPOINT_S": "0"}
+    environment = {**os.environ, **beside(cluster), "TUNE_GLOBAL_CHECKPOINT_S": "0.1"}
 
     def start(*folders: str) -> subprocess.Popen[str]:
         command = [

@@ -1,13 +1,15 @@
-"""Faults of Ray Tune that are mended: each loss of a process is that of a trial, and no placement group is lost."""
+"""Faults of Ray Tune that are mended: each loss of a process is that of a trial, and nothing else is lost."""
 
 from __future__ import annotations
 
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.fs
 import pytest
 from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
@@ -58,6 +60,20 @@ def test_mending_twice_mends_once() -> None:
     assert ray_internals.find(name) is before
     groups = ray_internals.find("ray.tune.execution.tune_controller:PlacementGroupResourceManager")
     assert groups is tune_faults.SettledPlacementGroups
+
+
+def test_a_file_of_an_experiment_holds_the_old_state_or_the_new_at_every_moment(tmp_path: Path) -> None:
+    tune_faults.mend()
+    staged, stored = tmp_path / "staged", tmp_path / "stored"
+    for folder, state in ((staged, b"new"), (stored, b"old")):
+        (folder / "trial").mkdir(parents=True)
+        (folder / "trial" / "state.json").write_bytes(state)
+    local, path = pyarrow.fs.FileSystem.from_uri(str(stored))
+    with (stored / "trial" / "state.json").open("rb") as before:
+        ray_internals.find("ray.train._internal.storage:_upload_to_fs_path")(str(staged), local, path)
+        assert before.read() == b"old"
+    assert (stored / "trial" / "state.json").read_bytes() == b"new"
+    assert len(list(stored.rglob("*"))) == 2
 
 
 def searcher() -> Any:
