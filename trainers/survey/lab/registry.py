@@ -11,6 +11,7 @@ from orchestray.trainers.survey.lab import (
     defining,
     moving,
     multiplying,
+    partitioning,
     remembering,
     settings,
     shrinking,
@@ -48,6 +49,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         shrinking.small_networks, "networks that are small by design: size, time, accuracy", 50
     ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
+    "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),

@@ -11,7 +11,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from orchestray.trainers.survey.lab import convolving, deadline, defining, moving, multiplying, remembering, settings
+from orchestray.trainers.survey.lab import (
+    convolving,
+    deadline,
+    defining,
+    moving,
+    multiplying,
+    partitioning,
+    remembering,
+    settings,
+)
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.registry import EXPERIMENTS
 from orchestray.trainers.survey.operators import convolutions
@@ -39,6 +48,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "bptt": remembering.truncated,
     "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
     "traffic": moving.traffic,
+    "partitions": lambda: partitioning.partitions(workers=(1,)),
 }
 
 
