@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from orchestray import load_run
+from orchestray import __version__, load_run
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.run.checkpoint import load_model_tensors
 from support.cli import Running, orchestray, orchestray_here, read_lines, template_of
@@ -62,6 +62,7 @@ def test_a_run_leaves_everything_the_contract_names(whole: Path) -> None:
     assert result["status"] == "succeeded"
     assert result["error"] is None
     assert (result["restarts"], result["goodput"]) == (0, 1.0)
+    assert (result["versions"]["torch"], result["versions"]["orchestray"]) == (torch.__version__, __version__)
     assert result["epochs"] == 8
     assert result["final"]["validation"]["accuracy"] > 0.9
     assert result["bytes"]["sent"] > 0

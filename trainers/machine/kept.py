@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.files import storage_errors, write_atomic
+from orchestray.platform.run.versions import installed_versions
 from orchestray.trainers.machine.profile import MachineProfile
 
 _RECALIBRATE = "run `orchestray calibrate` (half a minute)"
@@ -49,8 +49,8 @@ def memory_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a measurement depends on; the packages are looked up, not imported."""
-    return {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
+    """Return the versions that a measurement depends on."""
+    return installed_versions("torch")
 
 
 def save(profile: MachineProfile, file: Path) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.run.versions import WHAT_RAN, installed_versions
+
 if TYPE_CHECKING:
     from orchestray.trainers.driver.runlog.run_log import RunProgress
 
@@ -115,4 +117,5 @@ def failed(run_progress: RunProgress, status: str, error: str | None) -> dict[st
         "restarts": run_progress.restarts,
         "stopped_by": None,
         "error": error,
+        "versions": installed_versions(*WHAT_RAN),
     }
