@@ -24,7 +24,7 @@ _SAMPLES, _WIDTH = 72, 72
 
 @dataclass(frozen=True)
 class _Part:
-    """What one worker has done.
+    """The work of one worker.
 
     Args:
         difference: largest difference of its outputs from those of one worker.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestray.trainers.survey.lab import (
+    connecting,
     convolving,
     deadline,
     defining,
@@ -50,6 +51,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
+    "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),

@@ -14,7 +14,7 @@ from orchestray.search.tune.searcher import MethodSearcher
 
 
 class Asking:
-    """What Tune keeps in a file about its requests for trials."""
+    """The state of Tune's requests for trials, which it keeps in a file."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {"counter": 2, "finished": True, "total_samples": 3}

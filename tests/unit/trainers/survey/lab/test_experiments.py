@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from orchestray.trainers.survey.lab import (
+    connecting,
     convolving,
     deadline,
     defining,
@@ -48,6 +49,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "bptt": remembering.truncated,
     "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
     "traffic": moving.traffic,
+    "backends": connecting.backends,
     "partitions": lambda: partitioning.partitions(workers=(1,)),
 }
 
@@ -234,3 +236,36 @@ def test_few_stored_states_give_the_gradient_for_the_work_of_the_programme(exhib
     assert column(exhibit, "done again")[1] == 0  # all that the backward pass needs is stored
     assert max(column(exhibit, "difference")) < 1e-12
     assert "With 3 stored states, 0.05 of 60" in exhibit.findings[1]
+
+
+def test_gloo_does_each_operation_as_mpi_defines_it_for_every_type_for_which_it_is_defined(
+    exhibits: dict[str, Exhibit],
+) -> None:
+    exhibit = exhibits["backends"]
+    tried: dict[Any, Any] = {row[1]: row[2:] for row in exhibit.rows if row[0] == "gloo"}
+    assert {name: row[0] for name, row in tried.items()} == {
+        "all_reduce, sum": "MPI_Allreduce, MPI_SUM",
+        "all_reduce, max": "MPI_Allreduce, MPI_MAX",
+        "reduce_scatter": "MPI_Reduce_scatter_block",
+        "all_gather": "MPI_Allgather",
+        "broadcast": "MPI_Bcast",
+        "exchange": "MPI_Alltoall",
+    }
+    for _, right, undefined, refused, wrong in tried.values():
+        assert (refused, wrong) == (None, None)
+        assert len(right.split()) + len((undefined or "").split()) == len(connecting.TYPES)
+    assert exhibit.findings[0].startswith("gloo does 6 of 6 operations")
+
+
+def test_a_backend_that_was_not_tried_is_not_said_to_work(exhibits: dict[str, Exhibit]) -> None:
+    others: list[Any] = [row for row in exhibits["backends"].rows if row[0] != "gloo"]
+    assert {row[0] for row in others} == {"mpi", "nccl", "ucc"}
+    assert all(row[1] in ("not here", "not tried") and row[2:] == [None] * 5 for row in others)
+
+
+def test_a_result_that_is_not_what_the_operation_means_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "TYPES", (torch.int64,))
+    root = connecting.OPERATIONS["broadcast"]
+    wrong = connecting.Meaning(root.standard, root.run, lambda all_of, _: all_of[0])
+    monkeypatch.setattr(connecting, "OPERATIONS", {"broadcast": wrong})
+    assert connecting.backends().rows[0] == ["gloo", "broadcast", "MPI_Bcast", None, None, None, "int64"]
