@@ -31,7 +31,8 @@ NAMES: Mapping[str, str] = {
     "ray.tune.execution.tune_controller:PlacementGroupResourceManager": "a group removed while Ray places it is lost",
     "ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed": "it ends the experiment when Ray "
     "kills a process for the memory of its node, as that error is not a RayActorError",
-    "ray.train._internal.storage:_upload_to_fs_path": "it empties the files of an experiment, then fills them",
+    "ray.train._internal.storage:_FilesystemSyncer._sync_up_command": "it empties the files of an experiment before it "
+    "writes them again, and a kill in between loses trials",
     "ray.experimental.internal_kv:_internal_kv_put": "a store that outlives the processes that write to it",
     "ray.experimental.internal_kv:_internal_kv_get": "see above",
     "ray.experimental.internal_kv:_internal_kv_list": "see above",

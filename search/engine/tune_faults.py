@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from orchestray.platform.actors.placement import settle
 from orchestray.platform.cluster import ray_internals
+from orchestray.platform.errors import StorageError
 from orchestray.platform.run.files import write_atomic
 
 _TASK_FAILED = "ray.air.execution._internal.actor_manager:RayActorManager._actor_task_failed"
 _GROUPS = "ray.tune.execution.tune_controller:PlacementGroupResourceManager"
-_STORE = "ray.train._internal.storage:_upload_to_fs_path"
+_STORE = "ray.train._internal.storage:_FilesystemSyncer._sync_up_command"
 
 
 class _OfThread(threading.local):
@@ -108,20 +109,32 @@ def mend() -> None:
     failed.is_mended = True  # type: ignore[attr-defined]
     ray_internals.replace(_TASK_FAILED, failed)
     ray_internals.replace(_GROUPS, SettledPlacementGroups)
-    ray_internals.replace(_STORE, _store_whole(ray_internals.find(_STORE)))
+    ray_internals.replace(_STORE, _storing_whole(ray_internals.find(_STORE)))
 
 
-def _store_whole(inner: Callable[..., None]) -> Callable[..., None]:
-    """Return Tune's function that stores a folder, which here replaces files as a whole on a local disk."""
+def _storing_whole(inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Tune's choice of what a thread does to store a folder, which here replaces whole files on a local disk."""
 
-    def store(local_path: str, fs: pyarrow.fs.FileSystem, fs_path: str, exclude: list[str] | None = None) -> None:
-        if exclude or not isinstance(fs, pyarrow.fs.LocalFileSystem) or not Path(local_path).is_dir():
-            inner(local_path, fs, fs_path, exclude)
-            return
-        for file in Path(local_path).rglob("*"):
-            if file.is_file():
-                stored = Path(fs_path, file.relative_to(local_path))
-                stored.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(stored, file.read_bytes(), sync=False)
+    def choose(self: Any, local_path: str, uri: str, exclude: list[str] | None = None) -> Any:
+        folder, is_local = Path(local_path), isinstance(self.storage_filesystem, pyarrow.fs.LocalFileSystem)
+        if exclude or not is_local or not folder.is_dir():
+            return inner(self, local_path, uri, exclude)
+        try:  # its state at once, which Tune writes in this thread, and again while the other one stores the rest
+            _replace(folder, Path(uri), [file for file in folder.iterdir() if file.is_file()])
+        except StorageError:
+            return inner(self, local_path, uri, exclude)  # which tells
+        return _store_trials, {"folder": folder, "stored": Path(uri)}
 
-    return store
+    return choose
+
+
+def _store_trials(folder: Path, stored: Path) -> None:
+    _replace(folder, stored, [file for file in folder.glob("*/**/*") if file.is_file()])
+
+
+def _replace(folder: Path, stored: Path, files: Iterable[Path]) -> None:
+    """Replace the stored files by those of a folder, each as a whole."""
+    for file in files:
+        path = stored / file.relative_to(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, file.read_bytes(), sync=False)

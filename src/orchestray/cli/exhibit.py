@@ -238,6 +238,19 @@ def _bert() -> Shown:
     )
 
 
+def _spot_prices() -> Shown:
+    from orchestray.trainers.survey.cluster.spot_prices import show_bills
+
+    rows, saved, traces = show_bills()
+    return Shown(
+        ["cluster", "mean cost", "dearest", "mean hours", "resizes"],
+        rows,
+        f"{traces} traces of hourly prices below 1, a training of 100 machine hours due in 72, six minutes lost by "
+        f"each resize. A cluster that grows while prices are low costs {saved:.0%} less than two machines; it "
+        "knows the prices of the three days before.",
+    )
+
+
 EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
     {
         "descent-lemma": ("how much a step of SGD lowers the loss, and its bound", _descent_lemma),
@@ -247,6 +260,7 @@ EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
         "hybrid": ("AlexNet on 4 GPUs: data parallelism, and the hybrid, by the alpha-beta model", _hybrid),
         "host-staged": ("a tensor from GPU to GPU through the memory of hosts", _host_staged),
         "checkpoints": ("how often to save: goodput around Young and Daly's interval", _checkpoints),
+        "spot-prices": ("machines rented at a price that moves: a fixed number, and as many as pay off", _spot_prices),
         "gpipe": ("GPipe's speed-ups from one of them", _gpipe),
         "bert": ("data-parallel BERT on 1 to 32 GPUs from one row", _bert),
     }

@@ -14,6 +14,7 @@ from orchestray.trainers.survey.lab import (
     multiplying,
     partitioning,
     remembering,
+    replicating,
     settings,
     shrinking,
 )
@@ -52,6 +53,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
+    "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),

@@ -64,16 +64,22 @@ def test_mending_twice_mends_once() -> None:
 
 def test_a_file_of_an_experiment_holds_the_old_state_or_the_new_at_every_moment(tmp_path: Path) -> None:
     tune_faults.mend()
-    staged, stored = tmp_path / "staged", tmp_path / "stored"
+    staged, stored, names = tmp_path / "staged", tmp_path / "stored", ("state.json", "trial/log.json")
     for folder, state in ((staged, b"new"), (stored, b"old")):
         (folder / "trial").mkdir(parents=True)
-        (folder / "trial" / "state.json").write_bytes(state)
+        for name in names:
+            (folder / name).write_bytes(state)
     local, path = pyarrow.fs.FileSystem.from_uri(str(stored))
-    with (stored / "trial" / "state.json").open("rb") as before:
-        ray_internals.find("ray.train._internal.storage:_upload_to_fs_path")(str(staged), local, path)
-        assert before.read() == b"old"
-    assert (stored / "trial" / "state.json").read_bytes() == b"new"
-    assert len(list(stored.rglob("*"))) == 2
+    syncer = SimpleNamespace(storage_filesystem=local)
+    choose = ray_internals.find("ray.train._internal.storage:_FilesystemSyncer._sync_up_command")
+    with (stored / names[0]).open("rb") as before, (stored / names[1]).open("rb") as also_before:
+        store, what = choose(syncer, str(staged), path)
+        (staged / names[0]).write_bytes(b"")  # Tune begins to write it again
+        store(**what)
+        assert (before.read(), also_before.read()) == (b"old", b"old")
+    assert len(pickle.dumps(what)) < 500  # Tune keeps it in the very state that is stored
+    assert [(stored / name).read_bytes() for name in names] == [b"new", b"new"]
+    assert len(list(stored.rglob("*"))) == 3
 
 
 def searcher() -> Any:

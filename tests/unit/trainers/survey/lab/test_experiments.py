@@ -20,6 +20,7 @@ from orchestray.trainers.survey.lab import (
     multiplying,
     partitioning,
     remembering,
+    replicating,
     settings,
 )
 from orchestray.trainers.survey.lab.exhibit import Exhibit
@@ -50,6 +51,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
     "traffic": moving.traffic,
     "backends": connecting.backends,
+    "interpreter-lock": lambda: replicating.interpreter_lock(1, steps=4, width=16),
     "partitions": lambda: partitioning.partitions(workers=(1,)),
 }
 
@@ -269,3 +271,12 @@ def test_a_result_that_is_not_what_the_operation_means_is_told(monkeypatch: pyte
     wrong = connecting.Meaning(root.standard, root.run, lambda all_of, _: all_of[0])
     monkeypatch.setattr(connecting, "OPERATIONS", {"broadcast": wrong})
     assert connecting.backends().rows[0] == ["gloo", "broadcast", "MPI_Bcast", None, None, None, "int64"]
+
+
+def test_replicas_in_threads_and_in_processes_have_together_the_gradient_of_one(exhibits: dict[str, Exhibit]) -> None:
+    exhibit = exhibits["interpreter-lock"]
+    assert column(exhibit, "replicas") == ["one", "2 threads", "2 processes"] * 2
+    assert max(column(exhibit, "difference")) < 1e-5
+    times, faster = column(exhibit, "ms"), column(exhibit, "times as fast")
+    assert faster == pytest.approx([times[row // 3 * 3] / each for row, each in enumerate(times)])
+    assert exhibit.findings[1] == f"a loop in Python, 2 processes: {faster[2]:.2g} times as fast as one replica."
