@@ -10,6 +10,7 @@ from orchestray.trainers.survey.lab import (
     convolving,
     deadline,
     defining,
+    map_reduce,
     moving,
     multiplying,
     partitioning,
@@ -54,6 +55,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
+    "map-reduce": Experiment(map_reduce.map_reduce, "training by map and reduce tasks of Ray, with one killed", 0),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),
