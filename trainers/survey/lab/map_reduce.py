@@ -66,7 +66,8 @@ def map_gradient(
 
 def add(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Return the sum of two gradients: a reduce task."""
-    return left + right
+    both: np.ndarray = left + right
+    return both
 
 
 def map_reduce(rounds: int = 0, maps: int = 4, steps: int = 6, killed: tuple[int, int] = (2, 1)) -> Exhibit:
