@@ -32,6 +32,7 @@ BENCHMARKS = (
     "operators",
     "recompute",
     "split",
+    "few_bits",
     "deep_compression",
     "layouts",
     "cost_models",

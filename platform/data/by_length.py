@@ -6,14 +6,14 @@ seed, the epoch and the data alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orchestray.platform.data.arranging import Arranging
 from orchestray.platform.errors import DataError, TaskError
 
 if TYPE_CHECKING:
@@ -37,16 +37,7 @@ class ByLength:
     """Number of shuffled samples that are sorted together, the longest first; a batch should be a small part of it."""
 
 
-@runtime_checkable
-class Arranging(Protocol):
-    """A source that arranges the rows of a window after they are shuffled."""
-
-    def arrange(self, rows: Rows, permutation: Indices) -> Indices:
-        """Return the rows of a window in the order of use, given a random one."""
-        ...
-
-
-class LengthSource:
+class LengthSource(Arranging):
     """A source of rows in runs of falling length; see `ByLength`."""
 
     def __init__(self, source: Source, column: str, run_rows: int) -> None:
@@ -70,25 +61,8 @@ class LengthSource:
                 f"column {column!r} is of type {schema.field(column).type}, and samples are sorted by the length of a "
                 "text or a list"
             )
-        self._source, self._column, self._run_rows = source, column, run_rows
-
-    @property
-    def num_rows(self) -> int:
-        return self._source.num_rows
-
-    @property
-    def chunk_rows(self) -> tuple[int, ...]:
-        return self._source.chunk_rows
-
-    @property
-    def window_rows(self) -> int:
-        return self._source.window_rows
-
-    def read(self, chunks: Sequence[int]) -> Rows:
-        return self._source.read(chunks)
-
-    def first_row(self) -> pa.Table:
-        return self._source.first_row()
+        super().__init__(source)
+        self._column, self._run_rows = column, run_rows
 
     def arrange(self, rows: Rows, permutation: Indices) -> Indices:
         found = _lengths(rows.column(self._column))

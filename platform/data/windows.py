@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import pyarrow as pa
 
-from orchestray.platform.data.by_length import Arranging
+from orchestray.platform.data.arranging import Arranging
 from orchestray.platform.data.order import EpochPlan, Indices, Window
 from orchestray.platform.data.retries import STOP
 from orchestray.platform.data.rows import Rows

@@ -212,6 +212,9 @@ def _streams(view: View, streams: int) -> Iterator[Problem]:
     if network.pipeline > 1:
         text = "carries the states of streams in one model; set strategy.network.pipeline to 1, and use data"
         yield Problem("task.streams", text)
+    if view("train.batch_schedule") is not None:
+        text = "a batch that grows would have several samples of a stream, whose states go on one after the other"
+        yield Problem("task.streams", f"{text}; take train.batch_schedule out, or streams")
     if view("train.solver") is not None:
         text = "states go on with each look at a batch, and a solver looks at one several times; use train.optimizer"
         yield Problem("task.streams", text)

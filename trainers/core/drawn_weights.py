@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from orchestray.platform.errors import ConfigError
 
@@ -59,7 +60,11 @@ def draw_weights(model: nn.Module, distribution: str, gain: float = 1.0) -> None
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
-    for name, parameter in module._parameters.items():
+    named = dict(module._parameters)
+    if is_parametrized(module):  # as a quantized layer, which computes with what is made of the weight that is trained
+        lists = cast("nn.ModuleDict", module.parametrizations)
+        named |= {name: each._parameters.get("original") for name, each in lists.items()}
+    for name, parameter in named.items():
         is_trained = parameter is not None and parameter.requires_grad and parameter.is_floating_point()
         if parameter is not None and is_trained and "weight" in name and parameter.dim() > 1:
             yield parameter

@@ -81,7 +81,7 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         optimizer_bytes=_num_bytes(replica.optimizer.state_tensors().values()),
         activation_bytes=replica.meter.peak_bytes,
         resident_bytes=peak_memory(),
-        steps_per_epoch=replica.stream("train").steps_per_epoch,
+        num_samples=replica.stream("train").num_samples,
         step_times_s=tuple(times),
     )
 
@@ -120,7 +120,6 @@ def profile(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         boundary_bytes=tuple(cost.boundary_bytes for cost in costs),
         forbidden_cuts=tuple(sorted(layers.forbidden_cuts)),
         micro_batch_samples=micro_batch.num_samples,
-        steps_per_epoch=stream.steps_per_epoch,
     )
 
 
@@ -171,11 +170,12 @@ class _StreamHost(TaskHost):
 
 
 def without_ends(settings: ReplicaSettings) -> ReplicaSettings:
-    """Return the settings of a run that goes on until it is stopped, and writes and validates nothing."""
+    """Return the settings of a run with batches of one size that goes on until it is stopped, and keeps nothing."""
     return replace(
         settings,
         epochs=None,
         steps=_ENDLESS,
+        batch_schedule=None,
         checkpoint_storage=None,
         model_directory=None,
         faults=(),

@@ -60,7 +60,7 @@ class DryRun:
         optimizer_bytes: bytes of the optimizer's state.
         activation_bytes: most bytes kept for the backward pass.
         resident_bytes: most memory of the process.
-        steps_per_epoch: steps of an epoch.
+        num_samples: samples of an epoch.
         step_times_s: seconds of each measured step with its exchange.
     """
 
@@ -72,7 +72,7 @@ class DryRun:
     optimizer_bytes: int
     activation_bytes: int
     resident_bytes: int
-    steps_per_epoch: int
+    num_samples: int
     step_times_s: tuple[float, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +141,6 @@ class LayerProfile:
         boundary_bytes: bytes that cross a cut after each.
         forbidden_cuts: layers that must not begin a stage.
         micro_batch_samples: samples of the micro-batch.
-        steps_per_epoch: steps of an epoch.
     """
 
     names: tuple[str, ...]
@@ -154,7 +153,6 @@ class LayerProfile:
     boundary_bytes: tuple[int, ...]
     forbidden_cuts: tuple[int, ...]
     micro_batch_samples: int
-    steps_per_epoch: int
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

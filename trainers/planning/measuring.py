@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from orchestray.trainers.config.settings import ReplicaSettings
 
-_FORMAT = 2
+_FORMAT = 3
 """Version of the results on disk; those of another one are measured again."""
 _PRELOADED = ("dry_run", "served")
 _MOST_AT_ONCE = 8
@@ -41,6 +41,7 @@ _DISTURBED = 0.25
 _WITHOUT_INFLUENCE = (
     "epochs", "steps", "until", "early_stop", "best", "time_limit_s", "pause_at", "validate_every_steps", "faults",
     "checkpoint_storage", "checkpoint_every_steps", "checkpoint_keep", "model_directory", "lr_schedule", "seed",
+    "batch_schedule",
 )  # fmt: skip
 """Settings that no measurement depends on."""
 

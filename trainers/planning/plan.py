@@ -81,7 +81,7 @@ def note_run(config: TrainConfig, lines: Iterable[Mapping[str, Any]]) -> dict[st
     with suppress(OrchestrayError):
         machine = kept.load()
         predictor, measurements = _predictor(Cluster(machine))
-        refuse_unknown(config)
+        _refuse_unrecorded(config)
         if all(measurements.knows(each) for each in predictor.wanted(config)):
             return _noted(config, lines, predictor, machine)
     return None
@@ -103,8 +103,15 @@ def note_later(directory: Path) -> dict[str, Any] | None:
 
     machine = kept.load()
     config = load_train_config(directory / "config.yaml", look_at_task=False)
-    refuse_unknown(config)
+    _refuse_unrecorded(config)
     return _noted(config, read_lines(directory / "metrics.jsonl"), _predictor(Cluster(machine))[0], machine)
+
+
+def _refuse_unrecorded(config: TrainConfig) -> None:
+    refuse_unknown(config)
+    if config.train.batch_schedule is not None:
+        text = "steps become longer as batches grow, so a run has no usual step to put beside a prediction"
+        raise ConfigError(f"config: train.batch_schedule: {text}")
 
 
 def _noted(

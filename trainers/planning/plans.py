@@ -35,6 +35,11 @@ class Parts:
         """Return the parts, each times a factor."""
         return Parts(**{name: value * factor for name, value in asdict(self).items()})
 
+    def towards(self, other: Parts, part: float) -> Parts:
+        """Return the parts at a point of the line to other ones: these at 0, the others at 1."""
+        ends = ((name, value, getattr(other, name)) for name, value in asdict(self).items())
+        return Parts(**{name: value + part * (there - value) for name, value, there in ends})
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -69,8 +74,8 @@ class Plan:
         num_workers: workers, without servers.
         num_servers: parameter servers.
         num_steps: steps of the whole run; 0: unknown.
-        steps_per_epoch: steps of an epoch; 0: unknown.
-        samples: samples of a step, over all workers.
+        steps_per_epoch: steps of an epoch, or their mean; 0: unknown.
+        samples: samples of a step, over all workers; of a run whose batches grow, the mean over its steps.
         parts: parts of the time of a step.
         memory: memory of a worker.
         num_bytes: bytes that all workers send in a step, by link (`data`, `tensor`, `pipeline`, `server`).
@@ -87,7 +92,7 @@ class Plan:
     changes: Mapping[str, Any]
     config: Mapping[str, Any]
     num_workers: int
-    samples: int
+    samples: float
     parts: Parts
     memory: Memory = Memory()
     num_bytes: Mapping[str, int] = field(default_factory=dict)

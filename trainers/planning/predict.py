@@ -15,15 +15,17 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.machine.transfers import ring_s
+from orchestray.trainers.optim.batch_params import Measured
 from orchestray.trainers.planning.correction import Traits
 from orchestray.trainers.planning.measuring import Wanted
 from orchestray.trainers.planning.pipelines import PipelineStep, pipeline_step
 from orchestray.trainers.planning.plans import Memory, Parts, Plan
 from orchestray.trainers.planning.pricing import chance_s, memory_of, sent_bytes, step_parts
+from orchestray.trainers.planning.run_length import run_length
 from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchronous, synchronous
 
 if TYPE_CHECKING:
-    from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.config.schema import TrainConfig, TrainSection
     from orchestray.trainers.machine.profile import MachineProfile
     from orchestray.trainers.machine.transfers import Kind
     from orchestray.trainers.planning.measuring import Measurements
@@ -87,7 +89,11 @@ class Predictor:
             ConfigError: the config does not fit the task or the model.
             TrainingError: the task's code failed.
         """
-        made, network = self._made(config), config.strategy.network
+        settings, *largest = _settings_by_size(config)
+        made, network = self._made(config, settings), config.strategy.network
+        length = run_length(config.train, made.num_samples)
+        if largest:
+            made = _grown(made, self._made(config, largest[0]), config.train, length.samples)
         exact = config.strategy.compression.type == "none" and not made.diverges and made.staleness == 0.0
         return Plan(
             name=name,
@@ -96,9 +102,9 @@ class Predictor:
             config=config.model_dump(mode="json"),
             num_workers=network.data * network.tensor * network.pipeline,
             num_servers=made.num_servers,
-            samples=config.train.batch_size,
-            steps_per_epoch=made.steps_per_epoch,
-            num_steps=config.train.steps or (config.train.epochs or 0) * made.steps_per_epoch,
+            samples=length.samples,
+            steps_per_epoch=length.steps_per_epoch,
+            num_steps=length.num_steps,
             parts=made.parts.scaled(1.0)
             if self._cluster.slowness == 1.0
             else _slower(made.parts, self._cluster.slowness),
@@ -111,7 +117,9 @@ class Predictor:
 
     def wanted(self, config: TrainConfig) -> list[Wanted]:
         """Return the measurements that a prediction of a config takes."""
-        settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        return [each for settings in _settings_by_size(config) for each in self._wanted(config, settings)]
+
+    def _wanted(self, config: TrainConfig, settings: ReplicaSettings) -> list[Wanted]:
         threads = config.resources.num_threads
         at_once = self._at_once(settings.layout.size, threads)
         if config.strategy.exchange.type == "parameter_server":
@@ -131,13 +139,12 @@ class Predictor:
         here = self._cluster.workers_of_node(num_workers)
         return max(1, min(here, 2 * self._cluster.machine.cores // threads))
 
-    def _made(self, config: TrainConfig) -> _Made:
-        settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+    def _made(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
         if config.strategy.exchange.type == "parameter_server":
             return self._with_servers(config, settings)
         if settings.layout.pipeline > 1:
             return self._pipeline(config, settings)
-        runs = self._measurements.dry_runs(self.wanted(config)[0])
+        runs = self._measurements.dry_runs(self._wanted(config, settings)[0])
         size, overlap = settings.layout.size, self._cluster.machine.overlap
         crowd = _crowd(size, self._at_once(size, config.resources.num_threads), self._cluster)
 
@@ -149,12 +156,12 @@ class Predictor:
             replace(parts, compute_s=parts.compute_s * crowd, optimizer_s=parts.optimizer_s * crowd),
             memory_of(runs[0]),
             sent_bytes(runs[0], settings.layout),
-            steps_per_epoch=runs[0].steps_per_epoch,
+            num_samples=runs[0].num_samples,
             diverges=settings.diverges and settings.layout.data > 1,
         )
 
     def _pipeline(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
-        layers, whole = self.wanted(config)
+        layers, whole = self._wanted(config, settings)
         runs = self._measurements.dry_runs(whole)
         step = self._pipeline_step(layers, settings)
         size, layout = settings.layout.size, settings.layout
@@ -185,9 +192,7 @@ class Predictor:
             memory_of(known).process,
         )
         sent = {"pipeline": step.link_bytes * layout.data, **({"data": data_bytes * layout.data} if data_bytes else {})}
-        return _Made(
-            parts, memory, sent, steps_per_epoch=ceil(known.steps_per_epoch / layout.data), staleness=step.staleness
-        )
+        return _Made(parts, memory, sent, num_samples=known.num_samples, staleness=step.staleness)
 
     def _pipeline_step(self, layers: Wanted, settings: ReplicaSettings) -> PipelineStep:
         size = settings.layout.size
@@ -199,7 +204,7 @@ class Predictor:
 
     def _with_servers(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
         exchange = settings.exchange
-        worker, with_servers, *layers = self.wanted(config)
+        worker, with_servers, *layers = self._wanted(config, settings)
         runs, served = self._measurements.dry_runs(worker), self._measurements.served(with_servers)
         one, data, shards = runs[0].exchanging, settings.layout.data, int(exchange["shards"])
         shared = exchange["transport"] == "shared_memory"
@@ -224,7 +229,7 @@ class Predictor:
             Parts(compute_s, load.transport_s, max(0.0, step.queue_s), load.service_s),
             memory_of(runs[0], resident_bytes=served.resident_bytes),
             {} if shared else {"server": round(sent)},
-            steps_per_epoch=ceil(runs[0].steps_per_epoch / data),
+            num_samples=runs[0].num_samples,
             staleness=step.staleness,
             num_servers=num_servers,
         )
@@ -246,11 +251,40 @@ class _Made:
     parts: Parts
     memory: Memory
     num_bytes: Mapping[str, int]
-    steps_per_epoch: int = 0
+    num_samples: int = 0
     staleness: float = 0.0
     num_servers: int = 0
     diverges: bool = False
     notes: tuple[str, ...] = ()
+
+
+def _settings_by_size(config: TrainConfig) -> list[ReplicaSettings]:
+    """Return the settings of a run; if its batches grow, with their first size and with the largest."""
+    settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+    schedule = config.train.batch_schedule
+    if schedule is None or schedule.max_batch_size <= settings.batch_size:
+        return [settings]
+    return [settings, replace(settings, batch_size=schedule.max_batch_size)]
+
+
+def _grown(first: _Made, last: _Made, train: TrainSection, samples: float) -> _Made:
+    """Return what a step takes in the mean, on a line between batches of the first size and of the largest.
+
+    Args:
+        first: what a step of the first size takes.
+        last: what one of the largest takes, whose memory the run needs.
+        train: the config's section.
+        samples: mean samples of a step.
+    """
+    assert train.batch_schedule is not None
+    largest = min(train.batch_schedule.max_batch_size, first.num_samples)
+    grown = max(0.0, (samples - train.batch_size) / max(1, largest - train.batch_size))
+    sent = {link: round(num + grown * (last.num_bytes[link] - num)) for link, num in first.num_bytes.items()}
+    notes = (*first.notes, f"batches grow from {train.batch_size} samples to {largest} at most")
+    if isinstance(train.batch_schedule, Measured):
+        step_s = last.parts.total_s
+        notes = (*notes, f"as nobody knows when, times are those of the first size; the largest takes {step_s:.3g} s")
+    return replace(first, parts=first.parts.towards(last.parts, grown), memory=last.memory, num_bytes=sent, notes=notes)
 
 
 def traits_of(config: TrainConfig) -> Traits:

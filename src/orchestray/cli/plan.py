@@ -80,6 +80,7 @@ def plan(
             print(json.dumps([one.to_json()]))
         else:
             show(_explained(one))
+            _print_notes(one)
         return
     plans = planning.plan(
         config, overrides=overrides or (), workers=workers, nodes=nodes, machine=machine, report=_reporter()
@@ -89,12 +90,19 @@ def plan(
     elif why is not None:
         show(_difference(plans.find(why[0]), plans.find(why[1])))
     elif explain is not None:
-        show(_explained(plans.find(explain)))
+        show(_explained(found := plans.find(explain)))
+        _print_notes(found)
     else:
         show(_table(plans, everything=everything))
         print()
         for line in _closing(plans, config, mtbf_h, everything=everything):
             print(line)
+        _print_notes(plans.best or plans.plans[0])
+
+
+def _print_notes(plan: Plan) -> None:
+    for note in plan.notes:
+        print(f"Note: {note}.")
 
 
 def _reporter() -> Any:

@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 from orchestray.cli.plan import app
 from orchestray.cli.train import app as train_app
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.machine import kept
 from orchestray.trainers.machine.profile import MachineProfile
 from orchestray.trainers.planning import record as records
+from orchestray.trainers.planning.plan import note_run
 from unit.trainers.planning.test_planner import machine
 
 CONFIG = """
@@ -79,6 +81,18 @@ def test_a_plan_is_explained_by_its_parts_and_compared_with_another(config: str)
     compared = run(config, "--workers", "1", "--why", "one process", "one process, recompute sqrt")
     assert "difference" in compared
     assert json.loads(run(config, "--this", "--json"))[0]["name"] == "as it stands"
+
+
+@pytest.mark.usefixtures("profile")
+def test_batches_that_grow_are_planned_with_a_note_and_their_runs_are_not_put_beside_predictions(config: str) -> None:
+    grows = "train.batch_schedule={type: steps, every_steps: 10, max_batch_size: 64}"
+    assert "Note: batches grow from 32 samples to 64 at most." in run(config, grows, "--this")
+    lines = [{"samples_per_s": 1.0, "time_s": float(step)} for step in range(50)]
+    for overrides in ([grows], []):
+        run(config, *overrides, "--this")
+        noted = note_run(load_train_config(config, overrides), lines)
+        assert (noted is None) is (overrides == [grows])
+    records.record_file().unlink()
 
 
 def test_the_history_shows_the_errors_of_each_family(profile: MachineProfile) -> None:

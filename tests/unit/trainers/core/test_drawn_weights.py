@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.drawn_weights import DISTRIBUTIONS, draw_weights
+from orchestray.trainers.few_bits.layers import quantize_layers
+from support.few_bits import quantize_section
 
 
 def is_within_three_sigma(values: Tensor, variance: float, kurtosis: float) -> bool:
@@ -101,3 +103,17 @@ def test_a_weight_that_is_tied_or_frozen_and_what_is_no_layer_stay_as_they_shoul
 def test_a_model_without_layers_is_refused(distribution: str) -> None:
     with pytest.raises(ConfigError, match=r"train\.init: the model has no layer whose weights could be drawn"):
         draw_weights(nn.Sequential(nn.Embedding(3, 2), nn.LayerNorm(2)), distribution)
+
+
+@pytest.mark.parametrize("ends", ["float", "quantized"])
+def test_the_real_weights_of_quantized_layers_are_drawn_like_those_of_others(ends: str) -> None:
+    drawn = []
+    for is_quantized in (False, True):
+        model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
+        if is_quantized:
+            quantize_layers(model, quantize_section("twn", ends=ends))
+        torch.manual_seed(0)
+        draw_weights(model, "xavier_uniform")
+        drawn.append(sorted(model.named_parameters(), key=lambda named: named[0].replace("parametrizations.", "")))
+    for (_, plain), (_, real) in zip(*drawn, strict=True):
+        assert torch.equal(plain, real)

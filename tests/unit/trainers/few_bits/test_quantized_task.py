@@ -21,6 +21,7 @@ from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.digits import Digits
+from support.central_run import central_settings, train_central
 from support.configs import GOOD
 from support.few_bits import quantized_digits
 from support.layouts import LaidOut, layout_settings, train_laid_out
@@ -59,6 +60,14 @@ def test_a_layout_is_the_single_process(kind: str, layout: str) -> None:
     assert found.weights.keys() == single(kind).weights.keys()
     assert furthest(found.weights, single(kind).weights) <= TOLERANCE
     assert not [event for event in found.events if event["event"] == "warning"]
+
+
+@pytest.mark.parametrize("kind", ["twn", "dorefa"])
+def test_synchronous_servers_are_the_single_process(kind: str, tmp_path: Path) -> None:
+    settings = central_settings(2, {"shards": 2}, steps=6, optimizer=SGD)
+    found = train_central(quantized_digits(**KINDS[kind]), settings, tmp_path)
+    assert found.losses == pytest.approx(single(kind).losses, rel=0, abs=TOLERANCE)
+    assert furthest(found.weights, single(kind).weights) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("layout", "goes_on_as"), [("data", "data"), ("zero3", "pipeline"), ("pipeline", "zero3")])

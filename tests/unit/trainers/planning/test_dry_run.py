@@ -87,6 +87,12 @@ def test_steps_with_and_without_an_average_are_told_apart_whatever_the_period() 
     assert sum(call.num_bytes for call in found.exchanging.calls) == found.parameter_bytes
 
 
+def test_batches_do_not_grow_in_a_dry_run() -> None:
+    growing = {"batch_schedule": {"type": "steps", "every_steps": 2, "factor": 4, "max_batch_size": 192}}
+    steady, grown = (dry_run(settings_of(SCHEMES["all-reduce"], **train)) for train in ({}, growing))
+    assert grown.activation_bytes == steady.activation_bytes
+
+
 def test_a_measured_layer_has_the_bytes_of_its_parameters_and_of_a_cut_after_it() -> None:
     found = profile(settings_of({"network": {"pipeline": 2, "microbatches": 4}}))
     assert found.micro_batch_samples == 12

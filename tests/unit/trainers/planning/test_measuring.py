@@ -48,7 +48,7 @@ def test_a_measurement_that_others_disturb_is_not_kept(tmp_path: Path) -> None:
 def test_the_key_depends_on_what_changes_a_step_and_on_nothing_else() -> None:
     one = wanted({"network": {"data": 2}})
     key = one.key(VERSIONS)
-    for same in ({"steps": 7}, {"seed": 3}, {"checkpoint_every_steps": 1}):
+    for same in ({"steps": 7}, {"seed": 3}, {"checkpoint_every_steps": 1}, {"batch_schedule": {"type": "steps"}}):
         assert replace(one, settings=replace(one.settings, **same)).key(VERSIONS) == key  # type: ignore[arg-type]
     for other in ({"batch_size": 33}, {"recompute": "blocks"}, {"precision": "bfloat16"}, {"task": _other_task()}):
         assert replace(one, settings=replace(one.settings, **other)).key(VERSIONS) != key  # type: ignore[arg-type]

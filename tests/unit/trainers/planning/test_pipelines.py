@@ -23,7 +23,6 @@ LAYERS = LayerProfile(
     boundary_bytes=(7,) * 7 + (0,),
     forbidden_cuts=(),
     micro_batch_samples=4,
-    steps_per_epoch=9,
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.machine.gemm import GemmTable
 from orchestray.trainers.machine.profile import Compute, Contention, Links, MachineProfile
 from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve
@@ -22,6 +23,7 @@ from orchestray.trainers.planning.pricing import RAY_BYTES
 from orchestray.trainers.planning.record import Entry, Record
 
 MB = 10**6
+DIGITS = 1437
 CONFIG = load_train_config(
     {
         "task": {"type": "digits"},
@@ -65,8 +67,8 @@ class Known(Measurements):
         call = NotedCall("all_reduce", "world", layout.size, self._exchanged, compute_s, compute_s)
         calls = (call,) if layout.size > 1 else ()
         step = DryStep(compute_s, compute_s, 0.0, 0.0, calls)
-        steps_per_epoch = -(-1437 // wanted.settings.batch_size)  # digits
-        return [DryRun(1, None, step, MB, MB, MB, MB, self._resident, steps_per_epoch, (compute_s,))]
+        kept = MB * wanted.settings.batch_size // 64
+        return [DryRun(1, None, step, MB, MB, MB, kept, self._resident, DIGITS, (compute_s,))]
 
     def served(self, wanted: Wanted) -> ServedRun:
         compute_s = wanted.settings.batch_size / wanted.settings.layout.data * self._sample_s / wanted.num_threads
@@ -78,7 +80,7 @@ class Known(Measurements):
         layers = tuple("abcdefgh")
         return [
             LayerProfile(
-                layers, (each_s,) * 8, (each_s,) * 8, (MB,) * 8, (MB,) * 8, (0,) * 8, 0, (1,) * 8, (), micro_batch, 20
+                layers, (each_s,) * 8, (each_s,) * 8, (MB,) * 8, (MB,) * 8, (0,) * 8, 0, (1,) * 8, (), micro_batch
             )
         ]
 
@@ -149,6 +151,35 @@ def test_an_epoch_takes_its_number_of_steps(name: str) -> None:
     plan = planner(Known()).plans(CONFIG, 2).find(name)
     assert plan.steps_per_epoch == 1437 // 64 + 1
     assert plan.epoch_s == plan.steps_per_epoch * plan.step_s
+
+
+GROWING = {"type": "steps", "every_epochs": 1, "factor": 2, "max_batch_size": 200}
+
+
+def growing(schedule: dict[str, Any], **train: Any) -> TrainConfig:
+    chosen = {"batch_size": 64, "optimizer": {"type": "sgd", "lr": 0.1}, "batch_schedule": schedule, **train}
+    return load_train_config({"task": {"type": "digits"}, "train": chosen})
+
+
+def test_a_run_whose_batches_grow_is_priced_by_each_of_its_batches() -> None:
+    plan = planner(Known(), price_per_worker_hour=36.0).this(growing(GROWING, epochs=4))
+    # epochs of batches of 64, 128, 200 and 200, each with all samples once
+    assert plan.num_steps == sum(math.ceil(DIGITS / size) for size in (64, 128, 200, 200))
+    run_s = 4 * DIGITS * 1e-3
+    assert plan.num_steps * plan.parts.compute_s == pytest.approx(run_s)
+    assert plan.price == pytest.approx(run_s / 100)
+    assert plan.samples_per_s == pytest.approx(1000)
+    assert plan.epoch_s == pytest.approx(run_s / 4, rel=0.05)
+    assert plan.memory.activations == MB * 200 // 64
+    assert plan.notes == ("batches grow from 64 samples to 200 at most",)
+
+
+def test_a_run_whose_batches_grow_by_measurements_is_planned_with_the_first_and_says_what_the_largest_takes() -> None:
+    schedule = {"type": "noise_scale", "max_batch_size": 256}
+    plan = planner(Known()).this(growing(schedule, steps=100, accumulate=2))
+    assert plan.step_s == pytest.approx(0.064)
+    assert plan.memory.activations == MB * 256 // 64
+    assert "the largest takes 0.256 s" in plan.notes[1]
 
 
 def test_machines_that_are_far_apart_exchange_over_the_link_between_them() -> None:

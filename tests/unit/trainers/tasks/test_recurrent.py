@@ -240,6 +240,10 @@ def test_a_run_that_loses_a_worker_has_the_states_of_one_that_does_not(lost: int
             ["train.optimizer=null", "train.grad_clip=null", "train.solver={type: lbfgs}"],
             r"task\.streams: states go on with each look at a batch, and a solver looks at one several times",
         ),
+        (
+            ["train.batch_schedule={type: steps, every_steps: 9, max_batch_size: 128}"],
+            r"task\.streams: a batch that grows would have several samples of a stream",
+        ),
         (["task.model=transformer"], r"task\.streams: is for recurrent models"),
     ],
 )
