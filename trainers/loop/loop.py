@@ -220,6 +220,8 @@ class Loop:
             replica.average.add(number)
         replica.buffers.keep_memory()
         exchange.after_step(number)
+        if self._noise is not None:
+            self._noise.keep()
         step.done_s = time.time()
         step.metrics |= replica.optimizer.step_metrics() | exchange.step_metrics()
         return step

@@ -52,8 +52,11 @@ class NoiseWatch:
         parts, num_parts = sums
         if num_parts > 1:
             self.scale.add(parts, squared_norm(gradients), int(num_parts), batch_samples)
-            self._position.noise = self.scale.state()
         return self.scale.metrics(batch_samples)
+
+    def keep(self) -> None:
+        """Note what was measured in the position, once the step cannot fail any more: it may be made again."""
+        self._position.noise = self.scale.state()
 
     def close(self) -> None:
         """Remove the hooks."""

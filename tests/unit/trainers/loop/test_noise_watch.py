@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.errors import ConfigError
 from support.training import Rows, digits, regression, same_bits, train
 
@@ -111,3 +113,25 @@ def test_synchronized_batch_normalisation_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"use train.batch_norm: local"):
         train(task, 2, noise_scale={})
     assert "noise_scale" in train(task, 2, noise_scale={}, batch_norm="local", steps=4)[0].steps[-1]
+
+
+def test_a_step_whose_update_is_lost_with_a_worker_is_measured_once() -> None:
+    """The optimizer may communicate, so the update may fail after the gradients were measured."""
+    options: dict[str, Any] = {"noise_scale": {}, "batch_size": 16, "accumulate": 2, "steps": 3}
+    whole = train(regression(), **options)[0].replica.position.noise
+
+    def lose_the_second(replica: Any, *_: Any) -> None:
+        update, calls = replica.optimizer.step, []
+
+        def step(*arguments: Any) -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                raise PeerLostError("another worker is gone")
+            update(*arguments)
+
+        replica.optimizer.step = step
+        with pytest.raises(PeerLostError):
+            replica.run(time.time())
+
+    again = train(regression(), prepare=lose_the_second, **options)[0].replica.position.noise
+    assert again == whole
