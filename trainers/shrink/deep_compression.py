@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import ParametrizationList
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.core.kept_weights import is_weight
@@ -20,6 +21,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MOST_ROUNDS = 300
+_MOST_VALUES = 256
+"""Largest number of values of a tensor that is few-valued as it is."""
+
+
+def few_valued(model: nn.Module) -> dict[str, Tensor]:
+    """Return the few values that quantized layers compute with, by the names of the real weights behind them.
+
+    They can take the place of the real weights: they are left out where quantizing them again gives other ones.
+    Small real weights may stand for the largest values, so pruning these would change the model.
+
+    Args:
+        model: model in evaluation mode.
+    """
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, ParametrizationList) and module.is_tensor:
+            with torch.no_grad():
+                values = again = module()
+                for quantize in module:
+                    again = quantize(again)
+            if len(torch.unique(values)) <= _MOST_VALUES and torch.allclose(again, values, rtol=1e-5, atol=0):
+                found[f"{path}.original"] = values
+    return found
 
 
 def weights_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -51,6 +75,8 @@ def pruned(tensors: Mapping[str, Tensor], names: Iterable[str], sparsity: float)
         sparsity: part of all these weights that becomes zero, from 0 to below 1.
     """
     chosen = {name: tensors[name] for name in names}
+    if not chosen:
+        return dict(tensors)
     sizes = torch.cat([_scores(each) for each in chosen.values()])
     num_pruned = round(sparsity * len(sizes))
     keeps = torch.ones(len(sizes), dtype=torch.bool)
