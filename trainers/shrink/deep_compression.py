@@ -54,11 +54,13 @@ def weights_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
         tensors: its saved tensors; weights that are saved in another form are left out.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError: there are none, or some are not finite.
     """
     names = [name for name, each in model.named_parameters() if is_weight(each) and name in tensors]
     if not names:
         raise CheckpointError("the model has no weights of two dimensions or more, which could be made smaller")
+    if wrong := [name for name in names if not bool(tensors[name].isfinite().all())]:
+        raise CheckpointError(f"the weights of {', '.join(wrong[:5])} are not finite, so they cannot be made smaller")
     return names
 
 
@@ -142,11 +144,12 @@ def _between(means: Tensor) -> Tensor:
 
 
 def in_half(tensor: Tensor) -> Tensor:
-    """Return numbers rounded to half precision, in their own dtype; as they are if one is too large for that."""
-    if tensor.dtype not in (torch.float32, torch.float64):
+    """Return numbers rounded to half precision, in their own dtype; as they are if it is too narrow for the largest."""
+    half = torch.finfo(torch.float16)
+    if tensor.dtype not in (torch.float32, torch.float64) or not tensor.numel():
         return tensor
-    rounded = tensor.to(torch.float16).to(tensor.dtype)
-    return rounded if bool(rounded.isfinite().all()) else tensor
+    is_fitting = half.smallest_normal <= float(tensor.abs().amax()) <= half.max
+    return tensor.to(torch.float16).to(tensor.dtype) if is_fitting else tensor
 
 
 def again_sparse(

@@ -202,6 +202,15 @@ def test_from_python_the_new_run_stands_beside_the_run_or_where_it_is_wanted(sma
     assert elsewhere.result["compressed"]["sparsity"] == 0.9
 
 
+def test_training_does_not_go_on_with_a_run_that_was_made_from_another(small: Run, tmp_path: Path) -> None:
+    written = orchestray.compress(small, name="b")
+    longer = {**SMALL, "name": "b", "train": {**SMALL["train"], "epochs": 2}}
+    with pytest.raises(ConfigError, match=r"b was made from the run small \(compressed\).* set train\.init_from="):
+        orchestray.train(longer, runs_dir=tmp_path, resume=True)
+    assert load_run(written.path).result == written.result
+    assert (written.path / "model" / "model.huffman").exists()
+
+
 def test_fine_tuning_is_by_the_runs_own_training_without_its_ends(small: Run, tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
