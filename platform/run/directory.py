@@ -16,7 +16,10 @@ from orchestray.platform.run.files import (
     dump_json,
     load_json,
     remove_stale_temporaries,
+    remove_tree,
     storage_errors,
+    sync_directory,
+    temporary_sibling,
     write_atomic,
 )
 from orchestray.platform.run.metrics import EventLog, MetricsLog
@@ -121,11 +124,40 @@ class RunDirectory:
             try:
                 paths.path.mkdir()
             except FileExistsError:
-                raise RunNameError(
-                    f"run name '{name}' is in use ({paths.path}): go on with that run by --resume, "
-                    "or choose another name with --name"
-                ) from None
+                raise _in_use(paths.path) from None
         return cls(paths, _lock(paths, name), storage)
+
+    @classmethod
+    @contextlib.contextmanager
+    def create_whole(cls, runs_dir: str | os.PathLike[str], name: str) -> Iterator[Self]:
+        """Make `<runs_dir>/<name>` from what the body writes, as a whole at its end; if the body raises, not at all.
+
+        What a dead process left half-written there is removed.
+
+        Raises:
+            RunNameError: the name is in use, or cannot name a directory.
+            StorageError: the place is not writable, or the disk is full.
+        """
+        check_name(name)
+        path = Path(os.path.abspath(runs_dir)) / name  # noqa: PTH100
+        temporary = temporary_sibling(path)
+        with storage_errors(f"create the run directory {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            remove_stale_temporaries(path.parent)
+        _check_free(path)
+        with storage_errors(f"create the run directory {path}"):
+            temporary.mkdir()
+        try:
+            paths = RunPaths(temporary)
+            with cls(paths, _lock(paths, name)) as run:
+                yield run
+            _check_free(path)
+            with storage_errors(f"create the run directory {path}"):
+                temporary.rename(path)
+                sync_directory(path.parent)
+        except BaseException:
+            remove_tree(temporary)
+            raise
 
     @classmethod
     def open_existing(cls, runs_dir: str | os.PathLike[str], name: str, *, storage: str | None = None) -> Self:
@@ -212,6 +244,18 @@ class RunDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_free(path: Path) -> None:
+    if path.exists():
+        raise _in_use(path)
+
+
+def _in_use(path: Path) -> RunNameError:
+    return RunNameError(
+        f"run name '{path.name}' is in use ({path}): go on with that run by --resume, "
+        "or choose another name with --name"
+    )
 
 
 def check_name(name: str) -> None:

@@ -99,4 +99,16 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     add("restarts", result.get("restarts") or None, number(result.get("restarts")) + counted)
     add("stopped by", result.get("stopped_by"), str(result.get("stopped_by")))
     add("error", result.get("error"), str(result.get("error")))
+    if made := result.get("compressed"):
+        rows += [("made from", str(made["run"])), *compressed_rows(made)]
     return rows
+
+
+def compressed_rows(made: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of `compressed` in a result: bytes, weights, and the metrics after each stage."""
+    before, now, left, weights = made["bytes_before"], made["bytes"], made["weights_left"], made["weights"]
+    rows = [
+        ("compressed", f"{before:,} -> {now:,} bytes, {before / now:.1f} x smaller"),
+        ("weights", f"{left:,} of {weights:,} left, in {made['bits']} bits"),
+    ]
+    return rows + [(stage, metrics_text(metrics)) for stage, metrics in made["validation"].items() if metrics]

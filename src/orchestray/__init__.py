@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestray.search.api import search
     from orchestray.search.results.run import SearchRun, load_search
     from orchestray.serving.api import serve
+    from orchestray.trainers.driver.compressed_run import compress
     from orchestray.trainers.driver.training import train
     from orchestray.trainers.planning.plan import plan
     from orchestray.trainers.saved.run import Run, load_run
@@ -40,6 +41,7 @@ __all__ = [
     "SearchRun",
     "Streamed",
     "__version__",
+    "compress",
     "decode_images",
     "image_folder",
     "load_run",
@@ -61,6 +63,7 @@ _HOMES = {
     "Run": "orchestray.trainers.saved.run",
     "SearchRun": "orchestray.search.results.run",
     "Streamed": "orchestray.platform.data.source",
+    "compress": "orchestray.trainers.driver.compressed_run",
     "decode_images": "orchestray.platform.data.images",
     "image_folder": "orchestray.platform.data.images",
     "load_run": "orchestray.trainers.saved.run",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from orchestray.platform.config.problems import Problem, shown
 from orchestray.trainers.config.checked_view import Rule, View
+from orchestray.trainers.optim.params import Muon, Soap
 
 _SEVERAL_STAGES = {"interleaved_1f1b": "2 or more", "zero_bubble": "1 or more", "zbv": "2", "dual_pipe_v": "2"}
 """Allowed numbers of stages per worker; all other schedules allow 1 only."""
@@ -144,6 +145,10 @@ def _init_keeps(view: View) -> Iterator[Problem]:
         yield Problem(path, f"holds for replicas that move the same weights in step; use allreduce, got {exchange}")
     elif sharding(view) == "parameters":
         yield Problem(path, "needs whole weights on each worker; use shard: gradients or less, got parameters")
+    optimizer = view("train.optimizer")
+    if isinstance(optimizer, Muon | Soap):
+        text = f"{optimizer.type} moves a layer's weights by each other; take this out, or another optimizer"
+        yield Problem(path, text)
     for key in ("train.quantize", "train.weight_norm", "train.solver"):
         if view(key):
             yield Problem(path, f"holds for weights that an optimizer moves as they are; take {key} out, or init_keeps")

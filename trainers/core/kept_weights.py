@@ -55,7 +55,7 @@ class _Masked:
 
     def __call__(self, gradient: Tensor) -> Tensor:
         self._is_zero = self._is_zero.to(gradient.device)
-        return _dense(gradient).masked_fill(self._is_zero, 0.0)
+        return _like(gradient, _dense(gradient).masked_fill(self._is_zero, 0.0))
 
 
 class _Shared:
@@ -68,8 +68,13 @@ class _Shared:
         self._codes, self._is_free = self._codes.to(gradient.device), self._is_free.to(gradient.device)
         sums = torch.zeros(len(self._is_free), dtype=gradient.dtype, device=gradient.device)
         sums.index_add_(0, self._codes.reshape(-1), _dense(gradient).reshape(-1))
-        return (sums * self._is_free)[self._codes]
+        return _like(gradient, (sums * self._is_free)[self._codes])
 
 
 def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _like(gradient: Tensor, dense: Tensor) -> Tensor:
+    """Return a gradient in the layout of the one that it replaces: a hook may not change that."""
+    return dense.to_sparse(gradient.sparse_dim()) if gradient.is_sparse else dense

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,7 +79,7 @@ def write_average(
     described = _described(run, task, model, copies=count if as_ensemble else 1)
     train = config.train
     validation = validate(task, model, batch_size=train.batch_size, precision=train.precision, step=steps[-1])
-    with RunDirectory.create(runs_dir, name) as directory:
+    with RunDirectory.create_whole(runs_dir, name) as directory:
         directory.write_config(dump_yaml(config))
         state = StateKeeper(model).state()
         buffers = differences(kinds_of(model), kinds_of(run.build_as(described.get("ensemble"))))
@@ -97,7 +98,7 @@ def write_average(
                 },
             }
         )
-        return load_run(directory.path)
+    return load_run(Path(runs_dir) / name)
 
 
 def validate(task: Task, model: nn.Module, *, batch_size: int, precision: str, step: int) -> dict[str, Any] | None:

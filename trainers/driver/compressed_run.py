@@ -6,11 +6,9 @@ code them. The training is that of `orchestray train`, with `train.init_from` an
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,11 +27,12 @@ from orchestray.trainers.driver.runlog.run_log import RunProgress
 from orchestray.trainers.driver.training import train
 from orchestray.trainers.saved.checkpoint_model import BUFFERS
 from orchestray.trainers.saved.interface import INTERFACE, Interface, read_interface
-from orchestray.trainers.saved.run import load_run
+from orchestray.trainers.saved.run import Run, load_run
 from orchestray.trainers.saved.trained_model import fill, read_model, write_model
 from orchestray.trainers.shrink.deep_compression import (
     again_shared,
     again_sparse,
+    few_valued,
     in_half,
     pruned,
     weights_of,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
     from orchestray.platform.task import Task
     from orchestray.trainers.config.schema import TrainConfig
-    from orchestray.trainers.saved.run import Run
 
 _VALUES_RATE = 0.1
 """Learning rate with which shared values are trained, over that of the run."""
@@ -80,6 +78,47 @@ class Recipe:
             raise ConfigError(f"orchestray compress: --tucker must be above 0 and at most 1, got {self.tucker:g}")
         if self.fine_tune_steps < 0:
             raise ConfigError(f"orchestray compress: --fine-tune must be 0 or more, got {self.fine_tune_steps}")
+
+
+def compress(
+    run: Run | str | os.PathLike[str],
+    *,
+    sparsity: float = 0.9,
+    bits: int = 5,
+    tucker: float | None = None,
+    fine_tune: int = 0,
+    name: str | None = None,
+    runs_dir: str | os.PathLike[str] | None = None,
+    address: str | None = None,
+) -> Run:
+    """Make a trained model smaller by Deep Compression; return the new run, which is validated.
+
+    Args:
+        run: finished run, or its directory.
+        sparsity: part of the weights that is pruned, the smallest ones, from 0 to below 1.
+        bits: bits of a weight's code: each tensor keeps at most 2 ** bits values besides zero, 1 to 8.
+        tucker: part of the channels that the cores of convolutions keep in Tucker factors, above 0 to 1; None: the
+            convolutions stay whole.
+        fine_tune: steps of training after pruning, and again after sharing values; 0: none.
+        name: name of the new run; default: that of the run with `-compressed`.
+        runs_dir: directory in which the new run's directory is created; default: that of the run.
+        address: Ray cluster for fine-tuning; default: see `train`.
+
+    Raises:
+        ConfigError: a number is out of range, or the run cannot be fine-tuned.
+        CheckpointError: the run has no trained model, or the model nothing that could be made smaller.
+        RunNameError: there is no such run, or the name is in use.
+        TaskError: the task cannot be built any more.
+        StorageError: the disk is full, or not writable.
+    """
+    whole = run if isinstance(run, Run) else load_run(run)
+    return write_compressed(
+        whole,
+        Recipe(sparsity, bits, tucker, fine_tune),
+        name=name or f"{whole.name}-compressed",
+        runs_dir=runs_dir or whole.path.parent,
+        address=address,
+    )
 
 
 def write_compressed(
@@ -123,17 +162,21 @@ def write_compressed(
         described = {**described, "task": TaskSource.from_config(config.task).to_json()}
         task, model = tasks.build(TaskSource.from_json(described["task"])), in_factors(model, recipe.tucker)
     config = config.model_copy(update={"name": name})
+    if recipe.fine_tune_steps:
+        _check_tuning(config, recipe.fine_tune_steps)
     interface = read_interface(source)
-    state = replace(StateKeeper(model).state(), buffers=described.get(BUFFERS, {}))
-    names = weights_of(model, state.tensors)
-    with RunDirectory.create(runs_dir, name) as directory, _removed_on_error(directory.path):
+    state, quantized = StateKeeper(model).state(), few_valued(model.eval())
+    state = replace(state, tensors={**state.tensors, **quantized}, buffers=described.get(BUFFERS, {}))
+    weights = weights_of(model, state.tensors)
+    with RunDirectory.create_whole(runs_dir, name) as directory:
         directory.write_config(dump_yaml(config))
-        tuning = _Tuning(config, recipe.fine_tune_steps, task, interface, Path(runs_dir), address, train_run)
+        tuning = _Tuning(config, recipe.fine_tune_steps, task, interface, directory.path, address, train_run)
         stages: dict[str, Any] = {"whole": before}
 
         def look(stage: str, reached: ModelState) -> None:
             stages[stage] = _validated(run, task, fill(model, reached, described.get("precision")).eval())
 
+        names = [each for each in weights if each not in quantized]
         state = _small(state, names, recipe, tuning, look)
         about = {key: value for key, value in described.items() if key not in ("files", BUFFERS, INTERFACE)}
         write_model(directory.paths.model, state, about, task, interface, is_compressed=True)
@@ -148,15 +191,15 @@ def write_compressed(
                     "bits": recipe.bits,
                     "tucker": recipe.tucker,
                     "fine_tune_steps": recipe.fine_tune_steps,
-                    "weights": sum(state.tensors[each].numel() for each in names),
-                    "weights_left": sum(int(state.tensors[each].count_nonzero()) for each in names),
+                    "weights": sum(state.tensors[each].numel() for each in weights),
+                    "weights_left": sum(int(state.tensors[each].count_nonzero()) for each in weights),
                     "bytes_before": _file(source).stat().st_size,
                     "bytes": _file(directory.paths.model).stat().st_size,
                     "validation": stages,
                 },
             }
         )
-        return load_run(directory.path)
+    return load_run(Path(runs_dir) / name)
 
 
 def _small(
@@ -195,49 +238,50 @@ class _Tuning:
     steps: int
     task: Task
     interface: Interface | None
-    runs_dir: Path
+    directory: Path
     address: str | None
     train_run: Callable[..., Run]
 
     def __call__(self, state: ModelState, keeps: Literal["zeros", "values"]) -> ModelState:
         """Return the state that training ends with."""
-        with tempfile.TemporaryDirectory(prefix=f".{self.config.name}-", dir=self.runs_dir) as folder:
+        with tempfile.TemporaryDirectory(dir=self.directory) as folder:
             start = Path(folder) / "start"
             write_model(start, state, {}, self.task, self.interface or Interface())
-            tuned = self.train_run(self._config(start, keeps), runs_dir=folder, address=self.address)
+            tuned = self.train_run(
+                _tuning_config(self.config, self.steps, str(start), keeps), runs_dir=folder, address=self.address
+            )
             return read_model(tuned.path / "model")
 
-    def _config(self, start: Path, keeps: Literal["zeros", "values"]) -> dict[str, Any]:
-        """Return the config: the run's training, shorter, by as many replicas as the run had and a plain all-reduce."""
-        whole = self.config.model_dump(mode="json")
-        train = {**whole["train"], "steps": self.steps, "init_from": str(start), "init_keeps": keeps}
-        train |= dict.fromkeys(("epochs", "until", "early_stopping", "time_limit_s", "init", "batch_schedule"))
-        train |= {"init_except": [], "weight_norm": False}
-        if keeps == "values":
-            train["optimizer"] = {**train["optimizer"], "lr": train["optimizer"]["lr"] * _VALUES_RATE}
-        return {
-            **{key: whole[key] for key in ("task", "distill", "resources", "max_restarts")},
-            "name": keeps,
-            "train": train,
-            "strategy": {"network": {"data": whole["strategy"]["network"]["data"]}},
-            "checkpoint": {"every_steps": self.steps},
-        }
+
+def _tuning_config(config: TrainConfig, steps: int, start: str, keeps: Literal["zeros", "values"]) -> dict[str, Any]:
+    """Return a config of the run's training, shorter, by as many replicas as the run had and a plain all-reduce."""
+    whole = config.model_dump(mode="json")
+    train = {**whole["train"], "steps": steps, "init_from": start, "init_keeps": keeps}
+    train |= dict.fromkeys(("epochs", "until", "early_stopping", "time_limit_s", "init", "batch_schedule"))
+    train |= {"init_except": [], "weight_norm": False}
+    if keeps == "values":
+        train["optimizer"] = {**train["optimizer"], "lr": train["optimizer"]["lr"] * _VALUES_RATE}
+    return {
+        **{key: whole[key] for key in ("task", "distill", "resources", "max_restarts")},
+        "name": keeps,
+        "train": train,
+        "strategy": {"network": {"data": whole["strategy"]["network"]["data"]}},
+        "checkpoint": {"every_steps": steps},
+    }
+
+
+def _check_tuning(config: TrainConfig, steps: int) -> None:
+    """Raise a ConfigError if the run's training cannot go on with zeros that stay."""
+    try:
+        load_train_config(_tuning_config(config, steps, "start", "zeros"), look_at_task=False)
+    except ConfigError as error:
+        raise ConfigError(f"orchestray compress: --fine-tune cannot train this run; leave it out: {error}") from error
 
 
 def _validated(run: Run, task: Task, model: nn.Module) -> dict[str, Any] | None:
     settings = run.config.train
     step = int((run.result or {}).get("steps") or 1)
     return validate(task, model, batch_size=settings.batch_size, precision=settings.precision, step=step)
-
-
-@contextlib.contextmanager
-def _removed_on_error(path: Path) -> Iterator[None]:
-    """Leave no half of a run behind, whose name would be in use."""
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
-        raise
 
 
 def _file(directory: Path) -> Path:

@@ -94,9 +94,20 @@ def train(
             with Progress(name=config.name, directory=directory.path, quiet=quiet) as progress:
                 progress.finish(result)
         else:
+            _refuse_made(directory, result or {})
             before = directory.paths.checkpoint_location(previous.checkpoint.storage)
             _attempt(config, directory, address, quiet, started_at, trackers, resume_from=before)
         return load_run(directory.path)
+
+
+def _refuse_made(directory: RunDirectory, result: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if a run was made from another one: it has no checkpoint, and would begin afresh."""
+    for key in ("averaged", "compressed"):
+        if key in result:
+            raise ConfigError(
+                f"{directory.path} was made from the run {result[key]['run']} ({key}), so no training goes on "
+                f"in it; to train its model, leave out --resume and set train.init_from={directory.path}"
+            )
 
 
 def _is_done(previous: TrainConfig, config: TrainConfig, result: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import ParametrizationList
 
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.core.kept_weights import is_weight
@@ -20,6 +21,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MOST_ROUNDS = 300
+_MOST_VALUES = 256
+"""Largest number of values of a tensor that is few-valued as it is."""
+
+
+def few_valued(model: nn.Module) -> dict[str, Tensor]:
+    """Return the few values that quantized layers compute with, by the names of the real weights behind them.
+
+    They can take the place of the real weights: they are left out where quantizing them again gives other ones.
+    Small real weights may stand for the largest values, so pruning these would change the model.
+
+    Args:
+        model: model in evaluation mode.
+    """
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, ParametrizationList) and module.is_tensor:
+            with torch.no_grad():
+                values = again = module()
+                for quantize in module:
+                    again = quantize(again)
+            if len(torch.unique(values)) <= _MOST_VALUES and torch.allclose(again, values, rtol=1e-5, atol=0):
+                found[f"{path}.original"] = values
+    return found
 
 
 def weights_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -30,11 +54,13 @@ def weights_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
         tensors: its saved tensors; weights that are saved in another form are left out.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError: there are none, or some are not finite.
     """
     names = [name for name, each in model.named_parameters() if is_weight(each) and name in tensors]
     if not names:
         raise CheckpointError("the model has no weights of two dimensions or more, which could be made smaller")
+    if wrong := [name for name in names if not bool(tensors[name].isfinite().all())]:
+        raise CheckpointError(f"the weights of {', '.join(wrong[:5])} are not finite, so they cannot be made smaller")
     return names
 
 
@@ -51,6 +77,8 @@ def pruned(tensors: Mapping[str, Tensor], names: Iterable[str], sparsity: float)
         sparsity: part of all these weights that becomes zero, from 0 to below 1.
     """
     chosen = {name: tensors[name] for name in names}
+    if not chosen:
+        return dict(tensors)
     sizes = torch.cat([_scores(each) for each in chosen.values()])
     num_pruned = round(sparsity * len(sizes))
     keeps = torch.ones(len(sizes), dtype=torch.bool)
@@ -116,11 +144,12 @@ def _between(means: Tensor) -> Tensor:
 
 
 def in_half(tensor: Tensor) -> Tensor:
-    """Return numbers rounded to half precision, in their own dtype; as they are if one is too large for that."""
-    if tensor.dtype not in (torch.float32, torch.float64):
+    """Return numbers rounded to half precision, in their own dtype; as they are if it is too narrow for the largest."""
+    half = torch.finfo(torch.float16)
+    if tensor.dtype not in (torch.float32, torch.float64) or not tensor.numel():
         return tensor
-    rounded = tensor.to(torch.float16).to(tensor.dtype)
-    return rounded if bool(rounded.isfinite().all()) else tensor
+    is_fitting = half.smallest_normal <= float(tensor.abs().amax()) <= half.max
+    return tensor.to(torch.float16).to(tensor.dtype) if is_fitting else tensor
 
 
 def again_sparse(

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import logsumexp, ndtr, ndtri
+from scipy.special import ndtr, ndtri
 
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder, stack, widened
@@ -17,7 +17,7 @@ from orchestray.search.methods.hyper.surrogates import Candidate
 from orchestray.search.spaces.architectures.choices import ChoiceSpace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from orchestray.search.methods.hyper.history import History
     from orchestray.search.spaces.architectures.base import ArchitectureSpace, Genome
@@ -31,6 +31,8 @@ _MOST_TOGETHER = 8
 """Most keys that are drawn together: of more, few good trials show hardly more than the trials themselves."""
 _EVEN = 10.0
 """Width of a normal density that is as good as even on [0, 1]."""
+_LEAST = -700.0
+"""Logarithm of the least density: below that, exponentials underflow, and take several times as long."""
 _ROOT = math.sqrt(2 * math.pi)
 
 
@@ -119,6 +121,7 @@ class Parzen:
             self.centres[rows, axis], self.widths[:-1, axis] = units[rows, axis], _EVEN
             self.widths[rows, axis] = _widths(units[rows, axis])
         self._low, self._high = ndtr(-self.centres / self.widths), ndtr((1 - self.centres) / self.widths)
+        self._log_areas = np.log(self.widths * (self._high - self._low) * _ROOT)
         self._shares = []
         for axis, number in enumerate(options):
             shares = np.full((count + 1, number), 1 / (count + 1))
@@ -143,19 +146,33 @@ class Parzen:
 
     def log_density(self, points: Encoded, has_units: np.ndarray, chose: np.ndarray) -> np.ndarray:
         """Return the logarithm of the density of points over the keys that they have, [m]; as in `__init__`."""
-        columns = []
+        joint, apart = np.zeros((len(points), len(self.centres))), np.zeros(len(points))
+        for column, has in self._columns(points, has_units, chose):
+            column *= has[:, None]
+            if self._together:
+                joint += column
+            else:
+                apart += _log_mean(column)
+        return _log_mean(joint) if self._together else apart
+
+    def _columns(
+        self, points: Encoded, has_units: np.ndarray, chose: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the logarithms of the densities of m points around n trials by each key, and which points have it."""
         for axis in range(points.units.shape[1]):
-            widths = self.widths[:, axis]
-            z = (points.units[:, axis, None] - self.centres[:, axis]) / widths
-            column = -(z**2) / 2 - np.log(widths * (self._high[:, axis] - self._low[:, axis]) * _ROOT)
-            columns.append(np.where(has_units[:, axis, None], column, 0.0))
+            z = (points.units[:, axis, None] - self.centres[:, axis]) / self.widths[:, axis]
+            z *= z
+            z *= -0.5
+            z -= self._log_areas[:, axis]
+            yield z, has_units[:, axis]
         for axis, shares in enumerate(self._shares):
-            columns.append(np.where(chose[:, axis, None], np.log(shares[:, points.choices[:, axis]]).T, 0.0))
-        if not columns:
-            return np.zeros(len(points))
-        mixtures = [np.sum(columns, axis=0)] if self._together else columns
-        total: np.ndarray = np.sum([logsumexp(each, axis=1) for each in mixtures], axis=0)
-        return total - len(mixtures) * math.log(len(self.centres))
+            yield np.log(shares).T[points.choices[:, axis]], chose[:, axis]
+
+
+def _log_mean(logs: np.ndarray) -> np.ndarray:
+    """Return the logarithms of the means of each row; the even density keeps them far from zero."""
+    log_means: np.ndarray = np.log(np.exp(np.maximum(logs, _LEAST)).mean(1))
+    return log_means
 
 
 def _widths(numbers: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -48,13 +48,15 @@ def compress(
     from orchestray.trainers.saved.run import load_run
 
     run = load_run(name if "/" in name else runs_dir / name)
-    from orchestray.trainers.driver.compressed_run import Recipe, write_compressed
+    from orchestray.trainers.driver.compressed_run import compress as write_compressed
 
     written = write_compressed(
         run,
-        Recipe(sparsity, bits, tucker, fine_tune),
-        name=new_name or f"{run.name}-compressed",
-        runs_dir=run.path.parent,
+        sparsity=sparsity,
+        bits=bits,
+        tucker=tucker,
+        fine_tune=fine_tune,
+        name=new_name,
         address=address,
     )
     if as_json:
@@ -62,21 +64,10 @@ def compress(
 
         print(dump_json({"name": written.name, "path": str(written.path), **written.result}))
         return
-    for line in _lines(written.name, written.result):
-        print(line)
+    from orchestray.platform.terminal.format import compressed_rows
+
+    (_, smaller), *rows = compressed_rows(written.result["compressed"])
+    print(f"{written.name}: {smaller}")
+    for label, text in rows:
+        print(f"{label:<16} {text}")
     print(f"Wrote {written.path}.")
-
-
-def _lines(name: str, result: dict[str, Any]) -> list[str]:
-    from orchestray.platform.terminal.format import metrics_text
-
-    made = result["compressed"]
-    before, now = made["bytes_before"], made["bytes"]
-    left, weights = made["weights_left"], made["weights"]
-    found = [
-        f"{name}: {before:,} -> {now:,} bytes, {before / now:.1f} x smaller",
-        f"{'weights':<16} {left:,} of {weights:,} left, in {made['bits']} bits",
-    ]
-    if made["validation"]["whole"] is not None:
-        found += [f"{stage:<16} {metrics_text(metrics)}" for stage, metrics in made["validation"].items()]
-    return found

@@ -49,6 +49,56 @@ def test_a_live_run_cannot_be_opened_and_a_killed_one_can(tmp_path: Path) -> Non
     assert not is_live(tmp_path / "held")
 
 
+WRITE_WHOLE = (
+    "import sys; from orchestray.platform.run.directory import RunDirectory\n"
+    "with RunDirectory.create_whole(sys.argv[1], 'a') as run:\n"
+    "    run.write_config('name: a'); print('written', flush=True); sys.stdin.read()\n"
+)
+
+
+def test_a_run_that_is_made_whole_is_seen_when_it_is_complete(tmp_path: Path) -> None:
+    with RunDirectory.create_whole(tmp_path, "a") as run:
+        run.write_config("name: a\n")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a" / "config.yaml").read_text() == "name: a\n"
+    with pytest.raises(RunNameError, match="run name 'a' is in use"), RunDirectory.create_whole(tmp_path, "a"):
+        pytest.fail("the body ran")
+
+    def write_half() -> None:
+        with RunDirectory.create_whole(tmp_path, "b") as run:
+            run.write_config("name: b\n")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_half()
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_name_taken_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    def write_late() -> None:
+        with RunDirectory.create_whole(tmp_path, "a") as run:
+            run.write_config("name: mine\n")
+            with RunDirectory.create(tmp_path, "a") as other:
+                other.write_config("name: other\n")
+
+    with pytest.raises(RunNameError, match="in use"):
+        write_late()
+    assert (tmp_path / "a" / "config.yaml").read_text() == "name: other\n"
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_run_whose_process_was_killed_before_it_was_whole_leaves_its_name_free(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITE_WHOLE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+    with RunDirectory.create_whole(tmp_path, "a") as run:
+        run.write_config("name: b\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
 def test_a_run_that_does_not_exist_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunNameError, match="there is no run 'nope'"):
         RunDirectory.open_existing(tmp_path, "nope")

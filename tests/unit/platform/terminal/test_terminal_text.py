@@ -56,6 +56,21 @@ def test_a_result_shows_what_it_has_and_nothing_else() -> None:
     ]
 
 
+def test_a_compressed_run_shows_its_bytes_and_the_metrics_before_and_after() -> None:
+    stages = {"whole": {"accuracy": 0.98, "loss": 0.1}, "coded": {"accuracy": 0.975, "loss": 0.125}}
+    counts = {"bytes_before": 26_000, "bytes": 1000, "weights": 6032, "weights_left": 603, "bits": 4}
+    assert result_rows({"steps": 9, "compressed": {"run": "digits", **counts, "validation": stages}}) == [
+        ("steps", "9"),
+        ("made from", "digits"),
+        ("compressed", "26,000 -> 1,000 bytes, 26.0 x smaller"),
+        ("weights", "603 of 6,032 left, in 4 bits"),
+        ("whole", "accuracy 0.98  loss 0.1"),
+        ("coded", "accuracy 0.975  loss 0.125"),
+    ]
+    no_validation = {"run": "digits", **counts, "validation": {"whole": None, "coded": None}}
+    assert result_rows({"compressed": no_validation})[-1][0] == "weights"
+
+
 def test_a_path_below_the_working_directory_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert short_path(tmp_path / "runs" / "digits") == "runs/digits"

@@ -18,6 +18,14 @@ _KEPT = ("train.init_from=runs/a", "train.init_keeps=values")
             ("strategy.network.tensor=2",),
             ("needs whole weights on each worker; use strategy.network.data alone, got tensor: 2 and pipeline: 1"),
         ),
+        (
+            ("train.optimizer={type: muon, lr: 0.1}",),
+            "muon moves a layer's weights by each other; take this out, or another optimizer",
+        ),
+        (
+            ("train.optimizer={type: soap, lr: 0.1}",),
+            "soap moves a layer's weights by each other; take this out, or another optimizer",
+        ),
         ((gossip("peers: 1"),), "holds for replicas that move the same weights in step; use allreduce, got gossip"),
         (
             ("strategy.network.data=2", "strategy.exchange.shard=parameters"),

@@ -116,3 +116,18 @@ def test_the_gradient_of_a_shared_value_is_the_sum_of_its_weights() -> None:
     assert layer.weight.grad is not None
     wanted = values.grad * (table != 0)
     assert torch.allclose(layer.weight.grad, wanted[codes], rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("what", ["zeros", "values"])
+def test_sparse_gradients_are_those_of_dense_ones(what: Kept) -> None:
+    table = torch.tensor([0.0, -0.5, 0.25])[torch.randint(0, 3, (6, 4), generator=torch.Generator().manual_seed(0))]
+    gradients = []
+    for is_sparse in (True, False):
+        layer = nn.Embedding.from_pretrained(table.clone(), freeze=False, sparse=is_sparse)
+        keep(layer, what)
+        (layer(torch.tensor([1, 4, 1])) * torch.arange(4.0)).sum().backward()
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.is_sparse == is_sparse
+        gradients.append(layer.weight.grad.to_dense())
+    assert torch.equal(*gradients)
+    assert bool((gradients[0][table == 0] == 0).all())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import orchestray
 from orchestray.platform.errors import CheckpointError, ConfigError, RunNameError
 from orchestray.platform.run.model_files import load_model_tensors
 from orchestray.serving.models.load import load_served_model
@@ -37,6 +38,8 @@ SMALL: dict[str, Any] = {
     "task": {"type": "digits", "hidden": [24]},
     "train": {"batch_size": 64, "epochs": 1, "optimizer": {"type": "sgd", "lr": 0.1}},
 }
+DOREFA = {"type": "dorefa", "activation_bits": 8, "ends": "quantized"}
+PARAMETER = "parametrizations.weight.original"
 WEIGHTS = ("0.weight", "4.weight", "9.weight")
 
 
@@ -157,6 +160,55 @@ def test_what_cannot_be_made_smaller_leaves_nothing_behind(small: Run, tmp_path:
     with pytest.raises(CheckpointError, match="lost"):
         write_compressed(small, Recipe(fine_tune_steps=1), name="b", runs_dir=tmp_path, train_run=fails)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["small"]
+
+
+@pytest.mark.parametrize("quantize", [{"type": "bnn"}, {"type": "twn"}, DOREFA])
+def test_weights_of_few_bits_keep_their_values(tmp_path: Path, quantize: dict[str, Any]) -> None:
+    run = train_here({**SMALL, "train": {**SMALL["train"], "quantize": quantize}}, runs_dir=tmp_path)
+    written = orchestray.compress(run, sparsity=0.9, bits=1)
+    images = torch.rand(20, 64, generator=torch.Generator().manual_seed(0))
+    before, after = (each.load_model() for each in (run, written))
+    for name in ("0.weight", "2.weight"):
+        pair = [model.get_parameter(name.replace("weight", PARAMETER)) for model in (before, after)]
+        layers = [model.get_submodule(name.partition(".")[0]) for model in (before, after)]
+        assert len(torch.unique(pair[0])) > 200 > 4 > len(torch.unique(pair[1]))
+        assert torch.allclose(layers[0].weight, layers[1].weight, rtol=1e-3, atol=0)  # they are in half precision
+    assert torch.allclose(before(images), after(images), rtol=0.05, atol=0.05)
+    assert written.result["compressed"]["bytes_before"] > 10 * written.result["compressed"]["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("train", "why"),
+    [
+        ({"optimizer": None, "solver": {"type": "hessian_free"}}, "take train.solver out"),
+        ({"quantize": {"type": "twn"}}, "take train.quantize out"),
+        ({"optimizer": {"type": "muon", "lr": 0.02}}, "muon moves a layer's weights by each other"),
+    ],
+)
+def test_training_that_keeps_no_zeros_is_refused_before_anything_is_done(
+    tmp_path: Path, train: dict[str, Any], why: str
+) -> None:
+    run = train_here({**SMALL, "train": {**SMALL["train"], **train}}, runs_dir=tmp_path)
+    with pytest.raises(ConfigError, match=rf"--fine-tune cannot train this run; leave it out: .*{why}"):
+        orchestray.compress(run, fine_tune=3)
+    assert [each.name for each in tmp_path.iterdir()] == ["small"]
+
+
+def test_from_python_the_new_run_stands_beside_the_run_or_where_it_is_wanted(small: Run, tmp_path: Path) -> None:
+    written = orchestray.compress(small.path, sparsity=0.5, bits=3)
+    assert (written.path, written.result["compressed"]["bits"]) == (tmp_path / "small-compressed", 3)
+    elsewhere = orchestray.compress(small, name="b", runs_dir=tmp_path / "others")
+    assert elsewhere.path == tmp_path / "others" / "b"
+    assert elsewhere.result["compressed"]["sparsity"] == 0.9
+
+
+def test_training_does_not_go_on_with_a_run_that_was_made_from_another(small: Run, tmp_path: Path) -> None:
+    written = orchestray.compress(small, name="b")
+    longer = {**SMALL, "name": "b", "train": {**SMALL["train"], "epochs": 2}}
+    with pytest.raises(ConfigError, match=r"b was made from the run small \(compressed\).* set train\.init_from="):
+        orchestray.train(longer, runs_dir=tmp_path, resume=True)
+    assert load_run(written.path).result == written.result
+    assert (written.path / "model" / "model.huffman").exists()
 
 
 def test_fine_tuning_is_by_the_runs_own_training_without_its_ends(small: Run, tmp_path: Path) -> None:

@@ -86,6 +86,22 @@ def test_what_rounding_moved_while_training_is_put_back() -> None:
     assert torch.allclose(torch.unique(shared), 1.1 * values, atol=1e-3)
 
 
+def test_tensors_of_numbers_too_small_for_half_precision_stay() -> None:
+    tiny = normal(30, 40, spread=1e-8)
+    assert torch.equal(in_half(tiny), tiny)
+    shared = with_shared_values({"a": tiny}, ["a"], 4)["a"]
+    assert float((shared - tiny).abs().max()) < float(tiny.abs().max()) / 6
+    assert in_half(torch.zeros(0, 3)).shape == (0, 3)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    layer = nn.Linear(3, 2)
+    for number in (float("nan"), float("inf")):
+        tensors = {"weight": torch.tensor([[1.0, number, 2.0]] * 2), "bias": torch.zeros(2)}
+        with pytest.raises(CheckpointError, match="the weights of weight are not finite"):
+            weights_of(layer, tensors)
+
+
 def test_numbers_too_large_for_half_precision_stay() -> None:
     small, large = torch.tensor([0.1, 1e-9]), torch.tensor([0.1, 1e6])
     assert torch.equal(in_half(small), small.half().float())
