@@ -190,9 +190,8 @@ def _whole_layers(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     optimizer = view("train.optimizer")
     if not isinstance(optimizer, Lars | Lamb | Muon | Soap):
         return
-    needs = (
-        f"{optimizer.type} needs {'the norms of whole layers' if isinstance(optimizer, Lars | Lamb) else 'matrices'}"
-    )
+    what = "the norms of whole layers" if isinstance(optimizer, Lars | Lamb) else "matrices"
+    needs = f"{optimizer.type} needs {what}"
     if view("strategy.network.tensor") > 1:
         text = f"{needs}, and the servers of each worker of a tensor group have parts of them"
         yield Problem("train.optimizer.type", f"{text}; use strategy.network.tensor: 1, or sgd")
