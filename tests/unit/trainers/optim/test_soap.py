@@ -44,6 +44,21 @@ def test_soap_is_adamw_in_a_turned_basis_and_adamw_itself_for_what_is_no_matrix(
     assert torch.allclose((right.T @ bases["weight.right_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
 
 
+def test_a_matrix_in_bfloat16_moves_as_one_in_float32_up_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(6, 4, generator=generator).bfloat16() for _ in range(5)]
+
+    def moved(dtype: torch.dtype) -> torch.Tensor:
+        weight = torch.zeros(6, 4, dtype=dtype)
+        optimizer = make_optimizer("soap", lr=LR, every_steps=2)
+        optimizer.init([("weight", weight)])
+        for gradient in gradients:
+            optimizer.step([weight], [gradient.to(dtype)], LR)
+        return weight.float()
+
+    assert torch.allclose(moved(torch.bfloat16), moved(torch.float32), rtol=0, atol=0.1 * LR)
+
+
 def trained(data: int = 1, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
     optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "max_size": 40}
     settings = layout_settings({"data": data}, exchange, optimizer=optimizer, steps=steps)
