@@ -73,14 +73,15 @@ class SOAP(AdamW):
         return parameter.ndim == 2 and max(parameter.shape) <= self._max_size
 
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
+        if slot == "step" or not self._has_bases(parameter):
+            return None if slot in (*_SIDES, *_BASES) else super()._fresh(slot, parameter)
+        dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32  # less has no decompositions
         if slot not in (*_SIDES, *_BASES):
-            return super()._fresh(slot, parameter)
-        if not self._has_bases(parameter):
-            return None
+            return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
         num = parameter.shape[0 if slot.startswith("left") else 1]
         if slot in _SIDES:
-            return parameter.new_zeros(num, num)
-        return torch.eye(num, dtype=parameter.dtype, device=parameter.device)
+            return torch.zeros(num, num, dtype=dtype, device=parameter.device)
+        return torch.eye(num, dtype=dtype, device=parameter.device)
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
@@ -99,13 +100,14 @@ class SOAP(AdamW):
         left, right = state["left_basis"], state["right_basis"]
         state["step"] += 1
         step = float(state["step"])
+        grad = grad.to(left.dtype)
         state["exp_avg"].lerp_(grad, 1.0 - self._beta1)
         turned = left.T @ grad @ right
         state["exp_avg_sq"].mul_(self._beta2).addcmul_(turned, turned, value=1.0 - self._beta2)
         first = left.T @ state["exp_avg"] @ right / (1.0 - self._beta1**step)
         second = state["exp_avg_sq"] / (1.0 - self._beta2**step)
         parameter.mul_(1.0 - lr * self._weight_decay)
-        parameter.sub_(left @ (first / (second.sqrt() + self._eps)) @ right.T, alpha=lr)
+        parameter.sub_((left @ (first / (second.sqrt() + self._eps)) @ right.T).to(parameter.dtype), alpha=lr)
         state["left"].lerp_(grad @ grad.T, 1.0 - self._beta2)
         state["right"].lerp_(grad.T @ grad, 1.0 - self._beta2)
 

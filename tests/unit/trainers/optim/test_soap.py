@@ -13,7 +13,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.factory import make_optimizer
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits
+from support.training import digits, furthest, same_bits, train
 
 LR = 0.01
 
@@ -44,6 +44,21 @@ def test_soap_is_adamw_in_a_turned_basis_and_adamw_itself_for_what_is_no_matrix(
     assert torch.allclose((right.T @ bases["weight.right_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
 
 
+def test_a_matrix_in_bfloat16_moves_as_one_in_float32_up_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(6, 4, generator=generator).bfloat16() for _ in range(5)]
+
+    def moved(dtype: torch.dtype) -> torch.Tensor:
+        weight = torch.zeros(6, 4, dtype=dtype)
+        optimizer = make_optimizer("soap", lr=LR, every_steps=2)
+        optimizer.init([("weight", weight)])
+        for gradient in gradients:
+            optimizer.step([weight], [gradient.to(dtype)], LR)
+        return weight.float()
+
+    assert torch.allclose(moved(torch.bfloat16), moved(torch.float32), rtol=0, atol=0.1 * LR)
+
+
 def trained(data: int = 1, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
     optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "max_size": 40}
     settings = layout_settings({"data": data}, exchange, optimizer=optimizer, steps=steps)
@@ -64,6 +79,33 @@ def test_a_run_resumes_exactly(exchange: dict[str, Any], tmp_path: Path) -> None
     resumed = trained(2, exchange, load=lambda: Loaded(found))
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, whole.weights)
+
+
+def test_groups_beside_an_average_resume_exactly_in_a_pipeline(tmp_path: Path) -> None:
+    groups = [{"match": "*.bias", "weight_decay": 0.0}]
+
+    def run(steps: int, **rest: Any) -> LaidOut:
+        optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "groups": groups}
+        average = {"type": "ema", "decay": 0.5}
+        settings = layout_settings({"data": 2, "pipeline": 2}, optimizer=optimizer, average=average, steps=steps)
+        return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
+
+    whole = run(5)
+    run(3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+    found, _ = latest_good(tmp_path)
+    assert found is not None
+    assert same_bits(run(5, load=lambda: Loaded(found)).weights, whole.weights)
+
+
+def test_groups_share_the_decompositions_as_one_optimizer_does() -> None:
+    groups = [{"match": "*.bias", "weight_decay": 0.0}]
+
+    def broadcasts(**keys: Any) -> list[tuple[str, int]]:
+        optimizer = {"type": "soap", "lr": LR, "every_steps": 1, **keys}
+        calls = train(digits(hidden=[12, 10]), 2, optimizer=optimizer, steps=2)[0].calls
+        return [call for call in calls if call[0] == "broadcast"]
+
+    assert broadcasts(groups=groups) == broadcasts() != []
 
 
 def test_soap_is_refused_where_matrices_are_cut() -> None:
