@@ -102,7 +102,7 @@ def write_compressed(
         train_run: `train`, or what does the same.
 
     Raises:
-        ConfigError: a number of the recipe is out of range, or an ensemble is to be fine-tuned.
+        ConfigError: a number of the recipe is out of range, or an ensemble or the run of a solver is to be fine-tuned.
         CheckpointError: the run has no trained model, or the model nothing that could be made smaller.
         RunNameError: the name is in use.
         TaskError: the task cannot be built any more.
@@ -110,6 +110,10 @@ def write_compressed(
     recipe.check()
     run_progress, source = RunProgress(time.time()), run.path / "model"
     described = load_model_json(source)
+    if recipe.fine_tune_steps and run.config.train.solver is not None:
+        raise ConfigError(
+            "orchestray compress: --fine-tune trains with the run's optimizer, and the run has a solver; leave it out"
+        )
     if recipe.fine_tune_steps and "ensemble" in described:
         raise ConfigError(
             "orchestray compress: --fine-tune trains one model, and the run has an ensemble; leave it out"

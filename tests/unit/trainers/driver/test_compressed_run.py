@@ -159,6 +159,14 @@ def test_what_cannot_be_made_smaller_leaves_nothing_behind(small: Run, tmp_path:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["small"]
 
 
+def test_the_run_of_a_solver_is_made_smaller_without_fine_tuning(tmp_path: Path) -> None:
+    train = {"batch_size": 2000, "epochs": 2, "solver": {"type": "lbfgs"}}
+    run = train_here({**SMALL, "train": train}, runs_dir=tmp_path)
+    with pytest.raises(ConfigError, match="--fine-tune trains with the run's optimizer, and the run has a solver"):
+        write_compressed(run, Recipe(fine_tune_steps=1), name="b", runs_dir=tmp_path, train_run=train_here)
+    assert write_compressed(run, Recipe(), name="b", runs_dir=tmp_path).load_model()
+
+
 def test_fine_tuning_is_by_the_runs_own_training_without_its_ends(small: Run, tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = []
 
