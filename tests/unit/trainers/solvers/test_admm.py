@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.solvers.admm import Samples, kind_of_loss, nearest_before_relu, nearest_to_loss
+from orchestray.trainers.solvers.admm import Admm, Samples, kind_of_loss, nearest_before_relu, nearest_to_loss
 from support.training import digits, train
 
 
@@ -73,6 +73,18 @@ def test_digits_are_learned_without_a_backward_call_while_the_residuals_shrink()
 def test_models_and_losses_without_a_closed_form_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"admm solves for the weights of an nn\.Sequential"):
         train(digits(model="cnn"), batch_size=1500, optimizer=None, solver={"type": "admm"})
+    twice = nn.Linear(3, 3)
+    normalised = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+
+    class Doubled(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            passed: Tensor = super().forward(2 * x)
+            return passed
+
+    models = (nn.Sequential(twice, nn.ReLU(), twice), nn.Sequential(normalised), Doubled(nn.Linear(3, 3)))
+    for model in models:
+        with pytest.raises(ConfigError, match="all of them trained, none shared or normalised"):
+            Admm().look_at(model, 5)
     outputs, targets = draws(5, 3), torch.arange(5) % 3
     loss = float(nn.functional.cross_entropy(outputs, targets))
     assert kind_of_loss(outputs, targets, loss, None) == "cross_entropy"
