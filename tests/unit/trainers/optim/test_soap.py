@@ -44,6 +44,29 @@ def test_soap_is_adamw_in_a_turned_basis_and_adamw_itself_for_what_is_no_matrix(
     assert torch.allclose((right.T @ bases["weight.right_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
 
 
+def test_a_side_above_the_largest_size_keeps_its_own_axes() -> None:
+    """Turn only the left side of a problem whose gradients have the axes as left eigenvectors."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q
+    plain = torch.zeros(4, 6, dtype=torch.float64)
+    weight = left @ plain
+    optimizer = make_optimizer("soap", lr=LR, betas=[0.9, 0.9], every_steps=1, max_size=5)
+    optimizer.init([("weight", weight)])
+    adamw = torch.optim.AdamW([plain], lr=LR, betas=(0.9, 0.9), weight_decay=0.01)
+    axes = torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)
+    for step in range(200):
+        plain.grad = torch.zeros(4, 6, dtype=torch.float64)
+        plain.grad.diagonal().copy_(axes * (1.0 + 0.5 * torch.rand(4, generator=generator, dtype=torch.float64)))
+        optimizer.step([weight], [left @ plain.grad], LR)
+        adamw.step()
+        if step == 150:  # the basis has found the eigenvectors
+            before = (left.T @ weight - plain).diagonal()
+    assert torch.allclose((left.T @ weight - plain).diagonal(), before, rtol=0, atol=1e-3 * LR)
+    bases = optimizer.state_tensors()
+    assert torch.allclose((left.T @ bases["weight.left_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
+    assert "weight.right_basis" not in bases
+
+
 def test_a_matrix_in_bfloat16_moves_as_one_in_float32_up_to_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
     gradients = [torch.randn(6, 4, generator=generator).bfloat16() for _ in range(5)]
