@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestray.trainers.survey.lab import (
+    caching,
     connecting,
     convolving,
     deadline,
@@ -56,6 +57,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
     "map-reduce": Experiment(map_reduce.map_reduce, "training by map and reduce tasks of Ray, with one killed", 0),
+    "parameter-cache": Experiment(caching.parameter_cache, "a server's weights in a memory too small for them", 0),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),

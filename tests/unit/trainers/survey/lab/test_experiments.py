@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from orchestray.trainers.survey.lab import (
+    caching,
     connecting,
     convolving,
     deadline,
@@ -51,6 +52,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
     "traffic": moving.traffic,
     "backends": connecting.backends,
+    "parameter-cache": lambda: caching.parameter_cache(widths=(4, 6, 5, 3), steps=2),
     "interpreter-lock": lambda: replicating.interpreter_lock(1, steps=4, width=16),
     "partitions": lambda: partitioning.partitions(workers=(1,)),
 }
