@@ -1,7 +1,7 @@
 """The trade-off of the minibatch size: regions A (too small), B (both are well) and C (too large).
 
-After Ben-Nun and Hoefler, "Demystifying Parallel and Distributed Deep Learning" (2019): samples a second rise with the
-minibatch until the machine is busy, and accuracy after the same number of samples falls once it is too large.
+After Ben-Nun and Hoefler, "Demystifying Parallel and Distributed Deep Learning" (2019). Samples a second rise with the
+minibatch until the machine is busy. Accuracy after the same number of samples falls once the minibatch is too large.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,7 +41,7 @@ def test_samples_a_second_rise_and_saturate_and_accuracy_falls_after_as_many_pas
 
 def test_each_row_is_a_size_with_its_time_and_its_best_rate() -> None:
     exhibit = minibatches.minibatches(1, sizes=(64, 256), rates=(0.001, 0.2), epochs=1)
-    rows = [dict(zip(exhibit.columns, row, strict=True)) for row in exhibit.rows]
+    rows: list[dict[str, Any]] = [dict(zip(exhibit.columns, row, strict=True)) for row in exhibit.rows]
     assert [row["batch"] for row in rows] == [64, 256]
     for row in rows:
         assert row["samples/s"] == pytest.approx(1e3 * row["batch"] / row["step, ms"])
