@@ -29,8 +29,8 @@ class SOAP(AdamW):
 
     The bases follow L and R by one step of orthogonal iteration every `every_steps` steps (section 4 of the paper); the
     first ones begin from the identity. Each is computed by one replica and sent to the others. A side larger than
-    `max_size` keeps its own axes: its basis is I (the paper's one-sided version). Parameters that are no matrices, or
-    larger on both sides, move by AdamW.
+    `max_size` keeps its own axes: its basis is I (the paper's one-sided version). Parameters of other forms, and
+    matrices that are larger on both sides, move by AdamW.
     """
 
     slots = ("step", "exp_avg", "exp_avg_sq", *_SIDES, *_BASES)

@@ -12,6 +12,7 @@ from orchestray.trainers.survey.lab import (
     deadline,
     defining,
     map_reduce,
+    minibatches,
     moving,
     multiplying,
     partitioning,
@@ -51,6 +52,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "deadline": Experiment(deadline.deadline, "the most accurate network that answers in time", 200),
     "small-networks": Experiment(
         shrinking.small_networks, "networks that are small by design: size, time, accuracy", 50
+    ),
+    "minibatches": Experiment(
+        minibatches.minibatches, "minibatch sizes: samples a second, accuracy, steps to a target", 20
     ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
