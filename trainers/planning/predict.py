@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.machine.transfers import Kind
     from orchestray.trainers.planning.measuring import Measurements
 
+_GROWS = "train.batch_schedule changes the batch: this is a step with batch_size, and the number of steps is unknown"
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -88,6 +90,8 @@ class Predictor:
             TrainingError: the task's code failed.
         """
         made, network = self._made(config), config.strategy.network
+        grows = config.train.batch_schedule is not None
+        steps_per_epoch = 0 if grows else made.steps_per_epoch
         exact = config.strategy.compression.type == "none" and not made.diverges and made.staleness == 0.0
         return Plan(
             name=name,
@@ -97,8 +101,8 @@ class Predictor:
             num_workers=network.data * network.tensor * network.pipeline,
             num_servers=made.num_servers,
             samples=config.train.batch_size,
-            steps_per_epoch=made.steps_per_epoch,
-            num_steps=config.train.steps or (config.train.epochs or 0) * made.steps_per_epoch,
+            steps_per_epoch=steps_per_epoch,
+            num_steps=config.train.steps or (config.train.epochs or 0) * steps_per_epoch,
             parts=made.parts.scaled(1.0)
             if self._cluster.slowness == 1.0
             else _slower(made.parts, self._cluster.slowness),
@@ -106,7 +110,7 @@ class Predictor:
             num_bytes=made.num_bytes,
             staleness=made.staleness,
             keeps_result=exact,
-            notes=made.notes,
+            notes=(_GROWS,) if grows else (),
         )
 
     def wanted(self, config: TrainConfig) -> list[Wanted]:
@@ -254,7 +258,6 @@ class _Made:
     staleness: float = 0.0
     num_servers: int = 0
     diverges: bool = False
-    notes: tuple[str, ...] = ()
 
 
 def traits_of(config: TrainConfig) -> Traits:
