@@ -14,7 +14,7 @@ from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.loop.host import ReplicaHost
-from orchestray.trainers.planning.dry_run import dry_run, profile
+from orchestray.trainers.planning.dry_run import _connected, _staging, dry_run, profile
 from orchestray.trainers.planning.pipelines import pipeline_step
 from orchestray.trainers.planning.pricing import sent_bytes
 
@@ -109,3 +109,13 @@ def test_a_pipeline_is_predicted_to_hold_the_activations_that_it_holds(schedule:
     real = replace(settings, pause_at=2, validate_every_steps=10_000)
     (outcome, _) = run_members(2, lambda world: Host(real).run(world))
     assert [usage["peak_activation_bytes"] for usage in outcome.usage] == [*predicted]
+
+
+def test_a_first_worker_has_memory_for_what_it_saves_unless_that_is_saved_piece_by_piece() -> None:
+    for name in ("all-reduce", "ZeRO-3"):
+        settings = settings_of(SCHEMES[name])
+        replica = _connected(settings, [])
+        held = sum(each.values.nbytes for each in _staging(replica))
+        found = [replica.state().tensors, replica.optimizer.state_tensors()] if settings.is_replicated else []
+        assert held == sum(each.nbytes for tensors in found for each in tensors.values())
+        assert (held > 0) is (name == "all-reduce")
