@@ -59,7 +59,9 @@ def test_the_bytes_of_a_step_are_those_of_real_workers(name: str) -> None:
     sent = []
     for steps in (_STEPS, 2 * _STEPS):  # the difference, as the end of a run sends as well
         real = replace(settings, pause_at=steps, validate_every_steps=10_000)
-        sent.append(run_members(settings.layout.size, lambda world, real=real: Host(real).run(world))[0].bytes_sent)
+        # Building draws from the process-wide generator: one after the other.
+        hosts = [Host(real) for _ in range(settings.layout.size)]
+        sent.append(run_members(len(hosts), lambda world, hosts=hosts: hosts[world.rank].run(world))[0].bytes_sent)
     predicted = sum(sent_bytes(dry_run(settings), settings.layout).values())
     few = 0.01 if settings.diverges else 0.0  # diverging workers agree on their losses now and then
     assert predicted == pytest.approx((sent[1] - sent[0]) / _STEPS, rel=few, abs=0.5)

@@ -221,17 +221,3 @@ def test_steps_of_a_solver_are_not_predicted() -> None:
     for predict in (lambda: planner(Known()).plans(config, 2), lambda: planner(Known()).this(config)):
         with pytest.raises(ConfigError, match=r"train\.solver: lbfgs evaluates a batch as often as"):
             predict()
-
-
-def test_a_batch_that_grows_has_no_known_number_of_steps_and_a_note() -> None:
-    data = CONFIG.model_dump(mode="json")
-    schedule = {"type": "steps", "every_epochs": 5, "factor": 4, "max_batch_size": 1024}
-    train = {**data["train"], "steps": None, "epochs": 20}
-    fixed, growing = (
-        planner(Known()).this(load_train_config({**data, "train": {**train, "batch_schedule": each}}))
-        for each in (None, schedule)
-    )
-    assert (fixed.num_steps, fixed.notes) == (20 * 23, ())
-    assert growing.num_steps == growing.steps_per_epoch == growing.epoch_s == 0
-    assert "batch_schedule" in growing.notes[0]
-    assert growing.step_s == fixed.step_s
