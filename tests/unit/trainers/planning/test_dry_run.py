@@ -109,7 +109,8 @@ def test_a_pipeline_is_predicted_to_hold_the_activations_that_it_holds(schedule:
     settings = settings_of({"network": network})
     predicted = pipeline_step([profile(settings)], settings, lambda _: 0.0).activation_bytes
     real = replace(settings, pause_at=2, validate_every_steps=10_000)
-    (outcome, _) = run_members(2, lambda world: Host(real).run(world))
+    hosts = [Host(real) for _ in range(2)]
+    (outcome, _) = run_members(2, lambda world: hosts[world.rank].run(world))
     assert [usage["peak_activation_bytes"] for usage in outcome.usage] == [*predicted]
 
 
