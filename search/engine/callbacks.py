@@ -48,7 +48,6 @@ def blame(error: Exception, callbacks: Sequence[Callback]) -> SearchError | None
         if owner in map(type, callbacks):  # Tune may have copied the callback itself
             return SearchError(
                 f"The callback {owner.__module__}:{owner.__qualname__} of search.callbacks failed: "
-                f"{type(error).__name__}: {str(error).rstrip('.')}. Mend it or leave it out; --resume goes on from what is "
-                "done."
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Mend it or leave it out; --resume goes on."
             )
     return None
