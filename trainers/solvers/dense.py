@@ -10,6 +10,8 @@ from orchestray.trainers.solvers.base import Product
 _GROWTH = 10.0
 _LEAST = 1e-12
 """First number that is added to a diagonal, as a part of its mean."""
+_ROUNDINGS = 16.0
+"""Roundings, times the number of rows, below which an eigenvalue or pivot is none, as a part of the largest."""
 
 
 def matrix_of(product: Product, x: Tensor) -> Tensor:
@@ -29,7 +31,10 @@ def matrix_of(product: Product, x: Tensor) -> Tensor:
 
 
 def solved(matrix: Tensor, right: Tensor, damping: float, scale: Tensor) -> tuple[Tensor, float]:
-    """Solve (matrix + damping diag(scale)) x = right, with more damping if that matrix is not positive definite.
+    """Solve (matrix + damping diag(scale)) x = right, with more damping if that matrix has negative eigenvalues.
+
+    A matrix that is singular, up to rounding, has the shortest solution: along directions without curvature, such as
+    the sum of the classes' weights of a softmax, there is only noise to go by, which differs with the replicas.
 
     Args:
         matrix: symmetric matrix, [n, n].
@@ -43,8 +48,16 @@ def solved(matrix: Tensor, right: Tensor, damping: float, scale: Tensor) -> tupl
     if not torch.isfinite(matrix).all():
         return torch.zeros_like(right), damping
     while True:
-        factor, failed = torch.linalg.cholesky_ex(matrix + torch.diag(damping * scale))
-        if not failed and torch.isfinite(factor.diagonal()).all():
+        damped = matrix + torch.diag(damping * scale)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        pivots = factor.diagonal().square()
+        rounding = _ROUNDINGS * len(right) * torch.finfo(damped.dtype).eps
+        if not failed and torch.isfinite(pivots).all() and pivots.min() > rounding * pivots.max():
             return torch.cholesky_solve(right[:, None], factor)[:, 0], damping
+        values, vectors = torch.linalg.eigh(damped)
+        least_value = rounding * float(values.abs().max())
+        if float(values.min()) >= -least_value:
+            kept = vectors[:, values > least_value]
+            return kept @ ((kept.T @ right) / values[values > least_value]), damping
         least = _LEAST * float(matrix.diagonal().abs().mean() / scale.mean()) or _LEAST
         damping = max(_GROWTH * damping, least)

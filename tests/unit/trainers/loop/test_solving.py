@@ -71,6 +71,20 @@ def test_iterates_of_replicas_are_those_of_one_process(name: str, data: int, acc
     assert alone.steps[-1]["loss"] < alone.steps[0]["loss"]
 
 
+def test_directions_without_curvature_are_left_alone_by_any_number_of_replicas() -> None:
+    """Take the softmax: adding a number to all classes' weights changes nothing."""
+
+    def newton(data: int) -> Trained:
+        return solve("newton", data, made_of=task(hidden=0), solver={"type": "newton"}, steps=8)[0]
+
+    alone = newton(1)
+    for data in (2, 3):
+        assert furthest(alone.after, newton(data).after) < 1e-10
+    moved = alone.after["weight"] - alone.before["weight"]
+    assert float(moved.abs().max()) > 0.1
+    assert float(moved.sum(0).abs().max()) < 1e-10
+
+
 @pytest.mark.parametrize(
     "name", ["hessian_free", "levenberg_marquardt", "newton", "neumann", "svrg", "stochastic_lbfgs"]
 )
