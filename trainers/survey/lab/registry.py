@@ -10,6 +10,7 @@ from orchestray.trainers.survey.lab import (
     convolving,
     deadline,
     defining,
+    dividing,
     map_reduce,
     moving,
     multiplying,
@@ -56,6 +57,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
     "map-reduce": Experiment(map_reduce.map_reduce, "training by map and reduce tasks of Ray, with one killed", 0),
+    "unlike-devices": Experiment(dividing.unlike_devices, "batches divided over two devices of unlike speed"),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),
