@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestray.trainers.survey.lab import (
+    compiling,
     connecting,
     convolving,
     deadline,
@@ -47,6 +48,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "gemm": Experiment(multiplying.gemm, "products of matrices by size: GFLOP/s, and how far from linear times are"),
     "fully-connected": Experiment(multiplying.fully_connected, "samples one by one, batched, and in fixed point"),
     "onednn": Experiment(settings.onednn, "torch's operations with oneDNN on and off"),
+    "compiled": Experiment(compiling.compiled, "torch's operators one by one, and graphs that torch.compile makes", 20),
     "threads": Experiment(settings.thread_sweep, "torch's operations on one thread and more"),
     "deadline": Experiment(deadline.deadline, "the most accurate network that answers in time", 200),
     "small-networks": Experiment(

@@ -64,8 +64,8 @@ def exhibits() -> dict[str, Exhibit]:
 def test_each_experiment_has_a_table_with_a_name_for_each_column_and_says_what_it_shows(
     exhibits: dict[str, Exhibit],
 ) -> None:
-    # test_shrinking looks at the one, and tests/cluster at those with Ray
-    assert {*exhibits, "small-networks", "map-reduce", "unlike-devices"} == {*EXPERIMENTS}
+    # test_shrinking and test_compiling look at the first two, and tests/cluster at those with Ray
+    assert {*exhibits, "small-networks", "compiled", "map-reduce", "unlike-devices"} == {*EXPERIMENTS}
     for name, exhibit in exhibits.items():
         assert exhibit.name == name
         assert {len(row) for row in (*exhibit.rows, *exhibit.texts())} == {len(exhibit.columns)}
