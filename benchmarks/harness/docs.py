@@ -1,5 +1,5 @@
 """Write the results of benchmarks into their places in docs/network.md, docs/exchange.md, docs/search.md,
-docs/serving.md and docs/analyse.md: `python benchmarks docs`, or `--only exchange`.
+docs/serving.md, docs/analyse.md and docs/optimizers.md: `python benchmarks docs`, or `--only exchange`.
 """
 
 from __future__ import annotations
@@ -120,6 +120,18 @@ def _operators(result: Result) -> list[str]:
     return [text, "", *_ratios(result), *(f"- {note}" for note in result["notes"]), ""]
 
 
+def _optimizers(result: Result) -> list[str]:
+    """Return the table of each task."""
+    lines = [f"Settings chosen by as many trials of a search each, on {_cores(result)} cores (`second_order`):", ""]
+    for table in result["tables"]:
+        lines += benchmark.table(table["header"], table["rows"])
+    return [*lines, *(f"- {note}" for note in result["notes"]), ""]
+
+
+def _batch_sizes(result: Result) -> list[str]:
+    return ["The minibatch size, on the digits CNN (`batch_sizes`):", "", *_rows(result)]
+
+
 def _packed(result: Result) -> list[str]:
     return [
         "The time of a packed population, as part of that of the same members apart (`packed_population`):",
@@ -202,6 +214,13 @@ def _result(results: Path, name: str) -> Result | None:
 
 _PAGES = {
     "analyse": _Page("operators", _operators, (), ()),
+    "optimizers": _Page(
+        "second_order",
+        _optimizers,
+        (),
+        ("second_order", "optimizers", "batch_sizes"),
+        (("batch_sizes", _batch_sizes),),
+    ),
     "network": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
     "exchange": _Page(
         "exchanges",

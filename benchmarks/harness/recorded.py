@@ -1,10 +1,10 @@
-"""Earlier results of a benchmark of many cases, for a run that measures only some of them."""
+"""Earlier results of a benchmark, for a run that measures only a part of it: cases, or times apart from trainings."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,41 @@ def load(path: Path, settings: Mapping[str, Any], cases: Mapping[str, Any]) -> R
         {name: before.get(name, moment) for name in names},
         {measured["name"]: measured["values"] for measured in result["measurements"]},
     )
+
+
+def add_trained_option(parser: Any) -> None:
+    parser.add_argument(
+        "--trained",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="where the results of trainings are kept, one by one; those that are there are not trained again",
+    )
+
+
+def trained(
+    path: Path | None, settings: Mapping[str, Any], cells: Iterable[str], train: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return the result of each cell: what is kept at `path`, or else that of a training, which is kept there.
+
+    So steps, which do not depend on what else a machine does, can be measured apart from times.
+
+    Args:
+        path: the file; None: nothing is kept.
+        settings: those of all trainings; what was kept with others is not used.
+        cells: names.
+        train: returns what JSON can hold.
+    """
+    told, found = json.loads(json.dumps(settings)), {}
+    if path is not None and path.exists():
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        found = kept["found"] if kept["settings"] == told else {}
+    for cell in cells:
+        if cell not in found:
+            found[cell] = json.loads(json.dumps(train(cell)))
+            if path is not None:
+                path.write_text(json.dumps({"settings": told, "found": found}), encoding="utf-8")
+    return found
 
 
 def _compare(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:

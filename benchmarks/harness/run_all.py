@@ -19,6 +19,7 @@ BENCHMARKS = (
     "step_time",
     "optimizers",
     "second_order",
+    "batch_sizes",
     "recording",
     "users_data",
     "bring_your_own",

@@ -18,6 +18,7 @@ from typing import Any
 from harness import benchmark, commands
 from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.driver.engines.driver import HOST
 from orchestray.trainers.machine import calibrate, kept
 from orchestray.trainers.planning.candidates import Candidate, candidates
 from orchestray.trainers.planning.measuring import Measurements
@@ -80,7 +81,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     # The user's record keeps out of it.
     os.environ["XDG_CACHE_HOME"] = str(options.workspace / "cache")
     _say("calibrate")
-    machine = calibrate.calibrate(options.workspace)
+    machine = calibrate.calibrate(HOST, options.workspace)
     measurements = Measurements(None, kept.versions(), kept.cores())
     predictor = Predictor(Cluster(machine), measurements)
     report.settings = {"workers": _WORKERS, "models": list(options.arguments.models)}

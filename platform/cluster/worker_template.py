@@ -98,6 +98,15 @@ def main(address: str) -> None:
 
 
 def load() -> LateModules:
+    """Import what workers import, and hide it until the worker asks for it."""
+    import_modules()
+    late = LateModules(_LATE, come)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write to, and so copy, every shared page
+    return late
+
+
+def import_modules() -> None:
     """Import what workers import, except Ray itself: Ray reads a worker's variables when it is loaded."""
     before = dict(os.environ)
     os.environ.update(_NO_THREADS)
@@ -112,10 +121,6 @@ def load() -> LateModules:
                 importlib.import_module(name)
     os.environ.clear()
     os.environ.update(before)
-    late = LateModules(_LATE, come)
-    gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, every shared page
-    return late
 
 
 def come(modules: Mapping[str, ModuleType]) -> None:

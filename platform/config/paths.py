@@ -86,16 +86,18 @@ def resolve_classes(data: dict[str, Any], key: str, base: str) -> None:
 
     Args:
         data: plain data of a config.
-        key: key of the list.
+        key: key of the list; an item may be a mapping, which has its class as `type`.
         base: directory that relative paths start from.
     """
-    names: Any = data.get(key)
-    for index, value in enumerate(names if isinstance(names, list) else ()):
+    items: Any = data.get(key)
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        at, where = (item, "type") if isinstance(item, dict) else (items, index)
+        value: Any = at.get(where) if isinstance(item, dict) else item
         if isinstance(value, type):
-            names[index] = name_of_class(value, key)
+            at[where] = name_of_class(value, key)
         elif isinstance(value, str) and is_file_type(value):
             place, _, class_name = value.rpartition(":")
-            names[index] = f"{absolute(place, base)}:{class_name}"
+            at[where] = f"{absolute(place, base)}:{class_name}"
 
 
 def _at(data: Any, way: tuple[str, ...]) -> Any:

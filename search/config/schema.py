@@ -96,6 +96,24 @@ def _as_texts(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+class CallbackSection(Section):
+    """A callback of Ray Tune, with the arguments of its class beside `type`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Text
+    """Its class: "package.module:Class" or "path/to/file.py:Class"."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the class: every key but `type`."""
+        return {**(self.model_extra or {})}
+
+
+def _as_section(value: object) -> object:
+    return {"type": value} if isinstance(value, str) else value
+
+
 Objectives = Annotated[tuple[Objective, ...], BeforeValidator(_as_list), Field(min_length=1)]
 
 
@@ -119,8 +137,9 @@ class SearchSection(Section):
     """Directories of earlier searches, or runs, whose results the method learns from: one, or a list."""
     parallel: Positive = 1
     """Number of concurrent trials."""
-    callbacks: tuple[Text, ...] = ()
-    """Callbacks of Ray Tune, such as its loggers: classes, "package.module:Class" or "path/to/file.py:Class"."""
+    callbacks: tuple[Annotated[CallbackSection, BeforeValidator(_as_section)], ...] = ()
+    """Callbacks of Ray Tune, such as its loggers: a class each, or a mapping with the class as `type` and its
+    arguments."""
     seed: Count = 0
     """Seed of the search's random numbers; that of the trials is `base.train.seed`."""
 

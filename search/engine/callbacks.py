@@ -2,36 +2,52 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.tune import Callback
 
 from orchestray.platform.errors import ConfigError, TaskError
 from orchestray.platform.task import TaskSource, load_class
+from orchestray.search.engine.session import SearchError
+
+if TYPE_CHECKING:
+    from orchestray.search.config.schema import CallbackSection
 
 
-def make_callbacks(names: Sequence[str]) -> list[Callback]:
+def make_callbacks(sections: Sequence[CallbackSection]) -> list[Callback]:
     """Make the callbacks of a search.
-
-    Args:
-        names: "package.module:Class" or "/path/to/file.py:Class"; each class is called without arguments.
 
     Raises:
         ConfigError: a class cannot be imported or made, or is not a callback of Tune.
     """
-    return [_made(name, f"search.callbacks.{index}") for index, name in enumerate(names)]
+    return [_made(section, f"search.callbacks.{index}") for index, section in enumerate(sections)]
 
 
-def _made(name: str, key: str) -> Callback:
+def _made(section: CallbackSection, key: str) -> Callback:
+    name, arguments = section.type, section.arguments
     try:
-        made: Any = load_class(TaskSource.of_class(name, {}, noun="callback's"), key=key)()
+        made: Any = load_class(TaskSource.of_class(name, {}, noun="callback's"), key=key)(**arguments)
     except TaskError as error:
         raise ConfigError(f"config: {key}: {str(error).replace('the task file', 'the file')}") from error
     except Exception as error:
-        raise ConfigError(f"config: {key}: {name}() failed: {type(error).__name__}: {error}") from error
+        given = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+        raise ConfigError(f"config: {key}: {name}({given}) failed: {type(error).__name__}: {error}") from error
     if not isinstance(made, Callback):
         raise ConfigError(
             f"config: {key}: {name} is not a ray.tune.Callback; wanted a subclass of it, or of LoggerCallback"
         )
     return made
+
+
+def blame(error: Exception, callbacks: Sequence[Callback]) -> SearchError | None:
+    """Return an error that names the callback in which another was raised; None if that was elsewhere."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = type(frame.f_locals.get("self"))
+        if owner in map(type, callbacks):  # Tune may have copied the callback itself
+            return SearchError(
+                f"The callback {owner.__module__}:{owner.__qualname__} of search.callbacks failed: "
+                f"{type(error).__name__}: {str(error).rstrip('.')}. Mend it or leave it out; --resume goes on."
+            )
+    return None

@@ -14,6 +14,7 @@ from ray import tune
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
 from orchestray.search.engine import silence_loggers, tune_faults
+from orchestray.search.engine.callbacks import blame
 from orchestray.search.engine.experiment import Decisions, Ends, Proposals, Watcher
 
 if TYPE_CHECKING:
@@ -87,9 +88,9 @@ def fit(
         try:
             tune.Tuner(registered, tune_config=settings, run_config=run).fit()
         except Exception as error:
-            if experiment.failure is None:
-                raise
-            raise experiment.failure from error
+            if failure := experiment.failure or blame(error, callbacks):
+                raise failure from error
+            raise
     if experiment.failure is not None:
         raise experiment.failure
 

@@ -18,6 +18,7 @@ from orchestray.platform.actors.pool import make_room
 from orchestray.platform.run.checkpoint import load_model_tensors
 from orchestray.search.config.load import dump_search_yaml, load_search_config
 from orchestray.search.engine.run import run_search
+from orchestray.search.engine.session import SearchError
 from orchestray.search.engine.tune_faults import has_place
 from orchestray.search.results.run import load_search
 from orchestray.search.results.writer import SearchRecords
@@ -164,6 +165,16 @@ def test_a_search_does_not_wait_for_trials_that_its_time_limit_stopped(cluster: 
     assert 20.0 <= took_s < 27.0, "Tune would wait ten seconds"
 
 
+FAILING = """
+from ray.tune import Callback
+
+class Failing(Callback):
+    def __init__(self, why):
+        self.why = why
+
+    def setup(self, **info):
+        raise OSError(self.why)
+"""
 CALLBACK = """
 import json
 
@@ -192,6 +203,19 @@ def test_callbacks_of_the_user_see_the_values_and_the_metrics_of_each_trial(clus
     logs = sorted((tmp_path / "seen" / "tune").rglob("events.out.tfevents.*"))
     assert len(logs) == 2, "Tune's logger for TensorBoard has written one for each trial"
     assert all(b"ray/tune/accuracy" in log.read_bytes() for log in logs)
+
+
+def test_a_callback_of_the_user_that_fails_ends_the_search_with_its_name(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "failing.py"
+    file.write_text(FAILING)
+    space = {"train.optimizer.lr": {"type": "choice", "values": [0.1]}}
+    callback = {"type": f"{file}:Failing", "why": "no server"}
+    wanted = config({"type": "support.tiny_task:TinyTask"}, space=space, callbacks=[callback])
+    with (
+        SearchRecords.create(tmp_path, "failing") as records,
+        pytest.raises(SearchError, match=r"Failing of search\.callbacks failed: OSError: no server\. Mend it"),
+    ):
+        run_search(wanted, records)
 
 
 @pytest.mark.parametrize(("overrides", "asked"), [([], "1 worker"), (["base.strategy.network.data=2"], "2 worker")])

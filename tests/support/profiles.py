@@ -14,6 +14,7 @@ from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve,
 LINK = AlphaBeta(1e-4, 1e-9)
 SIZES_BYTES = (1 << 10, 1 << 17, 1 << 20, 1 << 24)
 FLOPS_PER_S = 1e11
+PROCESS_BYTES = 300 * 10**6
 
 
 def gemm_table(flops_per_s: float = FLOPS_PER_S, sizes: tuple[int, ...] = (1, 16, 256, 4096)) -> GemmTable:
@@ -54,6 +55,7 @@ def profile(**changes: Any) -> MachineProfile:
         overlap=0.25,
         channels={"tcp": line(LINK), "shared_memory": line(AlphaBeta(5e-5, 2e-10))},
         disk_bytes_per_s=5e8,
+        process_bytes=PROCESS_BYTES,
         links=Links(AlphaBeta(5e-5, 2e-10), LINK, "by hand"),
         measured_at="2026-01-01T00:00:00+00:00",
         spread=0.02,

@@ -55,6 +55,25 @@ def test_what_is_said_of_the_speed_of_optimizers_is_what_was_measured() -> None:
     assert all(goal["met"] for goal in goals)
 
 
+def test_the_advice_on_optimizers_is_what_was_measured() -> None:
+    result = json.loads((RESULTS / "second_order.json").read_text())
+    digits, source = (
+        {row[0]: dict(zip(table["header"][1:], row[1:], strict=True)) for row in table["rows"]}
+        for table in result["tables"]
+    )
+
+    def number(row: dict[str, str], column: str) -> float:
+        return float(row[column].partition(" ")[0])
+
+    assert {kind for kind, row in source.items() if row["training"].startswith(">")} == {"SGD", "LARS"}
+    assert all(number(source[kind], "steps") < 0.6 * number(source["AdamW"], "steps") for kind in ("Muon", "SOAP"))
+    assert number(source["Muon"], "state") < number(source["AdamW"], "state") < number(source["SOAP"], "state") / 3
+    assert number(digits["K-FAC"], "training") == min(number(row, "training") for row in digits.values())
+    assert number(digits["K-FAC"], "state") == max(number(row, "state") for row in digits.values())
+    assert all(1.7 < number(rows["K-FAC"], "step") < 2 for rows in (digits, source))
+    assert number(source["K-FAC"], "training") > number(source["AdamW"], "training")
+
+
 def test_what_is_said_of_memory_and_of_methods_that_end_early_is_what_was_measured() -> None:
     result = json.loads((RESULTS / "proposal_cost.json").read_text())
     text = " ".join((ROOT / "benchmarks" / "README.md").read_text().split())

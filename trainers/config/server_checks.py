@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from orchestray.platform.config.problems import Problem
 from orchestray.trainers.config.checked_view import Rule, View
-from orchestray.trainers.optim.params import Lamb, Lars, OptimizerClass, Sgd, YellowFin
+from orchestray.trainers.optim.params import Lamb, Lars, Muon, OptimizerClass, Sgd, Soap, YellowFin
 from orchestray.trainers.sync.parameter_server import ParameterServer
 
 _PATH = "strategy.exchange"
@@ -188,15 +188,19 @@ def _whole_gradient(view: View, exchange: ParameterServer) -> Iterator[Problem]:
 @_of_servers
 def _whole_layers(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     optimizer = view("train.optimizer")
-    if not isinstance(optimizer, Lars | Lamb):
+    if not isinstance(optimizer, Lars | Lamb | Muon | Soap):
         return
-    needs = f"{optimizer.type} needs the norms of whole layers"
+    what = "the norms of whole layers" if isinstance(optimizer, Lars | Lamb) else "matrices"
+    needs = f"{optimizer.type} needs {what}"
     if view("strategy.network.tensor") > 1:
         text = f"{needs}, and the servers of each worker of a tensor group have parts of them"
         yield Problem("train.optimizer.type", f"{text}; use strategy.network.tensor: 1, or sgd")
     elif exchange.shards > view("strategy.network.pipeline"):
         text = f"{needs}, which shards: {exchange.shards} cut anywhere; use strategy.exchange.shards: 1, or sgd"
         yield Problem("train.optimizer.type", text)
+    elif isinstance(optimizer, Soap) and _replica_size(view) > 1:
+        text = "soap keeps matrices of other shapes than the weights', which the servers of a stage cannot join"
+        yield Problem("train.optimizer.type", f"{text}; use strategy.network.pipeline: 1, or muon")
 
 
 def _replica_size(view: View) -> int:
@@ -207,9 +211,9 @@ def _replica_size(view: View) -> int:
 def _whole_gradients(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     if (optimizer := view("train.optimizer")) is None:
         return
-    if isinstance(optimizer, OptimizerClass) and exchange.transport == "shared_memory":
+    if isinstance(optimizer, OptimizerClass | Muon | Soap) and exchange.transport == "shared_memory":
         text = f"{optimizer.type} keeps its state to itself, and workers on shared memory share theirs"
-        yield Problem("train.optimizer.type", f"{text}; use transport: channel, or an optimizer by name")
+        yield Problem("train.optimizer.type", f"{text}; use transport: channel, or another optimizer")
     alone = exchange.transport == "shared_memory" or exchange.fetch_every > 1 or exchange.rates != "coupled"
     if optimizer.groups and alone:
         text = "groups are for the servers' steps, and here workers make steps of their own; use transport: channel, "

@@ -68,6 +68,13 @@ def _precision(view: View) -> Iterator[Problem]:
         yield Problem("train.precision", text)
 
 
+def _drop_last(view: View) -> Iterator[Problem]:
+    solver = view("train.solver")
+    if solver is not None and view("train.drop_last") and (solver.needs_same_batch or solver.needs_whole_data):
+        text = f"leaves out other samples in each epoch, and {solver.type} compares gradients of the same samples"
+        yield Problem("train.drop_last", f"{text}; set it to false")
+
+
 def _admm(view: View) -> Iterator[Problem]:
     solver = view("train.solver")
     if isinstance(solver, Admm) and solver.weight_decay:
@@ -93,6 +100,7 @@ SOLVER_RULES: tuple[Rule, ...] = (
     *(_needs(*each) for each in _NEEDS),
     _allreduce,
     _precision,
+    _drop_last,
     _admm,
     _byzantine,
 )

@@ -22,7 +22,6 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.comm.pending import Pending
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.core.rng import FollowsSteps
 
 _GROUP = "batch_norm"
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -73,8 +72,11 @@ def needs_every_pass(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def not_counted(model: nn.Module) -> Iterator[None]:
-    """Let passes inside take part in what every replica must, without an effect: no statistics, gradients of zero."""
-    counting = [module for module in model.modules() if isinstance(module, _Synchronized | FollowsSteps)]
+    """Let passes inside take part in what every replica must, without an effect: no statistics, gradients of zero.
+
+    Modules that have an attribute `is_counted` see there that it is one.
+    """
+    counting: list[Any] = [module for module in model.modules() if hasattr(module, "is_counted")]
     # What the loss makes of a sample that it never sees alone may be NaN, and 0 x NaN is NaN.
     hooks = [p.register_hook(torch.zeros_like) for p in model.parameters() if p.requires_grad]  # type: ignore[no-untyped-call]
     for module in counting:

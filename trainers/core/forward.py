@@ -75,17 +75,7 @@ class Forward:
             outputs, batch = self.outputs(micro_batch.batch)
             with self.precision():
                 loss = loss_of(self.task, outputs, batch, step=step, gather=self.gather)
-        checked: Any = loss  # a user's task may return anything
-        if not isinstance(checked, Tensor) or checked.numel() != 1:
-            got = (
-                f"a tensor of shape {tuple(loss.shape)}" if isinstance(checked, Tensor) else f"a {type(loss).__name__}"
-            )
-            raise TrainingError(
-                f"The task's loss must be a scalar tensor, the mean over the samples; loss() returned {got}. "
-                "Reduce it, for example with .mean()."
-            )
-        if loss.dim():
-            loss = loss.reshape(())
+        loss = scalar(loss)
         value = float(loss.item())
         if not -float("inf") < value < float("inf"):
             raise TrainingError(_not_finite(value, micro_batch, step, rank))
@@ -116,6 +106,21 @@ class Forward:
             if loss_only:
                 return {"loss": weighted(loss, weight)}
             return measure(self.task, outputs, batch, loss=loss, num_samples=size, weight=weight)
+
+
+def scalar(loss: Any) -> Tensor:
+    """Return what a task's `loss` returned, which may be anything, as a tensor of no dimension.
+
+    Raises:
+        TrainingError: it is not a tensor of one number.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise TrainingError(
+            f"The task's loss must be a scalar tensor, the mean over the samples; loss() returned {got}. "
+            "Reduce it, for example with .mean()."
+        )
+    return loss.reshape(()) if loss.dim() else loss
 
 
 def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import ConfigError, OrchestrayError
 
 Average = Literal["outputs", "probabilities"]
 _MOST_DIMS_OF_SEQUENCES = 3
@@ -78,8 +78,22 @@ def _mean(leaves: Sequence[Any]) -> Any:
 
 
 def probabilities(outputs: Any) -> Any:
-    """Return a pytree with the softmax of each floating-point tensor over its classes."""
-    return _each(outputs, lambda tensor: tensor.softmax(class_dimension(tensor)))
+    """Return a pytree with the softmax of each floating-point tensor over its classes.
+
+    Raises:
+        ConfigError: one has a single class, whose probability is 1 whatever the model answers.
+    """
+
+    def softmax(tensor: Tensor) -> Tensor:
+        dimension = class_dimension(tensor)
+        if tensor.dim() and tensor.shape[dimension] == 1:
+            raise ConfigError(
+                "config: average: probabilities are a softmax over classes, and the members answer with one number, "
+                "whose softmax is always 1; use average: outputs"
+            )
+        return tensor.softmax(dimension)
+
+    return _each(outputs, softmax)
 
 
 def log_of(answer: Any) -> Any:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.platform.data.nested import tensors_in
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.core.forward import user_code
+from orchestray.trainers.core.forward import scalar, user_code
 from orchestray.trainers.core.rng import seed_pass
 from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.optim.sparse import dense
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestray.platform.data.stream import MicroBatch, SampleStream, Share
+    from orchestray.platform.task import Batch
     from orchestray.trainers.parallel.whole_model import WholeNetwork
 
 _HIDDEN = (
@@ -93,7 +96,7 @@ class SharedOracle:
         self.place(x)
         held = []
         for micro_batch, fraction in self._parts():
-            with self._user_code():
+            with self._user_code(), _twice_differentiable():
                 loss = self._outputs_and_loss(micro_batch)[1]
                 gradients = _derivatives([loss], self._parameters, None, create_graph=True)
             held.append((fraction, gradients))
@@ -109,26 +112,29 @@ class SharedOracle:
 
     def gauss_newton(self, x: Tensor) -> Product:
         self.place(x)
-        held: list[tuple[float, list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = []
+        held: list[tuple[float, list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = []
         for micro_batch, fraction in self._parts():
-            with self._user_code():
-                outputs, loss = self._outputs_and_loss(micro_batch)
-                leaves = [leaf for leaf in tensors_in(outputs) if leaf.requires_grad]
-                if not leaves:
+            with self._user_code(), _twice_differentiable():
+                outputs, batch = self._network.forward.outputs(micro_batch.batch)
+                if not (ends := [end for end in tensors_in(outputs) if end.requires_grad]):
                     raise TrainingError(_HIDDEN)
+                # Outputs may be computed from each other: the loss is that of copies, which do not depend on others.
+                copies = map_tensors(lambda end: end.detach().requires_grad_(end.requires_grad), outputs)
+                leaves = [copy for copy in tensors_in(copies) if copy.requires_grad]
+                loss = self._loss(copies, batch)
                 of_loss = _derivatives([loss], leaves, None, create_graph=True)
                 # J^T u is linear in u, so the derivative of its product with v is J v.
-                dual = [torch.zeros_like(leaf, requires_grad=True) for leaf in leaves]
-                transposed = _derivatives(leaves, self._parameters, dual, create_graph=True)
-            held.append((fraction, leaves, of_loss, dual, transposed))
+                dual = [torch.zeros_like(end, requires_grad=True) for end in ends]
+                transposed = _derivatives(ends, self._parameters, dual, create_graph=True)
+            held.append((fraction, ends, leaves, of_loss, dual, transposed))
 
         def product(vector: Tensor) -> Tensor:
             total, parts = torch.zeros_like(vector), self._cut(vector)
-            for fraction, leaves, of_loss, dual, transposed in held:
+            for fraction, ends, leaves, of_loss, dual, transposed in held:
                 with self._user_code():
                     moved = _derivatives(transposed, dual, parts)
                     bent = _derivatives(of_loss, leaves, moved)
-                    total += fraction * self._flat(_derivatives(leaves, self._parameters, bent))
+                    total += fraction * self._flat(_derivatives(ends, self._parameters, bent))
             return self.summed(total)
 
         return product
@@ -200,10 +206,12 @@ class SharedOracle:
 
     def _outputs_and_loss(self, micro_batch: MicroBatch) -> tuple[Any, Tensor]:
         """Return the model's outputs for a micro-batch, and the mean loss over it, which need not be finite."""
+        outputs, batch = self._network.forward.outputs(micro_batch.batch)
+        return outputs, self._loss(outputs, batch)
+
+    def _loss(self, outputs: Any, batch: Batch) -> Tensor:
         forward = self._network.forward
-        outputs, batch = forward.outputs(micro_batch.batch)
-        loss = loss_of(forward.task, outputs, batch, step=self._step, gather=forward.gather)
-        return outputs, loss.reshape(())
+        return scalar(loss_of(forward.task, outputs, batch, step=self._step, gather=forward.gather))
 
     def _user_code(self) -> user_code:
         return user_code(self._step, self._rank)
@@ -221,6 +229,11 @@ class SharedOracle:
         """Return a vector as tensors like the parameters."""
         parts = zip(self._parameters, torch.split(vector, self._sizes), strict=True)
         return [part.view_as(parameter).to(parameter.dtype) for parameter, part in parts]
+
+
+def _twice_differentiable() -> AbstractContextManager[None]:
+    """Return the context of passes that are differentiated twice, which torch cannot do with fused attention."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _derivatives(

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import training_batch_of
+from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.loop.solver_oracle import SharedOracle
 from orchestray.trainers.solvers.admm import Admm
 from orchestray.trainers.solvers.penalised import Penalised
@@ -111,6 +112,14 @@ class Solving:
             raise ConfigError(
                 f"config: train.solver.type: the task changes its samples at random in each epoch, and {name} compares "
                 "gradients of the same samples; use hessian_free, or train.optimizer"
+            )
+        replicas = replica.groups.data.size
+        if section.needs_curvature and replicas > 1:
+            refuse(replica.task, ("gather",), f"{name} on several replicas", "use lbfgs, bfgs or svrg, or one replica")
+        if isinstance(self._optimizer.solver, Admm) and stream.num_samples < replicas:
+            raise ConfigError(
+                f"config: strategy.network.data: admm needs samples on each replica, and {replicas} replicas share "
+                f"{stream.num_samples}; use {stream.num_samples} or fewer"
             )
         if layer := next((n for n, m in replica.model.named_modules() if isinstance(m, _BatchNorm)), None):
             raise ConfigError(

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from orchestray.platform.errors import OrchestrayError
@@ -17,6 +17,7 @@ from orchestray.trainers.machine.profile import MachineProfile
 MOST_SPREAD = 0.25
 """Relative distance of repeats beyond which a machine counts as busy."""
 _MEASURE = "orchestray.trainers.machine.measure"
+_MEASURE_PROCESS = "orchestray.trainers.machine.measure_process"
 
 
 class BusyMachineError(OrchestrayError):
@@ -47,11 +48,12 @@ def check_steady(profile: MachineProfile) -> None:
 
 
 def calibrate(
-    directory: Path | None = None, say: Callable[[str], None] = lambda _: None, *, quick: bool = False
+    hosted: str, directory: Path | None = None, say: Callable[[str], None] = lambda _: None, *, quick: bool = False
 ) -> MachineProfile:
     """Measure this machine, in half a minute; nothing is kept.
 
     Args:
+        hosted: import path of what a worker hosts, "module:callable".
         directory: directory whose disk is measured; default: the current one.
         say: gets a line for each part that is done.
         quick: True to measure less: a fifth of the shapes of products, and groups of two processes alone.
@@ -61,14 +63,26 @@ def calibrate(
     """
     with tempfile.TemporaryDirectory(prefix="orchestray-calibrate-") as folder:
         out, errors = Path(folder) / "profile.json", Path(folder) / "errors"
-        command = [sys.executable, "-m", _MEASURE, str(out), f"{folder}/meeting", str(directory or Path.cwd())]
-        command += ["quick"] if quick else []
-        with errors.open("w") as written, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=written) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                say(line.decode().strip())
-        if process.returncode or not out.exists():
-            lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            reason = lines[-1] if lines else "no reason was given"
-            raise CalibrationError(f"The measurement failed with exit status {process.returncode}: {reason}")
+        process_bytes = list(_lines([_MEASURE_PROCESS, hosted], errors))[-1]
+        say("a worker's process")
+        arguments = [str(out), f"{folder}/meeting", str(directory or Path.cwd()), process_bytes]
+        for line in _lines([_MEASURE, *arguments, *(["quick"] if quick else [])], errors):
+            say(line)
         return MachineProfile.from_json(json.loads(out.read_text(encoding="utf-8")))
+
+
+def _lines(arguments: Sequence[str], errors: Path) -> Iterator[str]:
+    """Run a module, and yield the lines that it prints.
+
+    Raises:
+        CalibrationError: it fails.
+    """
+    command = [sys.executable, "-m", *arguments]
+    with errors.open("w") as written, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=written) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield line.decode().strip()
+    if process.returncode:
+        lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        reason = lines[-1] if lines else "no reason was given"
+        raise CalibrationError(f"The measurement failed with exit status {process.returncode}: {reason}")

@@ -36,7 +36,9 @@ def counts_up_to(cores: int) -> tuple[int, ...]:
     return tuple(sorted({1 << power for power in range(cores.bit_length())} | {cores}))
 
 
-def measure(rank: int, num_ranks: int, meeting: str, directory: Path, *, quick: bool) -> MachineProfile | None:
+def measure(
+    rank: int, num_ranks: int, meeting: str, directory: Path, process_bytes: int, *, quick: bool
+) -> MachineProfile | None:
     """Measure this machine as one of several processes; return the profile at rank 0.
 
     Args:
@@ -44,6 +46,7 @@ def measure(rank: int, num_ranks: int, meeting: str, directory: Path, *, quick: 
         num_ranks: number of the processes.
         meeting: file through which they meet.
         directory: directory whose disk is measured.
+        process_bytes: memory of a worker's process, see `measure_process`.
         quick: True to measure fewer shapes of products, and collective operations of two processes alone.
     """
     torch.set_num_threads(1)
@@ -81,6 +84,7 @@ def measure(rank: int, num_ranks: int, meeting: str, directory: Path, *, quick: 
             disk_bytes_per_s=disk,
             links=Links(channels["shared_memory"].fit, channels["tcp"].fit, _INTER_NODE),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            process_bytes=process_bytes,
             spread=max(steady_s) / min(steady_s) - 1,
         )
     world.barrier()
@@ -97,11 +101,14 @@ def _say(what: str) -> None:
     sys.stdout.flush()
 
 
-def main(out: str, meeting: str, directory: str, *, quick: bool) -> None:
+def main(out: str, meeting: str, directory: str, process_bytes: str, *, quick: bool) -> None:
     """Measure this machine and write its profile to a file; see `measure`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes: each ends without a word
     num_ranks = max(*_groups(quick), min(kept.cores(), _MOST_AT_ONCE))
-    one = partial(measure, num_ranks=num_ranks, meeting=meeting, directory=Path(directory), quick=quick)
+    one = partial(
+        measure, num_ranks=num_ranks, meeting=meeting, directory=Path(directory), process_bytes=int(process_bytes),
+        quick=quick,
+    )  # fmt: skip
     context = multiprocessing.get_context("fork")
     others = [context.Process(target=one, args=(rank,), daemon=True) for rank in range(1, num_ranks)]
     for process in others:
@@ -121,4 +128,4 @@ def main(out: str, meeting: str, directory: str, *, quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], quick="quick" in sys.argv[4:])
+    main(*sys.argv[1:5], quick="quick" in sys.argv[5:])

@@ -12,7 +12,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.machine.gemm import GemmTable
 from orchestray.trainers.machine.transfers import CollectiveTimes, Curve, Kind
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file; a profile of another one is refused."""
 
 
@@ -132,6 +132,8 @@ class MachineProfile:
     disk_bytes_per_s: float
     """Bytes that a file gets in a second, until they are on the disk."""
     links: Links
+    process_bytes: int
+    """Resident set of a worker's process that has built nothing yet: Python, torch, Ray."""
     price_per_worker_hour: float | None = None
     """Price of a worker for an hour, in any currency; None: unknown."""
     measured_at: str = ""
@@ -182,6 +184,7 @@ class MachineProfile:
             "processor": self.processor,
             "cores": self.cores,
             "memory_bytes": self.memory_bytes,
+            "process_bytes": self.process_bytes,
             "versions": dict(self.versions),
             "measured_at": self.measured_at,
             "spread": float(f"{self.spread:.3g}"),
@@ -220,6 +223,7 @@ class MachineProfile:
                 channels={name: Curve.from_json(curve) for name, curve in data["channels"].items()},
                 disk_bytes_per_s=float(data["disk_bytes_per_s"]),
                 links=Links.from_json(data["links"]),
+                process_bytes=int(data["process_bytes"]),
                 price_per_worker_hour=None if price is None else float(price),
                 measured_at=str(data.get("measured_at", "")),
                 spread=float(data.get("spread", 0.0)),

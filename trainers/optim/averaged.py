@@ -118,6 +118,12 @@ class Averaged(Optimizer):
     def join(self, replicas: Collective) -> None:
         self._optimizer.join(replicas)
 
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+        return self._optimizer.whole_shape(name, slot)
+
+    def slots_of(self, name: str) -> tuple[str, ...]:
+        return (*self._optimizer.slots_of(name), AVERAGE)
+
     def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:
         self._optimizer.begin_step(step, num_samples, batch_samples)
 

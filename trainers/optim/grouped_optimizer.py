@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.config.problems import nearest
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.optimizers import Optimizer
@@ -40,6 +41,8 @@ class GroupedOptimizer(Optimizer):
         self._groups = list(groups)
         self._indices: list[list[int]] = []
         """Places of each group's parameters among all."""
+        self._of_name: dict[str, Optimizer] = {}
+        """Optimizer of each parameter."""
         optimizers = [group.optimizer for group in groups]
         if any(one.mixes_parameters for one in optimizers):
             raise ConfigError(
@@ -60,11 +63,22 @@ class GroupedOptimizer(Optimizer):
         for group, indices in zip(self._groups, self._indices, strict=True):
             group.optimizer.norm_reducer, group.optimizer.total_reducer = self.norm_reducer, self.total_reducer
             group.optimizer.init([named[index] for index in indices])
+            self._of_name |= {self._names[index]: group.optimizer for index in indices}
 
     def _group_of(self, index: int, name: str) -> int:
         """Return the group of a parameter, given its place among all and its name."""
         del index
         return _first(self.first_names.get(name, name), self._groups)
+
+    def join(self, replicas: Collective) -> None:
+        for group in self._groups:
+            group.optimizer.join(replicas)
+
+    def slots_of(self, name: str) -> tuple[str, ...]:
+        return self._of_name[name].slots_of(name)
+
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+        return self._of_name[name].whole_shape(name, slot)
 
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         for group, indices in zip(self._groups, self._indices, strict=True):

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class FactoredLayer:
         self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self.is_watched = False
         """True while forward and backward passes count."""
+        self._counter = cast(Any, module)
+        self._counter.is_counted = True  # False in a pass that counts nowhere, see `batch_norm.not_counted`
         self.clear()
 
     @property
@@ -55,7 +57,7 @@ class FactoredLayer:
 
     def hook(self, _module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], output: Tensor) -> None:
         """Have the next backward pass add to the sums."""
-        if self.is_watched and torch.is_grad_enabled() and output.requires_grad:
+        if self.is_watched and self._counter.is_counted and torch.is_grad_enabled() and output.requires_grad:
             given = arguments[0] if arguments else named["input"]
             output.register_hook(partial(self._add, given.detach()))  # type: ignore[no-untyped-call]
 
@@ -150,4 +152,4 @@ def _inverse(factor: Tensor, damping: float) -> Tensor:
             "K-FAC cannot invert a factor of the curvature: it is not positive definite, or has values that are not "
             "finite. Use a larger train.optimizer.damping or a smaller train.optimizer.lr."
         )
-    return torch.cholesky_inverse(lower)
+    return torch.cholesky_inverse(lower).contiguous()  # by rows, as others receive it: products round by the layout

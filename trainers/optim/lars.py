@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orchestray.trainers.optim.adaptive import Adam
 from orchestray.trainers.optim.optimizers import Optimizer
 
 
@@ -79,7 +80,7 @@ class LARS(LayerWise):
         return self._trust_coefficient * weight_norm / (grad_norm + self._weight_decay * weight_norm + self._eps)
 
 
-class LAMB(LayerWise):
+class LAMB(LayerWise, Adam):
     """Layer-wise adaptive moments (You et al., ICLR 2020, "Large Batch Optimization for Deep Learning", algorithm 2).
 
     For each parameter w with Adam's moments m and v, corrected for their initial bias, and weight decay b:
@@ -90,27 +91,19 @@ class LAMB(LayerWise):
     The ratio of the norms is 1 where one of them is 0.
     """
 
-    slots = ("step", "exp_avg", "exp_avg_sq")
+    has_fused_kernel = False
     takes_complex = False
 
     def __init__(self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-6, weight_decay: float = 0.01) -> None:
-        super().__init__()
-        self._beta1, self._beta2 = betas
-        self._eps, self._weight_decay = eps, weight_decay
+        super().__init__(betas, eps)
+        self._penalty = weight_decay
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
     ) -> None:
-        firsts, seconds = state["exp_avg"], state["exp_avg_sq"]
-        torch._foreach_add_(state["step"], 1)
-        torch._foreach_lerp_(firsts, grads, 1.0 - self._beta1)
-        torch._foreach_mul_(seconds, self._beta2)
-        torch._foreach_addcmul_(seconds, grads, grads, 1.0 - self._beta2)
-        steps = [float(step) for step in state["step"]]
-        roots = list(torch._foreach_sqrt(torch._foreach_div(seconds, [1.0 - self._beta2**step for step in steps])))
-        torch._foreach_add_(roots, self._eps)
-        moves = list(torch._foreach_div(torch._foreach_div(firsts, [1.0 - self._beta1**s for s in steps]), roots))
-        torch._foreach_add_(moves, params, alpha=self._weight_decay)
+        moves = [torch.zeros_like(parameter, memory_format=torch.preserve_format) for parameter in params]
+        super()._update(moves, grads, state, -1.0, fused=False)  # Adam's step from 0, at a rate of 1
+        torch._foreach_add_(moves, params, alpha=self._penalty)
         norms = zip(*self._norms(params, moves), strict=True)
         rates = [lr * (of_w / of_u if of_w > 0.0 and of_u > 0.0 else 1.0) for of_w, of_u in norms]
         torch._foreach_sub_(params, torch._foreach_mul(moves, rates))

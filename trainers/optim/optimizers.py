@@ -178,6 +178,11 @@ class Optimizer(ABC):
             if tensor is not None
         }
 
+    def slots_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the slots that the parameter of that name has, or will have."""
+        del name
+        return self.slots
+
     def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
         """Return the shape of one of `whole_slots`, which may depend on the parameter of that name."""
         del name

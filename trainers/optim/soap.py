@@ -28,8 +28,9 @@ class SOAP(AdamW):
         w <- w - lr P adam(P^T m Q, (P^T g Q)^2) Q^T
 
     The bases follow L and R by one step of orthogonal iteration every `every_steps` steps (section 4 of the paper); the
-    first ones begin from the identity. Each is computed by one replica and sent to the others. Parameters that are no
-    matrices, or larger than `max_size`, move by AdamW.
+    first ones begin from the identity. Each is computed by one replica and sent to the others. A side larger than
+    `max_size` keeps its own axes: its basis is I (the paper's one-sided version). Parameters of other forms, and
+    matrices that are larger on both sides, move by AdamW.
     """
 
     slots = ("step", "exp_avg", "exp_avg_sq", *_SIDES, *_BASES)
@@ -51,7 +52,7 @@ class SOAP(AdamW):
             eps: added to the denominator.
             weight_decay: part of the weights, times the rate, that is subtracted at each step.
             every_steps: steps between two changes of the bases.
-            max_size: largest side of a matrix that has them.
+            max_size: largest side that has a basis.
         """
         super().__init__(betas, eps, weight_decay)
         self._every, self._max_size = every_steps, max_size
@@ -64,54 +65,67 @@ class SOAP(AdamW):
     def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
         if slot not in (*_SIDES, *_BASES):
             return super().whole_shape(name, slot)
-        parameter = self._templates[self._names.index(name)]
-        if not self._has_bases(parameter):
-            return ()
-        return (parameter.shape[0],) * 2 if slot.startswith("left") else (parameter.shape[1],) * 2
+        parameter, side = self._templates[self._names.index(name)], _side_of(slot)
+        return (parameter.shape[side],) * 2 if side in self._sides(parameter) else ()
 
-    def _has_bases(self, parameter: Tensor) -> bool:
-        return parameter.ndim == 2 and max(parameter.shape) <= self._max_size
+    def _sides(self, parameter: Tensor) -> tuple[int, ...]:
+        """Return the sides of a parameter that have bases: 0 for the left one, 1 for the right one."""
+        if parameter.ndim != 2:
+            return ()
+        return tuple(side for side, size in enumerate(parameter.shape) if size <= self._max_size)
 
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
-        if slot not in (*_SIDES, *_BASES):
-            return super()._fresh(slot, parameter)
-        if not self._has_bases(parameter):
+        sides = self._sides(parameter)
+        is_of_side = slot in (*_SIDES, *_BASES)
+        if slot == "step" or not sides:
+            return None if is_of_side else super()._fresh(slot, parameter)
+        dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32  # less has no decompositions
+        if not is_of_side:
+            return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+        if _side_of(slot) not in sides:
             return None
-        num = parameter.shape[0 if slot.startswith("left") else 1]
+        num = parameter.shape[_side_of(slot)]
         if slot in _SIDES:
-            return parameter.new_zeros(num, num)
-        return torch.eye(num, dtype=parameter.dtype, device=parameter.device)
+            return torch.zeros(num, num, dtype=dtype, device=parameter.device)
+        return torch.eye(num, dtype=dtype, device=parameter.device)
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
     ) -> None:
-        chosen = [index for index, parameter in enumerate(params) if self._has_bases(parameter)]
+        sides = [self._sides(parameter) for parameter in params]
+        chosen = [index for index in range(len(params)) if sides[index]]
         due = [index for index in chosen if int(state["step"][index]) % self._every == 0]
         # All that waits for other replicas comes before the first change: a step in which one is lost leaves no trace.
-        self._change_bases(due, grads, state)
+        self._change_bases([(index, side) for index in due for side in sides[index]], grads, state)
         if rest := [index for index in range(len(params)) if index not in chosen]:
             of_rest = {slot: [tensors[index] for index in rest] for slot, tensors in state.items()}
             super()._update([params[i] for i in rest], [grads[i] for i in rest], of_rest, lr, fused=False)
         for index in chosen:
             self._move(params[index], grads[index], {slot: tensors[index] for slot, tensors in state.items()}, lr)
 
-    def _move(self, parameter: Tensor, grad: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    def _move(self, parameter: Tensor, grad: Tensor, state: dict[str, Any], lr: float) -> None:
         left, right = state["left_basis"], state["right_basis"]
         state["step"] += 1
         step = float(state["step"])
+        grad = grad.to(state["exp_avg"].dtype)
         state["exp_avg"].lerp_(grad, 1.0 - self._beta1)
-        turned = left.T @ grad @ right
+        turned = _turned_by(grad, left, right)
         state["exp_avg_sq"].mul_(self._beta2).addcmul_(turned, turned, value=1.0 - self._beta2)
-        first = left.T @ state["exp_avg"] @ right / (1.0 - self._beta1**step)
+        first = _turned_by(state["exp_avg"], left, right) / (1.0 - self._beta1**step)
         second = state["exp_avg_sq"] / (1.0 - self._beta2**step)
         parameter.mul_(1.0 - lr * self._weight_decay)
-        parameter.sub_(left @ (first / (second.sqrt() + self._eps)) @ right.T, alpha=lr)
-        state["left"].lerp_(grad @ grad.T, 1.0 - self._beta2)
-        state["right"].lerp_(grad.T @ grad, 1.0 - self._beta2)
+        adam = first / (second.sqrt() + self._eps)
+        back = (basis if basis is None else basis.T for basis in (left, right))
+        parameter.sub_(_turned_by(adam, *back).to(parameter.dtype), alpha=lr)
+        if left is not None:
+            state["left"].lerp_(grad @ grad.T, 1.0 - self._beta2)
+        if right is not None:
+            state["right"].lerp_(grad.T @ grad, 1.0 - self._beta2)
 
-    def _change_bases(self, due: Sequence[int], grads: Sequence[Tensor], state: dict[str, list[Any]]) -> None:
-        """Turn the bases of some parameters towards their matrices. All replicas call, with the same ones."""
-        work = [(index, side) for index in due for side in range(2)]
+    def _change_bases(
+        self, work: Sequence[tuple[int, int]], grads: Sequence[Tensor], state: dict[str, list[Any]]
+    ) -> None:
+        """Turn bases, each by its parameter and side, towards their matrices. All replicas call, with the same ones."""
         owners = spread([state[_BASES[side]][index].shape[0] ** 3 for index, side in work], self._world.size)
         changed: list[Tensor] = []
         for (index, side), owner in zip(work, owners, strict=True):
@@ -130,6 +144,16 @@ class SOAP(AdamW):
             torch._foreach_copy_(own, unflatten(flat, own))
         for (index, side), basis in zip(work, changed, strict=True):
             state[_BASES[side]][index].copy_(basis)
+
+
+def _side_of(slot: str) -> int:
+    return 0 if slot.startswith("left") else 1
+
+
+def _turned_by(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """Return P^T matrix Q; None stands for the identity."""
+    matrix = matrix if left is None else left.T @ matrix
+    return matrix if right is None else matrix @ right
 
 
 def _turned(basis: Tensor, mean: Tensor, iterations: int) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from orchestray.platform.actors.member import give_back_freed_memory
 from orchestray.platform.comm.dry import Call, DryCollective, imagine_the_others
 from orchestray.platform.comm.thread_group import run_members
+from orchestray.platform.run.staging import Staging
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
@@ -60,14 +61,18 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
     Raises:
         OrchestrayError: the config does not fit the task, or the task's code failed.
     """
+    before = resident_memory()
     every, settings = _shortened(settings)
     calls: list[Call] = []
     replica = _connected(settings, calls)
+    staging = _staging(replica)
     watch = _Watch(replica, calls)
     start()
-    reset_peak_memory()
+    resident_memory()
     with watch.watching():
         replica.run(time.time())
+    grown = peak_memory() - before
+    del staging
     steps = watch.steps[WARM_UP_STEPS:]
     plain, exchanging = ([], steps) if every == 1 else _kinds(steps)
     times = [step.step_s for step in exchanging]
@@ -80,7 +85,7 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         gradient_bytes=_num_bytes(each for each in replica.exchange.gradients() if each is not None),
         optimizer_bytes=_num_bytes(replica.optimizer.state_tensors().values()),
         activation_bytes=replica.meter.peak_bytes,
-        resident_bytes=peak_memory(),
+        grown_bytes=max(0, grown),
         num_samples=replica.stream("train").num_samples,
         step_times_s=tuple(times),
     )
@@ -144,6 +149,16 @@ def _connected(settings: ReplicaSettings, calls: list[Call]) -> Replica:
     gc.collect()
     give_back_freed_memory()  # of the others, which no worker has
     return first
+
+
+def _staging(replica: Replica) -> list[Staging]:
+    """Return the memory into which the first worker copies what it saves, as it has it from its first step on."""
+    if not replica.settings.is_replicated:
+        return []  # tensors are saved one at a time
+    held = [Staging(tensors) for tensors in (replica.state().tensors, replica.optimizer.state_tensors())]
+    for each in held:
+        each.prefault()
+    return held
 
 
 class _Host(ReplicaHost):
@@ -319,14 +334,15 @@ def _num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def reset_peak_memory() -> None:
-    """Have the kernel forget the peak of this process, where it can (Linux, proc(5))."""
+def resident_memory() -> int:
+    """Return the resident set of this process, in bytes, and have the kernel forget its peak (Linux, proc(5))."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return peak_memory()
 
 
 def peak_memory() -> int:
-    """Return the largest resident set of this process since `reset_peak_memory`, in bytes."""
+    """Return the largest resident set of this process since `resident_memory`, in bytes."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmHWM:"):

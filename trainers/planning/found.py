@@ -59,7 +59,7 @@ class DryRun:
         gradient_bytes: bytes of the gradients that it updates from.
         optimizer_bytes: bytes of the optimizer's state.
         activation_bytes: most bytes kept for the backward pass.
-        resident_bytes: most memory of the process.
+        grown_bytes: most memory of the process, beyond what it had before anything was built.
         num_samples: samples of an epoch.
         step_times_s: seconds of each measured step with its exchange.
     """
@@ -71,7 +71,7 @@ class DryRun:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
-    resident_bytes: int
+    grown_bytes: int
     num_samples: int
     step_times_s: tuple[float, ...]
 
@@ -101,7 +101,8 @@ class ServedRun:
         service_s: seconds of that in which the busiest server applies the push, one at a time.
         worker_cpu_s: CPU seconds of the worker for a share.
         server_cpu_s: CPU seconds of all servers for a share.
-        resident_bytes: most memory of the worker's process.
+        grown_bytes: most memory of the worker's process, beyond what it had before anything was built.
+        server_grown_bytes: the same of the server that grows most.
     """
 
     compute_s: float
@@ -109,7 +110,8 @@ class ServedRun:
     service_s: float
     worker_cpu_s: float
     server_cpu_s: float
-    resident_bytes: int
+    grown_bytes: int
+    server_grown_bytes: int
 
     @classmethod
     def of(cls, worker: Mapping[str, Any], servers: Sequence[Mapping[str, Any]]) -> ServedRun:
@@ -122,7 +124,8 @@ class ServedRun:
             service_s=max(server["applied_s"] * server["num_pushes"] for server in servers) / shares,
             worker_cpu_s=worker["cpu_s"] / shares,
             server_cpu_s=sum(server["cpu_s"] for server in servers) / shares,
-            resident_bytes=worker["resident_bytes"],
+            grown_bytes=worker["grown_bytes"],
+            server_grown_bytes=max(server["grown_bytes"] for server in servers),
         )
 
 

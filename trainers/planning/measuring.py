@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _FORMAT = 3
 """Version of the results on disk; those of another one are measured again."""
-_PRELOADED = ("dry_run", "served")
+_PRELOADED = "orchestray.trainers.planning.preloaded"
 _MOST_AT_ONCE = 8
 _TIMEOUT_S = 300.0
 _DISTURBED = 0.25
@@ -191,7 +191,7 @@ class Measurements:
         """Return the context of processes that are forked from one in which all is imported."""
         if self._context is None:
             self._context = multiprocessing.get_context("forkserver")
-            self._context.set_forkserver_preload([f"orchestray.trainers.planning.{name}" for name in _PRELOADED])
+            self._context.set_forkserver_preload([_PRELOADED])
         return self._context
 
 

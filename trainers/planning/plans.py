@@ -43,7 +43,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of the worker that needs most, in bytes, by kind."""
+    """The memory of the worker that needs most, in bytes, by kind; `process` is that of a server if that needs more."""
 
     parameters: int = 0
     gradients: int = 0
@@ -84,7 +84,7 @@ class Plan:
         interval_s: seconds of a step between which 80 % of the runs are expected to be; None: not corrected yet.
         start_s: seconds from the call to the first step.
         price: price of the whole run, or None.
-        notes: what a reader has to know, as clauses.
+        notes: what a reader has to know, each a sentence without its full stop.
     """
 
     name: str

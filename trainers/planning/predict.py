@@ -129,6 +129,10 @@ class Predictor:
             return [*self._layers(settings, threads), Wanted("dry_run", _whole(settings), threads, at_once)]
         return [Wanted("dry_run", settings, threads, at_once)]
 
+    @property
+    def _process_bytes(self) -> int:
+        return self._cluster.machine.process_bytes
+
     def _layers(self, settings: ReplicaSettings, threads: int) -> list[Wanted]:
         if settings.layout.pipeline == 1:
             return []
@@ -154,7 +158,7 @@ class Predictor:
         parts = step_parts(runs, time_of, overlap)
         return _Made(
             replace(parts, compute_s=parts.compute_s * crowd, optimizer_s=parts.optimizer_s * crowd),
-            memory_of(runs[0]),
+            memory_of(runs[0], self._process_bytes),
             sent_bytes(runs[0], settings.layout),
             num_samples=runs[0].num_samples,
             diverges=settings.diverges and settings.layout.data > 1,
@@ -189,7 +193,7 @@ class Predictor:
             max(step.parameter_bytes),
             round(known.optimizer_bytes * share),
             max(step.activation_bytes),
-            memory_of(known).process,
+            memory_of(known, self._process_bytes).process,
         )
         sent = {"pipeline": step.link_bytes * layout.data, **({"data": data_bytes * layout.data} if data_bytes else {})}
         return _Made(parts, memory, sent, num_samples=known.num_samples, staleness=step.staleness)
@@ -227,7 +231,7 @@ class Predictor:
         sent = data * num_bytes * (1 / push_every + 1 / fetch_every)
         return _Made(
             Parts(compute_s, load.transport_s, max(0.0, step.queue_s), load.service_s),
-            memory_of(runs[0], resident_bytes=served.resident_bytes),
+            memory_of(runs[0], self._process_bytes, grown_bytes=max(served.grown_bytes, served.server_grown_bytes)),
             {} if shared else {"server": round(sent)},
             num_samples=runs[0].num_samples,
             staleness=step.staleness,

@@ -148,16 +148,13 @@ def _sent(call: NotedCall) -> float:
     return float(call.num_bytes) if call.kind == "send" else 0.0
 
 
-RAY_BYTES = 57 * 10**6
-"""Bytes that Ray takes in the process of a worker, which a dry run does without."""
-
-
-def memory_of(run: DryRun, *, resident_bytes: int = 0) -> Memory:
+def memory_of(run: DryRun, process_bytes: int, *, grown_bytes: int = 0) -> Memory:
     """Return the memory of a worker by kind.
 
     Args:
         run: its dry run.
-        resident_bytes: most memory of its process, where another run has measured that; 0: that of the dry run.
+        process_bytes: memory of a worker's process that has built nothing yet.
+        grown_bytes: what its process grows by, where another run has measured that; 0: what the dry run's grew by.
     """
     known = run.parameter_bytes + run.gradient_bytes + run.optimizer_bytes + run.activation_bytes
     return Memory(
@@ -165,5 +162,5 @@ def memory_of(run: DryRun, *, resident_bytes: int = 0) -> Memory:
         run.gradient_bytes,
         run.optimizer_bytes,
         run.activation_bytes,
-        max(0, (resident_bytes or run.resident_bytes) - known) + RAY_BYTES,
+        max(0, process_bytes + (grown_bytes or run.grown_bytes) - known),
     )

@@ -109,16 +109,17 @@ def load_record(machine: str, file: Path | None = None) -> Record:
         file: file of the record; default: this machine's.
     """
     try:
-        lines = (file or record_file()).read_text(encoding="utf-8").splitlines()[-_KEPT:]
+        lines = (file or record_file()).read_text(encoding="utf-8", errors="replace").splitlines()[-_KEPT:]
     except OSError:
         return Record()
     entries = []
     for line in lines:
         try:
             entry = Entry(**json.loads(line))
+            is_usable = entry.machine == machine and min(entry.predicted_s, entry.measured_s) > 0 <= entry.start_s
         except (ValueError, TypeError):
             continue
-        if entry.machine == machine and entry.predicted_s > 0 and entry.measured_s > 0:
+        if is_usable:
             entries.append(entry)
     return Record(entries)
 

@@ -19,7 +19,7 @@ from torch.distributed import FileStore
 
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.planning.dry_run import peak_memory, reset_peak_memory, without_ends
+from orchestray.trainers.planning.dry_run import peak_memory, resident_memory, without_ends
 from orchestray.trainers.planning.record import measured_step_s
 from orchestray.trainers.ps.hosts.server_host import ServerHost
 from orchestray.trainers.ps.hosts.worker_host import WorkerHost
@@ -55,12 +55,13 @@ def serve(settings: ReplicaSettings, rank: int, meeting: Path, start: Callable[[
         start: called once all is built; it waits for the others.
 
     Returns:
-        Seconds for which it applied a push (the median), the number of pushes, its CPU seconds, and of the lead the
-        seconds of a step.
+        Seconds for which it applied a push (the median), the number of pushes, its CPU seconds, what its memory grew
+        by, and of the lead the seconds of a step.
 
     Raises:
         OrchestrayError: the config does not fit the task.
     """
+    before = resident_memory()
     store = FileStore(str(meeting), -1)
     host = _Server(settings)
     port = host.begin(rank, Start(time.time()), _HOST)
@@ -75,7 +76,10 @@ def serve(settings: ReplicaSettings, rank: int, meeting: Path, start: Callable[[
     host.close()
     pushes = host.applied_s
     applied_s = median(pushes[_WARM_UP_STEPS:] or pushes or [0.0])
-    return {"step_s": step_s, "applied_s": applied_s, "num_pushes": len(pushes), "cpu_s": cpu_s}
+    grown = max(0, peak_memory() - before)
+    return {
+        "step_s": step_s, "applied_s": applied_s, "num_pushes": len(pushes), "cpu_s": cpu_s, "grown_bytes": grown,
+    }  # fmt: skip
 
 
 def _lead(host: ServerHost) -> float | None:
@@ -99,15 +103,15 @@ def work(settings: ReplicaSettings, meeting: Path, start: Callable[[], None]) ->
         start: called once all is built; it waits for the others.
 
     Returns:
-        Seconds in which it computed its shares, their number, its CPU seconds, and its most memory.
+        Seconds in which it computed its shares, their number, its CPU seconds, and what its memory grew by.
 
     Raises:
         OrchestrayError: the config does not fit the task, or the task's code failed.
     """
+    before = resident_memory()
     store = FileStore(str(meeting), -1)
     host = WorkerHost(settings)
     start()
-    reset_peak_memory()
     try:
         shards = range(int(settings.exchange["shards"]))
         servers = [Address(_HOST, int(store.get(f"port-{shard}")), _NAME) for shard in shards]
@@ -118,7 +122,8 @@ def work(settings: ReplicaSettings, meeting: Path, start: Callable[[], None]) ->
         host.close()
     finally:
         store.set(_DONE, "")
-    return {"busy_s": usage["busy_s"], "shares": usage["shares"], "cpu_s": cpu_s, "resident_bytes": peak_memory()}
+    grown = max(0, peak_memory() - before)
+    return {"busy_s": usage["busy_s"], "shares": usage["shares"], "cpu_s": cpu_s, "grown_bytes": grown}
 
 
 class _Server(ServerHost):

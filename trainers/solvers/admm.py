@@ -88,13 +88,17 @@ class Admm(Solver):
             ConfigError: the subproblems of this model have no closed forms.
         """
         layers = list(model) if isinstance(model, nn.Sequential) else []
-        linear = [layer for layer in layers[::2] if isinstance(layer, nn.Linear) and layer.bias is not None]
+        # No subclasses: those whose weight is computed from others, or that compute something else.
+        linear = [layer for layer in layers[::2] if type(layer) is nn.Linear and layer.bias is not None]
         between = [layer for layer in layers[1::2] if isinstance(layer, nn.ReLU)]
         fits = len(linear) + len(between) == len(layers) and len(linear) == len(between) + 1
+        fits = fits and type(model).forward is nn.Sequential.forward
+        fits = fits and len([*model.parameters()]) == 2 * len(linear)  # else some are shared
         if not fits or not all(p.requires_grad for p in model.parameters()):
             raise ConfigError(
                 "config: train.solver.type: admm solves for the weights of an nn.Sequential of nn.Linear (with bias) "
-                "and nn.ReLU by turns, all of them trained; use such a model (of digits or parquet), or another solver"
+                "and nn.ReLU by turns, all of them trained, none shared or normalised; use such a model (of digits or "
+                "parquet), or another solver"
             )
         self._widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
         self._num_samples = num_samples

@@ -16,6 +16,8 @@ class SolverSection(Section):
     """True if what it learns in a step is wrong for another batch: each step has to see the whole data."""
     needs_whole_data: ClassVar[bool] = False
     """True if it passes over the whole data now and then, between steps on batches."""
+    needs_curvature: ClassVar[bool] = False
+    """True if it takes products with the Hessian or the Gauss-Newton matrix."""
     is_dense: ClassVar[bool] = False
     """True if it holds a number for each pair of parameters."""
 
@@ -28,7 +30,7 @@ class SolverSection(Section):
 class ConjugateGradient(SolverSection):
     """Nonlinear conjugate gradients (Polak and Ribiere, never negative) with a line search."""
 
-    needs_same_batch = True
+    needs_same_batch, needs_curvature = True, True
 
     type: Literal["conjugate_gradient"]
     """The solver `conjugate_gradient`."""
@@ -57,7 +59,7 @@ class Lbfgs(SolverSection):
 class Newton(SolverSection):
     """Newton's method with the whole Hessian, made positive definite where it is not, and a line search."""
 
-    is_dense = True
+    needs_curvature, is_dense = True, True
 
     type: Literal["newton"]
     """The solver `newton`."""
@@ -68,7 +70,7 @@ class Newton(SolverSection):
 class LevenbergMarquardt(SolverSection):
     """Levenberg-Marquardt: Gauss-Newton steps, damped until the loss falls; made for squared errors."""
 
-    is_dense = True
+    needs_curvature, is_dense = True, True
 
     type: Literal["levenberg_marquardt"]
     """The solver `levenberg_marquardt`."""
@@ -78,6 +80,8 @@ class LevenbergMarquardt(SolverSection):
 
 class HessianFree(SolverSection):
     """Hessian-free optimisation (Martens, 2010): damped Newton steps by conjugate gradients."""
+
+    needs_curvature = True
 
     type: Literal["hessian_free"]
     """The solver `hessian_free`."""
@@ -109,7 +113,7 @@ class Admm(SolverSection):
 class StochasticLbfgs(SolverSection):
     """Stochastic L-BFGS (Moritz et al., 2016): gradients of reduced variance, curvature by Hessian-vector products."""
 
-    needs_whole_data = True
+    needs_whole_data, needs_curvature = True, True
 
     type: Literal["stochastic_lbfgs"]
     """The solver `stochastic_lbfgs`."""
@@ -138,6 +142,8 @@ class Svrg(SolverSection):
 
 class Neumann(SolverSection):
     """Steps by a truncated Neumann series of the inverse Hessian (Krishnan et al., 2018)."""
+
+    needs_curvature = True
 
     type: Literal["neumann"]
     """The solver `neumann`."""

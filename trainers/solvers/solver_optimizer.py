@@ -58,6 +58,8 @@ class SolverOptimizer(Optimizer):
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         named = list(named_params)
         super().init(named)
+        if not named:
+            raise ConfigError("config: train.solver: the model has no parameter that is trained")
         if strange := next((name for name, parameter in named if not parameter.is_floating_point()), None):
             raise ConfigError(
                 f"config: train.solver.type: the parameter {strange!r} is not of real numbers, for which "
@@ -70,8 +72,7 @@ class SolverOptimizer(Optimizer):
                 f"has {size:,}: {8 * size**2 / 1e9:,.0f} GB; at most {MOST_DENSE:,} are taken. Use lbfgs or "
                 "hessian_free."
             )
-        device = named[0][1].device if named else torch.device("cpu")
-        self.solver.begin(torch.zeros(size, dtype=torch.float64, device=device))
+        self.solver.begin(torch.zeros(size, dtype=torch.float64, device=named[0][1].device))
 
     def state_tensors(self) -> dict[str, Tensor]:
         return {_PREFIX + name: tensor for name, tensor in self.solver.state.items()}

@@ -35,12 +35,13 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine for half a minute, and keep what predictions of training times need to know of it."""
+    from orchestray.trainers.driver.engines.driver import HOST
     from orchestray.trainers.machine import calibrate as calibration
     from orchestray.trainers.machine import kept
 
     if not force:
         calibration.check_quiet()
-    found = calibration.calibrate(say=_say, quick=quick)
+    found = calibration.calibrate(HOST, say=_say, quick=quick)
     if not force:
         calibration.check_steady(found)
     file = profile or kept.default_file()
@@ -98,6 +99,7 @@ def _lines(profile: MachineProfile) -> list[str]:
     return [
         f"Time of {most} processes at once over that of one: {slower[0]}, {slower[1]}.",
         f"Part of an all-reduce that a computation hides: {profile.overlap:.0%}.",
+        f"A worker's process has {profile.process_bytes / 1e6:.0f} MB before it builds anything.",
         f"A file gets {profile.disk_bytes_per_s / 1e6:.4g} MB/s until it is on the disk.",
         f"Repeats of one product are up to {profile.spread:.0%} apart.",
     ]

@@ -150,6 +150,8 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
         yield "* ends with other weights than a single process does."
     if not plans.num_recorded:
         yield "No run was predicted here yet: the intervals are as wide as predictions for other models were wrong."
+    for note in dict.fromkeys(note for each in plans.plans for note in each.notes):
+        yield f"{note}."
     if plans.num_disturbed:
         yield (
             f"This machine was busy with other programs during {plans.num_disturbed} measurements: their times are too "
@@ -223,6 +225,8 @@ def _explained(plan: Plan) -> RenderableType:
         table.add_row("staleness", f"{plan.staleness:.3g}", "updates")
     if plan.price is not None:
         table.add_row("price of the run", f"{plan.price:.4g}", "")
+    for note in plan.notes:
+        table.add_row(note, "", "")
     return table
 
 

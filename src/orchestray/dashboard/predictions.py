@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from orchestray.dashboard.follow import signature_of
 from orchestray.dashboard.listing import Library, part, read_yaml
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.directory import RunPaths, read_result
@@ -15,19 +18,32 @@ def predictions(library: Library) -> list[dict[str, Any]]:
     """Return a row for each run that was predicted: name, scheme, and seconds of a step, predicted and measured."""
     rows = []
     for entry in library.entries().values():
-        try:
-            result = read_result(RunPaths(entry.path)) if entry.kind == "run" else None
-        except OrchestrayError:
-            continue
-        predicted = part(result or {}, "predicted")
-        predicted_s, measured_s = (_seconds(predicted.get(key)) for key in ("step_s", "measured_step_s"))
-        if predicted_s is None or measured_s is None:
-            continue
-        interval = predicted.get("interval_s")
-        row: dict[str, Any] = {"name": entry.name, "scheme": _scheme(read_yaml(entry.path / "config.yaml"))}
-        row |= {"predicted_s": predicted_s, "measured_s": measured_s, "error": predicted_s / measured_s - 1}
-        rows.append(row | {"interval_s": interval if isinstance(interval, list) and len(interval) == 2 else None})
+        if entry.kind == "run":
+            files = (signature_of(entry.path / name) for name in ("result.json", "config.yaml"))
+            if (row := _row(entry.path, *files)) is not None:
+                rows.append({"name": entry.name, **row})
     return rows
+
+
+@lru_cache(maxsize=4096)
+def _row(path: Path, *_files: object) -> dict[str, Any] | None:
+    """Return the row of a run without its name; None: it has no prediction. The files are read when they change."""
+    try:
+        result = read_result(RunPaths(path))
+    except OrchestrayError:
+        return None
+    predicted = part(result or {}, "predicted")
+    predicted_s, measured_s = (_seconds(predicted.get(key)) for key in ("step_s", "measured_step_s"))
+    if predicted_s is None or measured_s is None:
+        return None
+    interval = predicted.get("interval_s")
+    return {
+        "scheme": _scheme(read_yaml(path / "config.yaml")),
+        "predicted_s": predicted_s,
+        "measured_s": measured_s,
+        "error": predicted_s / measured_s - 1,
+        "interval_s": interval if isinstance(interval, list) and len(interval) == 2 else None,
+    }
 
 
 def _seconds(value: object) -> float | None:

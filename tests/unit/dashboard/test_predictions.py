@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestray.dashboard import predictions as module
 from orchestray.dashboard.listing import Library
 from orchestray.dashboard.predictions import predictions
+from orchestray.platform.run.directory import RunPaths, read_result
 from support.run_directories import WrittenRun
 
 
@@ -31,3 +34,21 @@ def test_runs_without_a_prediction_and_damaged_ones_are_left_out(tmp_path: Path,
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(text)
     assert predictions(Library(tmp_path)) == []
+
+
+def test_a_run_is_read_again_only_when_its_result_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def reading(paths: RunPaths) -> dict[str, Any] | None:
+        read.append(paths.path)
+        return read_result(paths)
+
+    monkeypatch.setattr(module, "read_result", reading)
+    (tmp_path / "run").mkdir()
+    for step_s in (0.1, 0.25):
+        result = {"status": "succeeded", "predicted": {"step_s": step_s, "measured_step_s": 0.2}}
+        (tmp_path / "run" / "result.json").write_text(json.dumps(result))
+        read.clear()
+        assert [row["predicted_s"] for row in predictions(Library(tmp_path))] == [step_s]
+        assert predictions(Library(tmp_path)) == predictions(Library(tmp_path))
+        assert len(read) == 1

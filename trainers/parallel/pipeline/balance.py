@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from math import inf
+from typing import Any
+
+import numpy as np
 
 from orchestray.platform.errors import ConfigError
 
@@ -36,22 +39,19 @@ def balanced(
         ConfigError: there are too few layers, or every cut exceeds the limit.
     """
     check_count(len(costs), num_stages)
-    allowed = _fits(memory if memory is not None else [0.0] * len(costs), memory_limit)
-    for start, row in enumerate(allowed):
-        allowed[start] = [fits and start not in forbidden and stop not in forbidden for stop, fits in enumerate(row)]
-    sums = _running(costs)
-    largest = [[sums[stop] - sums[start] for stop in range(len(sums))] for start in range(len(sums))]
-    found, _ = _best(largest, num_stages, allowed, is_sum=False)
+    largest = _of_each_stage(costs)
+    allowed = np.triu(np.ones(largest.shape, dtype=bool), k=1)
+    if memory is not None and memory_limit is not None:
+        allowed &= _of_each_stage(memory) <= memory_limit
+    cuts = [cut for cut in forbidden if 0 <= cut < len(largest)]
+    allowed[cuts, :] = allowed[:, cuts] = False
+    found, _ = _best(largest, num_stages, allowed, np.maximum)
     if found == inf:
         check_count(len(costs) - len(set(forbidden)), num_stages)
         raise ConfigError(_too_much(memory or [], num_stages, memory_limit))
     # Sums of the same costs differ in their last bits, depending on where they begin.
     bearable = found * (1 + 1e-12) + 1e-300
-    keeps = [
-        [a and cost <= bearable for a, cost in zip(*row, strict=True)] for row in zip(allowed, largest, strict=True)
-    ]
-    squared = [[cost * cost for cost in row] for row in largest]
-    _, bounds = _best(squared, num_stages, keeps, is_sum=True)
+    _, bounds = _best(largest * largest, num_stages, allowed & (largest <= bearable), np.add)
     return bounds
 
 
@@ -108,47 +108,40 @@ def _find(layers: Sequence[str], name: str) -> int:
     raise ConfigError(f"config: strategy.network.split: there is no layer {name!r}.{meant} The layers are: {shown}.")
 
 
-def _running(values: Sequence[float]) -> list[float]:
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return sums
-
-
-def _fits(memory: Sequence[float], limit: float | None) -> list[list[bool]]:
-    sums = _running(memory)
-    return [[limit is None or sum_stop - sum_start <= limit for sum_stop in sums] for sum_start in sums]
+def _of_each_stage(values: Sequence[float]) -> np.ndarray[Any, Any]:
+    """Return the sum of the layers' values from `start` up to `stop`, at [start, stop]."""
+    sums = np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=float))))
+    return sums[None, :] - sums[:, None]
 
 
 def _best(
-    costs: list[list[float]], num_stages: int, allowed: list[list[bool]], *, is_sum: bool
+    costs: np.ndarray[Any, Any], num_stages: int, allowed: np.ndarray[Any, Any], join: np.ufunc
 ) -> tuple[float, Bounds]:
-    """Return the least sum, or the least maximum, of the stages' costs, and a cut that has it.
+    """Return the least cost of a cut, and a cut that has it.
 
     Args:
-        costs: cost of the stage from `start` up to `stop`, as `costs[start][stop]`.
+        costs: cost of the stage from `start` up to `stop`, at [start, stop].
+        num_stages: number of stages.
         allowed: True for each stage that is permitted, indexed like `costs`.
+        join: function of the costs of two stages, which gives that of both: `np.add` or `np.maximum`.
     """
     num_layers = len(costs) - 1
-    best = [0.0] + [inf] * num_layers
+    permitted = np.where(allowed, costs, inf)
+    best = np.full(num_layers + 1, inf)
     """Least cost of the first `stop` layers, in as many stages as were placed so far."""
-    cuts: list[list[int]] = []
+    best[0] = 0.0
+    cuts = []
     for _ in range(num_stages):
-        after, cut = [inf] * (num_layers + 1), [0] * (num_layers + 1)
-        for stop in range(1, num_layers + 1):
-            for start in range(stop):
-                if best[start] < inf and allowed[start][stop]:
-                    cost = best[start] + costs[start][stop] if is_sum else max(best[start], costs[start][stop])
-                    if cost < after[stop]:
-                        after[stop], cut[stop] = cost, start
-        best = after
-        cuts.append(cut)
+        through = join(best[:, None], permitted)
+        cuts.append(through.argmin(axis=0))
+        best = through.min(axis=0)
     bounds: Bounds = []
     stop = num_layers
     for cut in reversed(cuts):
-        bounds.append((cut[stop], stop))
-        stop = cut[stop]
-    return best[num_layers], bounds[::-1]
+        start = int(cut[stop])
+        bounds.append((start, stop))
+        stop = start
+    return float(best[num_layers]), bounds[::-1]
 
 
 def _too_much(memory: Sequence[float], num_stages: int, limit: float | None) -> str:

@@ -150,7 +150,7 @@ def needs(action: Action, num_stages: int, done: Mapping[Action, object]) -> lis
     needed = [Action(stage, Kind.FORWARD, micro_batch)]
     if stage < num_stages - 1:
         half = Action(stage + 1, Kind.BACKWARD_INPUT, micro_batch)
-        needed.append(half if half in done else half._replace(kind=Kind.BACKWARD))
+        needed.append(half if half in done else Action(stage + 1, Kind.BACKWARD, micro_batch))
     return needed
 
 

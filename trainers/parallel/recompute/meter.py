@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -92,7 +93,7 @@ class ActivationMeter:
 
         For code that keeps tensors for the backward pass by other means than autograd's.
         """
-        if not self._is_on:
+        if not self._is_on or tensor.layout is not torch.strided:  # a sparse one has no storage
             return None
         address = _address(tensor)
         base = tensor._base

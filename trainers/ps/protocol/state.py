@@ -48,7 +48,8 @@ def whole_slots(partition: Partition, snapshots: Sequence[Mapping[str, Tensor]])
             owner, _, slot = key.removeprefix(_SLOTS).rpartition(".")
             piece = by_key[owner]
             name = f"{piece.name}.{slot}"
-            shapes[name] = piece.shape
+            # A slot that is kept beside a whole parameter may have a shape of its own.
+            shapes[name] = tuple(tensor.shape) if piece.is_whole else piece.shape
             parts.setdefault(name, []).append(tensor)
     return {
         name: found[0].clone() if name.endswith(".step") else flatten(found).view(shapes[name])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestray.trainers.survey.lab import (
+    caching,
     compiling,
     connecting,
     convolving,
@@ -13,6 +14,7 @@ from orchestray.trainers.survey.lab import (
     defining,
     dividing,
     map_reduce,
+    minibatches,
     moving,
     multiplying,
     partitioning,
@@ -54,12 +56,16 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "small-networks": Experiment(
         shrinking.small_networks, "networks that are small by design: size, time, accuracy", 50
     ),
+    "minibatches": Experiment(
+        minibatches.minibatches, "minibatch sizes: samples a second, accuracy, steps to a target", 20
+    ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
     "map-reduce": Experiment(map_reduce.map_reduce, "training by map and reduce tasks of Ray, with one killed", 0),
     "unlike-devices": Experiment(dividing.unlike_devices, "batches divided over two devices of unlike speed"),
+    "parameter-cache": Experiment(caching.parameter_cache, "a server's weights in a memory too small for them", 0),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),

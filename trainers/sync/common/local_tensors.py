@@ -86,7 +86,7 @@ def wanted_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> di
     """Return the slice of each slot of `held_slots`, including slots that are not set yet."""
     wanted = {}
     for update in updates:
-        for slot in optimizer.slots:
+        for slot in optimizer.slots_of(update.name):
             key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
             if slot in optimizer.whole_slots:
                 wanted[key] = TensorSlice.whole(plain, optimizer.whole_shape(update.name, slot))

@@ -26,6 +26,37 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             ),
         ),
         (
+            [server("shards: 3"), "train.optimizer={type: muon, lr: 1}"],
+            (
+                "train.optimizer.type: muon needs matrices, which shards: 3 cut anywhere; "
+                "use strategy.exchange.shards: 1, or sgd"
+            ),
+        ),
+        (
+            [server("shards: 2"), "strategy.network.pipeline=2", "train.optimizer={type: soap, lr: 1}"],
+            (
+                "train.optimizer.type: soap keeps matrices of other shapes than the weights', which the servers of a "
+                "stage cannot join; use strategy.network.pipeline: 1, or muon"
+            ),
+        ),
+        (
+            [
+                server("shards: 1, transport: shared_memory, consistency: asynchronous"),
+                "train.optimizer={type: soap, lr: 1}",
+            ],
+            (
+                "train.optimizer.type: soap keeps its state to itself, and workers on shared memory share theirs; "
+                "use transport: channel, or another optimizer"
+            ),
+        ),
+        (
+            ["strategy.network.tensor=2", "train.optimizer={type: muon, lr: 1}"],
+            (
+                "train.optimizer.type: muon does not treat each element of a parameter alone, and tensor: 2 cuts "
+                "parameters; use strategy.exchange.shard: none and strategy.network.tensor: 1, or another optimizer"
+            ),
+        ),
+        (
             [server("consistency: stale, staleness: 2"), "strategy.network.tensor=2"],
             (
                 "strategy.exchange.shards: each of the 2 workers of a replica (strategy.network: tensor x pipeline) "

@@ -41,6 +41,7 @@ def problems(*overrides: str) -> str:
         ("strategy.aggregation={type: median, byzantine: 0}", "strategy.aggregation.type: a solver sums the loss"),
         ("train.recompute=sqrt", "train.recompute: a solver takes derivatives of derivatives"),
         ("train.average={type: ema}", "train.average: a solver's steps are not noisy"),
+        ("train.drop_last=true", "train.drop_last: leaves out other samples in each epoch, and lbfgs compares"),
         ("train.grad_clip=1.0", "train.grad_clip: a solver chooses the length of its step itself; take it out"),
         ("train.noise_scale={}", "train.noise_scale: the noise scale is measured in the backward pass"),
         (
@@ -55,6 +56,13 @@ def test_what_does_not_fit_a_solver_is_one_line(override: str, line: str) -> Non
     text = problems("strategy.network.data=2", override)
     assert line in text
     assert len(text.splitlines()) == 1
+
+
+def test_short_batches_are_left_out_where_no_gradients_of_other_steps_are_compared() -> None:
+    assert "train.drop_last: leaves out other samples" in problems(
+        "train.solver={type: svrg, lr: 1}", "train.drop_last=true"
+    )
+    load("train.solver={type: hessian_free}", "train.drop_last=true")
 
 
 def test_byzantine_workers_have_no_gradient_to_corrupt() -> None:

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.ensemble.answers import mean_over
 from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.ensemble.together import EnsembleLossTask
 from support.configs import GOOD, problems_of
 from support.layouts import layout_settings, train_laid_out
-from support.training import digits, few_digits, furthest
+from support.training import digits, few_digits, furthest, regression, train
 
 AVERAGES = ("outputs", "probabilities")
 
@@ -123,3 +126,11 @@ def test_a_config_s_task_has_the_members_and_is_saved_with_them() -> None:
 )
 def test_what_does_not_go_with_members_is_refused(override: str, said: str) -> None:
     assert any(said in line for line in problems_of(GOOD, "train.ensemble={members: 2}", override))
+
+
+def test_probabilities_of_one_number_are_refused_as_they_say_nothing() -> None:
+    task = EnsembleLossTask(regression(12), members=2, weight=0.5, average="probabilities")
+    with pytest.raises(ConfigError, match="the members answer with one number, whose softmax is always 1"):
+        train(task, batch_size=12, optimizer={"type": "sgd", "lr": 0.1})
+    with pytest.raises(ConfigError, match="use average: outputs"):
+        mean_over(SoloCollective(), torch.ones(3, 1), "probabilities")

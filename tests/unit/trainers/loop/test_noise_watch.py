@@ -116,7 +116,7 @@ def test_synchronized_batch_normalisation_is_refused() -> None:
 
 
 def test_a_step_whose_update_is_lost_with_a_worker_is_measured_once() -> None:
-    """The optimizer may communicate, so the update may fail after the gradients were measured."""
+    """Lose a worker in the update, in which an optimizer may communicate: the gradients are measured by then."""
     options: dict[str, Any] = {"noise_scale": {}, "batch_size": 16, "accumulate": 2, "steps": 3}
     whole = train(regression(), **options)[0].replica.position.noise
 

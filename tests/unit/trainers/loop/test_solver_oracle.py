@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.loop.solver_oracle import SharedOracle
+from orchestray.trainers.parallel.recompute import ActivationMeter
 from orchestray.trainers.parallel.whole_model import WholeNetwork
 from support.threads import run_replicas
 from support.training import Rows, regression, settings_for, stream_of
@@ -93,11 +94,77 @@ def test_the_gauss_newton_matrix_is_that_of_the_jacobian_of_the_outputs() -> Non
     on_oracle(task, look, 1)
 
 
+class Hidden(nn.Module):
+    """Two layers, whose answer has the hidden layer as well if it is to be seen."""
+
+    def __init__(self, is_seen: bool) -> None:
+        super().__init__()
+        self.first, self.second, self._is_seen = nn.Linear(3, 4), nn.Linear(4, 3), is_seen
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        hidden = torch.tanh(self.first(inputs))
+        return {**({"hidden": hidden} if self._is_seen else {}), "logits": self.second(hidden)}
+
+
+class OfLogits(Rows):
+    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(outputs["logits"], batch)
+
+
+def test_outputs_that_the_loss_does_not_see_change_no_gauss_newton_matrix() -> None:
+    rows, found = classes(), []
+    batch = rows.to_batch(rows.table)
+    for is_seen in (False, True):
+        task = OfLogits(batch["inputs"].numpy(), batch["targets"].numpy(), lambda seen=is_seen: Hidden(seen))
+        found.append(on_oracle(task, everything, 1)[3])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+
+
 def test_of_a_model_linear_in_its_weights_the_gauss_newton_matrix_is_the_hessian() -> None:
     rng = np.random.default_rng(2)
     task = Rows(rng.normal(size=(SAMPLES, 3)), rng.integers(0, 3, SAMPLES), lambda: nn.Linear(3, 3))
     _, _, hessian, gauss_newton, _ = on_oracle(task, everything, 1)
     torch.testing.assert_close(hessian, gauss_newton, rtol=1e-10, atol=1e-12)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        each = self.first(inputs.unsqueeze(2)).unsqueeze(1)
+        mixed = nn.functional.scaled_dot_product_attention(each, each, each)
+        answer: Tensor = self.last(mixed[:, 0].mean(1))
+        return answer
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.last = nn.Embedding(5, 4, sparse=True), nn.Linear(12, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        answer: Tensor = self.last(self.words(inputs.abs().long().clamp(max=4)).flatten(1))
+        return answer
+
+
+@pytest.mark.parametrize("made", [Attention, Words])
+def test_products_are_there_for_fused_attention_and_sparse_gradients(made: type[nn.Module]) -> None:
+    rows = classes()
+    batch = rows.to_batch(rows.table)
+    task = Rows(batch["inputs"].numpy(), batch["targets"].numpy(), made)
+
+    def look(oracle: SharedOracle) -> list[Tensor]:
+        x = oracle.weights()
+        v = torch.linspace(-1.0, 1.0, len(x), dtype=torch.float64)
+        bend = (oracle.gradient(x + 1e-5 * v)[1] - oracle.gradient(x - 1e-5 * v)[1]) / 2e-5
+        with ActivationMeter(oracle._network.model).watching():
+            torch.testing.assert_close(oracle.hessian(x)(v), bend, rtol=1e-6, atol=1e-8)
+            assert float(oracle.gauss_newton(x)(v) @ v) > 0
+        return []
+
+    on_oracle(task, look, 1)
 
 
 @pytest.mark.parametrize("task", [regression(SAMPLES), classes()], ids=["squares", "classes"])

@@ -183,6 +183,42 @@ def test_what_a_solver_cannot_take_is_refused() -> None:
         solve("svrg", made_of=Changing())
 
 
+def test_a_loss_between_replicas_is_differentiated_once_alone() -> None:
+    class Between(Rows):
+        def loss(self, outputs: Tensor, batch: dict[str, Tensor], *, gather: Any = None) -> Tensor:
+            gathered, targets = gather(outputs), gather(batch["targets"])
+            return nn.functional.cross_entropy(gathered - gathered.mean(0), targets)
+
+    rows = task()
+    rows.__class__ = Between
+    for name, solver in SOLVERS.items():
+        if SOLVER_REGISTRY.params(name).needs_curvature:
+            with pytest.raises(ConfigError, match=f"the task uses gather, unknown to {name} on several replicas"):
+                solve(name, 2, made_of=rows)
+        elif name != "admm":
+            (alone,), replicas = (solve(name, data, made_of=rows, steps=3) for data in (1, 2))
+            assert furthest(alone.after, replicas[0].after) < 1e-10, solver
+
+
+def test_replicas_without_samples_are_refused_where_each_needs_some() -> None:
+    few = Rows(np.ones((2, 3)), np.arange(2), lambda: nn.Sequential(nn.Linear(3, 3)))
+    with pytest.raises(ConfigError, match="admm needs samples on each replica, and 3 replicas share 2"):
+        solve("admm", 3, made_of=few)
+    (alone,), replicas = (solve("lbfgs", data, made_of=few, steps=3) for data in (1, 3))
+    assert furthest(alone.after, replicas[0].after) < 1e-10
+
+
+def test_what_is_no_scalar_is_refused_as_a_loss() -> None:
+    class Unreduced(Rows):
+        def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            return nn.functional.cross_entropy(outputs, batch["targets"], reduction="none")
+
+    rows = task()
+    rows.__class__ = Unreduced
+    with pytest.raises(TrainingError, match=r"loss\(\) returned a tensor of shape \(40,\)"):
+        solve("lbfgs", made_of=rows)
+
+
 def test_data_that_are_not_numbers_end_the_run_with_a_sentence() -> None:
     with pytest.raises(TrainingError, match="The loss is nan at step 1, before the solver moves the weights"):
         solve("lbfgs", made_of=TinyTask(nan_at=3))
@@ -199,3 +235,10 @@ def test_frozen_parameters_do_not_move() -> None:
     assert torch.equal(run.after["0.weight"], run.before["0.weight"])
     assert not torch.equal(run.after["0.bias"], run.before["0.bias"])
     assert len(run.optimizer[-1]["solver.inverse"]) == 8 + 18
+
+
+def test_a_model_without_trained_parameters_is_refused() -> None:
+    rows = task()
+    rows._model = lambda: nn.Linear(3, 3).requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"train\.solver: the model has no parameter that is trained"):
+        solve("lbfgs", made_of=rows)

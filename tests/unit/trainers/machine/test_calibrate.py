@@ -27,6 +27,6 @@ def test_repeats_that_disagree_are_refused_and_those_that_agree_are_not() -> Non
 
 
 def test_a_measurement_that_fails_gives_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "_MEASURE", "orchestray.nowhere")
+    monkeypatch.setattr(calibrate, "_MEASURE_PROCESS", "orchestray.nowhere")
     with pytest.raises(CalibrationError, match=r"exit status 1: .*No module named"):
-        calibrate.calibrate(tmp_path)
+        calibrate.calibrate("nothing:Here", tmp_path)

@@ -22,8 +22,9 @@ def test_a_quick_measurement_has_fewer_shapes_and_numbers_of_processes(
     for name in ("_FILE_BYTES", "_COPIED_BYTES"):
         monkeypatch.setattr(measure_compute, name, 1 << 20)
     meeting = str(tmp_path / "meeting")
-    profile, *others = in_threads(4, lambda rank: measure.measure(rank, 4, meeting, tmp_path, quick=quick))
+    profile, *others = in_threads(4, lambda rank: measure.measure(rank, 4, meeting, tmp_path, 7, quick=quick))
     assert others == [None] * 3
     assert profile is not None
+    assert profile.process_bytes == 7
     assert {table.sizes for one in profile.compute.values() for table in one.gemm.values()} == {sizes}
     assert {frozenset(curves) for curves in profile.collectives.curves.values()} == {frozenset(ranks)}

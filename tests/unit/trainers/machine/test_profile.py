@@ -47,7 +47,7 @@ def test_more_processes_than_cores_share_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"format": 0}, "not a profile of format 1, but of 0"),
+        ({"format": 0}, "not a profile of format 2, but of 0"),
         ({"overlap": 1.5}, "its overlap from 0 to 1"),
         ({"disk_bytes_per_s": 0}, "must be above 0"),
         ({"cores": "two"}, "wrong type"),

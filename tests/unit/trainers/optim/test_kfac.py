@@ -221,6 +221,22 @@ def test_three_replicas_make_the_steps_of_one_process_whoever_holds_the_inverses
     assert three.losses == pytest.approx(one.losses, rel=0, abs=1e-9)
 
 
+@pytest.mark.parametrize("fraction", [0.0, 0.67, 1.0])
+def test_replicas_keep_the_same_bits_in_float32(fraction: float) -> None:
+    optimizer = {"type": "kfac", "lr": 0.05, "inverse_every_steps": 2, "inverse_fraction": fraction}
+    first, *others = train(digits(hidden=[12, 10], **FEW), 3, optimizer=optimizer, steps=4, precision="float32")
+    assert all(same_bits(one.after, first.after) for one in others)
+
+
+def test_a_sample_that_stands_in_for_an_empty_share_is_not_measured() -> None:
+    def trained_by(data: int) -> dict[str, Tensor]:
+        task = digits(model="cnn", hidden=[4, 6], **FEW)
+        optimizer = {"type": "kfac", "lr": 0.05, "damping": 0.03}
+        return train(task, data, optimizer=optimizer, steps=3, batch_size=2, batch_norm="synchronized")[0].after
+
+    assert furthest(trained_by(3), trained_by(1)) <= 1e-9
+
+
 @pytest.mark.parametrize("data", [1, 2])
 def test_a_run_resumes_exactly_between_two_inversions(data: int, tmp_path: Path) -> None:
     keys: dict[str, Any] = {"inverse_every_steps": 4, "inverse_fraction": 0.5, "kl_clip": 0.01}

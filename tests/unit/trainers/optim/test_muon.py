@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,20 @@ def test_two_replicas_make_the_steps_of_one_process_and_resume_exactly(tmp_path:
     resumed = trained(2, load=lambda: Loaded(found))
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, two.weights)
+
+
+def test_it_resumes_exactly_as_an_outer_optimizer(tmp_path: Path) -> None:
+    exchange = {"type": "averaging", "every": 2, "outer_optimizer": {"type": "muon", "lr": LR}}
+
+    def run(steps: int, **rest: Any) -> LaidOut:
+        settings = layout_settings({"data": 2}, exchange, steps=steps)
+        return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
+
+    whole = run(5)
+    run(3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+    found, _ = latest_good(tmp_path)
+    assert found is not None
+    assert same_bits(run(5, load=lambda: Loaded(found)).weights, whole.weights)
 
 
 def test_muon_is_refused_where_matrices_are_cut() -> None:

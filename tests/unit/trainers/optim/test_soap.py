@@ -13,7 +13,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.factory import make_optimizer
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits
+from support.training import digits, furthest, same_bits, train
 
 LR = 0.01
 
@@ -44,6 +44,44 @@ def test_soap_is_adamw_in_a_turned_basis_and_adamw_itself_for_what_is_no_matrix(
     assert torch.allclose((right.T @ bases["weight.right_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
 
 
+def test_a_side_above_the_largest_size_keeps_its_own_axes() -> None:
+    """Turn only the left side of a problem whose gradients have the axes as left eigenvectors."""
+    generator = torch.Generator().manual_seed(0)
+    left = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64)).Q
+    plain = torch.zeros(4, 6, dtype=torch.float64)
+    weight = left @ plain
+    optimizer = make_optimizer("soap", lr=LR, betas=[0.9, 0.9], every_steps=1, max_size=5)
+    optimizer.init([("weight", weight)])
+    adamw = torch.optim.AdamW([plain], lr=LR, betas=(0.9, 0.9), weight_decay=0.01)
+    axes = torch.tensor([8.0, 4.0, 2.0, 1.0], dtype=torch.float64)
+    for step in range(200):
+        plain.grad = torch.zeros(4, 6, dtype=torch.float64)
+        plain.grad.diagonal().copy_(axes * (1.0 + 0.5 * torch.rand(4, generator=generator, dtype=torch.float64)))
+        optimizer.step([weight], [left @ plain.grad], LR)
+        adamw.step()
+        if step == 150:  # the basis has found the eigenvectors
+            before = (left.T @ weight - plain).diagonal()
+    assert torch.allclose((left.T @ weight - plain).diagonal(), before, rtol=0, atol=1e-3 * LR)
+    bases = optimizer.state_tensors()
+    assert torch.allclose((left.T @ bases["weight.left_basis"]).abs(), torch.eye(4, dtype=torch.float64), atol=1e-3)
+    assert "weight.right_basis" not in bases
+
+
+def test_a_matrix_in_bfloat16_moves_as_one_in_float32_up_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(6, 4, generator=generator).bfloat16() for _ in range(5)]
+
+    def moved(dtype: torch.dtype) -> torch.Tensor:
+        weight = torch.zeros(6, 4, dtype=dtype)
+        optimizer = make_optimizer("soap", lr=LR, every_steps=2)
+        optimizer.init([("weight", weight)])
+        for gradient in gradients:
+            optimizer.step([weight], [gradient.to(dtype)], LR)
+        return weight.float()
+
+    assert torch.allclose(moved(torch.bfloat16), moved(torch.float32), rtol=0, atol=0.1 * LR)
+
+
 def trained(data: int = 1, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
     optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "max_size": 40}
     settings = layout_settings({"data": data}, exchange, optimizer=optimizer, steps=steps)
@@ -64,6 +102,33 @@ def test_a_run_resumes_exactly(exchange: dict[str, Any], tmp_path: Path) -> None
     resumed = trained(2, exchange, load=lambda: Loaded(found))
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, whole.weights)
+
+
+def test_groups_beside_an_average_resume_exactly_in_a_pipeline(tmp_path: Path) -> None:
+    groups = [{"match": "*.bias", "weight_decay": 0.0}]
+
+    def run(steps: int, **rest: Any) -> LaidOut:
+        optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "groups": groups}
+        average = {"type": "ema", "decay": 0.5}
+        settings = layout_settings({"data": 2, "pipeline": 2}, optimizer=optimizer, average=average, steps=steps)
+        return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
+
+    whole = run(5)
+    run(3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+    found, _ = latest_good(tmp_path)
+    assert found is not None
+    assert same_bits(run(5, load=lambda: Loaded(found)).weights, whole.weights)
+
+
+def test_groups_share_the_decompositions_as_one_optimizer_does() -> None:
+    groups = [{"match": "*.bias", "weight_decay": 0.0}]
+
+    def broadcasts(**keys: Any) -> list[tuple[str, int]]:
+        optimizer = {"type": "soap", "lr": LR, "every_steps": 1, **keys}
+        calls = train(digits(hidden=[12, 10]), 2, optimizer=optimizer, steps=2)[0].calls
+        return [call for call in calls if call[0] == "broadcast"]
+
+    assert broadcasts(groups=groups) == broadcasts() != []
 
 
 def test_soap_is_refused_where_matrices_are_cut() -> None:

@@ -14,7 +14,7 @@ from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.loop.host import ReplicaHost
-from orchestray.trainers.planning.dry_run import dry_run, profile
+from orchestray.trainers.planning.dry_run import _connected, _staging, dry_run, profile
 from orchestray.trainers.planning.pipelines import pipeline_step
 from orchestray.trainers.planning.pricing import sent_bytes
 
@@ -59,7 +59,9 @@ def test_the_bytes_of_a_step_are_those_of_real_workers(name: str) -> None:
     sent = []
     for steps in (_STEPS, 2 * _STEPS):  # the difference, as the end of a run sends as well
         real = replace(settings, pause_at=steps, validate_every_steps=10_000)
-        sent.append(run_members(settings.layout.size, lambda world, real=real: Host(real).run(world))[0].bytes_sent)
+        # Building draws from the process-wide generator: one after the other.
+        hosts = [Host(real) for _ in range(settings.layout.size)]
+        sent.append(run_members(len(hosts), lambda world, hosts=hosts: hosts[world.rank].run(world))[0].bytes_sent)
     predicted = sum(sent_bytes(dry_run(settings), settings.layout).values())
     few = 0.01 if settings.diverges else 0.0  # diverging workers agree on their losses now and then
     assert predicted == pytest.approx((sent[1] - sent[0]) / _STEPS, rel=few, abs=0.5)
@@ -107,5 +109,16 @@ def test_a_pipeline_is_predicted_to_hold_the_activations_that_it_holds(schedule:
     settings = settings_of({"network": network})
     predicted = pipeline_step([profile(settings)], settings, lambda _: 0.0).activation_bytes
     real = replace(settings, pause_at=2, validate_every_steps=10_000)
-    (outcome, _) = run_members(2, lambda world: Host(real).run(world))
+    hosts = [Host(real) for _ in range(2)]
+    (outcome, _) = run_members(2, lambda world: hosts[world.rank].run(world))
     assert [usage["peak_activation_bytes"] for usage in outcome.usage] == [*predicted]
+
+
+def test_a_first_worker_has_memory_for_what_it_saves_unless_that_is_saved_piece_by_piece() -> None:
+    for name in ("all-reduce", "ZeRO-3"):
+        settings = settings_of(SCHEMES[name])
+        replica = _connected(settings, [])
+        held = sum(each.values.nbytes for each in _staging(replica))
+        found = [replica.state().tensors, replica.optimizer.state_tensors()] if settings.is_replicated else []
+        assert held == sum(each.nbytes for tensors in found for each in tensors.values())
+        assert (held > 0) is (name == "all-reduce")

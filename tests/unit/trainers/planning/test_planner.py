@@ -19,11 +19,11 @@ from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, No
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
 from orchestray.trainers.planning.predict import Cluster, traits_of
-from orchestray.trainers.planning.pricing import RAY_BYTES
 from orchestray.trainers.planning.record import Entry, Record
 
 MB = 10**6
 DIGITS = 1437
+PROCESS_BYTES = 50 * MB
 CONFIG = load_train_config(
     {
         "task": {"type": "digits"},
@@ -49,6 +49,7 @@ def machine(**changes: Any) -> MachineProfile:
         channels={"tcp": curve, "shared_memory": curve},
         disk_bytes_per_s=1e8,
         links=Links(link, link),
+        process_bytes=PROCESS_BYTES,
     )
     return replace(made, **changes)
 
@@ -58,7 +59,7 @@ class Known(Measurements):
 
     def __init__(self, sample_s: float = 1e-3, exchanged: int = MB, resident: int = 100 * MB) -> None:
         super().__init__(None, {}, 2)
-        self._sample_s, self._exchanged, self._resident = sample_s, exchanged, resident - RAY_BYTES
+        self._sample_s, self._exchanged, self._grown = sample_s, exchanged, resident - PROCESS_BYTES
 
     def dry_runs(self, wanted: Wanted) -> list[DryRun]:
         layout = wanted.settings.layout
@@ -68,11 +69,11 @@ class Known(Measurements):
         calls = (call,) if layout.size > 1 else ()
         step = DryStep(compute_s, compute_s, 0.0, 0.0, calls)
         kept = MB * wanted.settings.batch_size // 64
-        return [DryRun(1, None, step, MB, MB, MB, kept, self._resident, DIGITS, (compute_s,))]
+        return [DryRun(1, None, step, MB, MB, MB, kept, self._grown, DIGITS, (compute_s,))]
 
     def served(self, wanted: Wanted) -> ServedRun:
         compute_s = wanted.settings.batch_size / wanted.settings.layout.data * self._sample_s / wanted.num_threads
-        return ServedRun(compute_s, 0.002, 0.001, compute_s + 0.001, 0.001, self._resident)
+        return ServedRun(compute_s, 0.002, 0.001, compute_s + 0.001, 0.001, self._grown, 0)
 
     def profiles(self, wanted: Wanted) -> list[LayerProfile]:
         micro_batch = wanted.settings.batch_size // wanted.settings.accumulate

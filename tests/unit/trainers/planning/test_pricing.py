@@ -6,7 +6,7 @@ import pytest
 
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.planning.found import DryRun, DryStep, NotedCall
-from orchestray.trainers.planning.pricing import RAY_BYTES, axis_of, memory_of, sent_bytes, step_parts, waits
+from orchestray.trainers.planning.pricing import axis_of, memory_of, sent_bytes, step_parts, waits
 
 
 def call(
@@ -85,6 +85,7 @@ def test_a_group_of_all_workers_lies_along_the_only_axis_there_is() -> None:
 
 
 def test_the_kinds_of_memory_add_up_to_the_resident_set() -> None:
-    memory = memory_of(run())
+    memory = memory_of(run(), 50)
     assert (memory.parameters, memory.gradients, memory.optimizer, memory.activations) == (4, 4, 8, 2)
-    assert memory.resident == 100 + RAY_BYTES
+    assert memory.resident == 150
+    assert memory_of(run(), 50, grown_bytes=200).resident == 250

@@ -42,6 +42,24 @@ def lines(gaps_s: list[float]) -> list[dict[str, float]]:
     return found
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"family": "fam', b"\xff\xfe", b"3", b"[]", b'{"family": "single"}',
+        b'{"family": "f", "name": "n", "predicted_s": "1", "measured_s": 1, "at": "", "machine": "here"}',
+        b'{"family": "f", "name": "n", "predicted_s": 1, "measured_s": null, "at": "", "machine": "here"}',
+        b'{"family": "f", "name": "n", "predicted_s": NaN, "measured_s": 1, "at": "", "machine": "here"}',
+    ],
+)  # fmt: skip
+def test_a_broken_line_costs_the_record_no_other(line: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    good = Entry("single", "run", 1.0, 2.0, "", "here")
+    append(good, file)
+    file.write_bytes(file.read_bytes() + line + b"\n")
+    append(good, file)
+    assert load_record("here", file).entries == [good, good]
+
+
 def test_the_first_steps_and_pauses_do_not_count_as_steps() -> None:
     gaps_s = [5.0] * 10 + ([0.1] * 99 + [30.0]) * 2
     assert measured_step_s(lines(gaps_s)) == pytest.approx(0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.solvers.admm import Samples, kind_of_loss, nearest_before_relu, nearest_to_loss
+from orchestray.trainers.solvers.admm import Admm, Samples, kind_of_loss, nearest_before_relu, nearest_to_loss
 from support.training import digits, train
 
 
@@ -48,6 +48,53 @@ def test_weighted_sums_of_the_last_layer_are_a_minimum_of_the_loss_with_its_pena
     assert float(torch.autograd.grad(cost, z)[0].abs().max()) < 1e-12
 
 
+class OneReplica:
+    """All samples, on one replica."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def samples(self) -> Samples:
+        return self._samples
+
+    def value(self, x: Tensor) -> float:
+        return 0.0
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+def test_each_variable_is_at_the_minimum_of_its_subproblem_and_multipliers_add_up() -> None:
+    beta, gamma, count = 0.4, 1.5, 12
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    samples = Samples(draws(count, 3), draws(count, 2, seed=1), torch.arange(count), "squared_error")
+    solver, oracle = Admm(beta, gamma, warmup_steps=1), OneReplica(samples)
+    solver.look_at(network, count)
+    x = draws(3 * 4 + 4 + 4 * 2 + 2, seed=2)
+    solver.begin(x)
+    for _ in range(3):
+        before, taken = {k: v.clone() for k, v in solver.state.items()}, solver.find(x, cast("Any", oracle), 1.0)
+        solver.make(taken)
+        last, x = x, taken.x
+    after = solver.state
+    (_, _), (old_weight, old_bias) = solver._weights(last)
+    (first, first_bias), (second, second_bias) = (
+        [t.clone().requires_grad_() for t in pair] for pair in solver._weights(x)
+    )
+    hidden = after["outputs.0"].clone().requires_grad_()
+    of_first = (before["sums.0"] - samples.inputs @ first.T - first_bias).square().sum()
+    of_hidden = beta * (before["sums.1"] - hidden @ old_weight.T - old_bias).square().sum()
+    of_hidden = of_hidden + gamma * (hidden - before["sums.0"].relu()).square().sum()
+    of_second = (before["sums.1"] - after["outputs.0"] @ second.T - second_bias).square().sum()
+    for cost, variables in ((of_first, [first, first_bias]), (of_hidden, [hidden]), (of_second, [second, second_bias])):
+        for gradient in torch.autograd.grad(cost, variables):
+            assert float(gradient.abs().max()) < 1e-9
+    given = after["outputs.0"] @ second.T + second_bias
+    assert float(before["outputs.1"].abs().max()) > 1e-3
+    expected = before["outputs.1"] + 2 * beta * (after["sums.1"] - given)
+    torch.testing.assert_close(after["outputs.1"], expected.detach(), rtol=1e-10, atol=1e-12)
+
+
 def run(steps: int = 50, data: int = 1, **solver: Any) -> Any:
     return train(
         digits(hidden=[32]),
@@ -73,6 +120,18 @@ def test_digits_are_learned_without_a_backward_call_while_the_residuals_shrink()
 def test_models_and_losses_without_a_closed_form_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"admm solves for the weights of an nn\.Sequential"):
         train(digits(model="cnn"), batch_size=1500, optimizer=None, solver={"type": "admm"})
+    twice = nn.Linear(3, 3)
+    normalised = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+
+    class Doubled(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            passed: Tensor = super().forward(2 * x)
+            return passed
+
+    models = (nn.Sequential(twice, nn.ReLU(), twice), nn.Sequential(normalised), Doubled(nn.Linear(3, 3)))
+    for model in models:
+        with pytest.raises(ConfigError, match="all of them trained, none shared or normalised"):
+            Admm().look_at(model, 5)
     outputs, targets = draws(5, 3), torch.arange(5) % 3
     loss = float(nn.functional.cross_entropy(outputs, targets))
     assert kind_of_loss(outputs, targets, loss, None) == "cross_entropy"

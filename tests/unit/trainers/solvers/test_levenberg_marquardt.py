@@ -50,3 +50,14 @@ def test_far_from_the_curve_a_step_without_damping_climbs_and_a_damped_one_is_tr
     path, made = steps_of(LevenbergMarquardt(damping=1e-6), oracle, start, 30)
     assert made[0].metrics["evaluations"] > 1
     assert abs(float(path[-1])) < 1e-8
+
+
+def test_a_step_solves_the_damped_gauss_newton_system() -> None:
+    x, data = vector(1.0, 0.1, 0.0), curve(TRUE) + torch.cos(9.0 * TIMES)  # residuals that stay, so no Hessian
+    path, made = steps_of(LevenbergMarquardt(damping=0.5), least_squares(lambda x: curve(x) - data), x, 1)
+    jacobian = torch.autograd.functional.jacobian(curve, x)
+    matrix = 2 / len(TIMES) * jacobian.T @ jacobian
+    gradient = 2 / len(TIMES) * jacobian.T @ (curve(x) - data)
+    step = torch.linalg.solve(matrix + 0.5 * torch.diag(matrix.diagonal()), -gradient)
+    assert made[0].metrics["evaluations"] == 1.0
+    torch.testing.assert_close(path[1] - x, step, rtol=1e-10, atol=1e-12)

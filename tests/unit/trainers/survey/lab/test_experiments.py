@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from orchestray.trainers.survey.lab import (
+    caching,
     connecting,
     convolving,
     deadline,
@@ -51,6 +52,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
     "traffic": moving.traffic,
     "backends": connecting.backends,
+    "parameter-cache": lambda: caching.parameter_cache(widths=(4, 6, 5, 3), steps=2),
     "interpreter-lock": lambda: replicating.interpreter_lock(1, steps=4, width=16),
     "partitions": lambda: partitioning.partitions(workers=(1,)),
 }
@@ -64,8 +66,9 @@ def exhibits() -> dict[str, Exhibit]:
 def test_each_experiment_has_a_table_with_a_name_for_each_column_and_says_what_it_shows(
     exhibits: dict[str, Exhibit],
 ) -> None:
-    # test_shrinking and test_compiling look at the first two, and tests/cluster at those with Ray
-    assert {*exhibits, "small-networks", "compiled", "map-reduce", "unlike-devices"} == {*EXPERIMENTS}
+    # Those that train or compile have tests of their own, and tests/cluster those with Ray.
+    others = {"small-networks", "minibatches", "compiled", "map-reduce", "unlike-devices"}
+    assert {*exhibits, *others} == {*EXPERIMENTS}
     for name, exhibit in exhibits.items():
         assert exhibit.name == name
         assert {len(row) for row in (*exhibit.rows, *exhibit.texts())} == {len(exhibit.columns)}
