@@ -31,12 +31,12 @@ LAYERS = """
     trainers.parallel  trainers.sync.local
     trainers.survey  trainers.survey.cluster  trainers.survey.convergence
     trainers.survey.networks  trainers.survey.operators
-    trainers.survey.lab  trainers.sync.compressed  trainers.survey.cost_models
+    trainers.sync.compressed  trainers.survey.cost_models
     trainers.sync
     trainers.config
     trainers.saved  trainers.driver.runlog  trainers.ps.protocol
     trainers.distill  trainers.shrink
-    trainers.loop  trainers.validate
+    trainers.loop  trainers.survey.lab  trainers.validate
     trainers.ps.coordinator
     trainers.ps.server
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from orchestray.trainers.survey.lab import (
     caching,
+    compiling,
     connecting,
     convolving,
     deadline,
     defining,
+    dividing,
     map_reduce,
     minibatches,
     moving,
@@ -48,6 +50,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "gemm": Experiment(multiplying.gemm, "products of matrices by size: GFLOP/s, and how far from linear times are"),
     "fully-connected": Experiment(multiplying.fully_connected, "samples one by one, batched, and in fixed point"),
     "onednn": Experiment(settings.onednn, "torch's operations with oneDNN on and off"),
+    "compiled": Experiment(compiling.compiled, "torch's operators one by one, and graphs that torch.compile makes", 20),
     "threads": Experiment(settings.thread_sweep, "torch's operations on one thread and more"),
     "deadline": Experiment(deadline.deadline, "the most accurate network that answers in time", 200),
     "small-networks": Experiment(
@@ -61,6 +64,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
     "map-reduce": Experiment(map_reduce.map_reduce, "training by map and reduce tasks of Ray, with one killed", 0),
+    "unlike-devices": Experiment(dividing.unlike_devices, "batches divided over two devices of unlike speed"),
     "parameter-cache": Experiment(caching.parameter_cache, "a server's weights in a memory too small for them", 0),
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3

@@ -110,13 +110,12 @@ def test_a_model_that_is_compiled_to_machine_code_answers_as_it_does_without(
     from torch._inductor import config
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    # Each takes longer than the kernel itself: a header made for further ones, and a trial of each vector extension.
-    monkeypatch.setattr(config, "cpp_cache_precompile_headers", False)
-    monkeypatch.setattr(config.cpp, "vec_isa_ok", False)
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
-    model = ServedModel(plain, torch.zeros(4), compile=True, pad_to=(4,))
-    model.warm_up(4)
+    # Each takes longer than the kernel itself: a header made for further ones, and a trial of each vector extension.
+    with config.patch({"cpp_cache_precompile_headers": False, "cpp.vec_isa_ok": False}):
+        model = ServedModel(plain, torch.zeros(4), compile=True, pad_to=(4,))
+        model.warm_up(4)
     assert list(tmp_path.rglob("*.cpp"))
     samples = samples_of(model, 3)
     with torch.no_grad():

@@ -66,8 +66,9 @@ def exhibits() -> dict[str, Exhibit]:
 def test_each_experiment_has_a_table_with_a_name_for_each_column_and_says_what_it_shows(
     exhibits: dict[str, Exhibit],
 ) -> None:
-    # Those that train have tests of their own, and tests/cluster/test_map_reduce.py is of the last.
-    assert {*exhibits, "small-networks", "minibatches", "map-reduce"} == {*EXPERIMENTS}
+    # Those that train or compile have tests of their own, and tests/cluster those with Ray.
+    others = {"small-networks", "minibatches", "compiled", "map-reduce", "unlike-devices"}
+    assert {*exhibits, *others} == {*EXPERIMENTS}
     for name, exhibit in exhibits.items():
         assert exhibit.name == name
         assert {len(row) for row in (*exhibit.rows, *exhibit.texts())} == {len(exhibit.columns)}
