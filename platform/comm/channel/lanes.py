@@ -111,8 +111,8 @@ class LaneChannel(Channel):
                 raise
             if begun is not None:
                 future.set_running_or_notify_cancel()  # it cannot be cancelled any more
+                self._count(packed)  # now: the peer may have it, and both may close, before the thread comes to it
             if begun is SENT:
-                self._count(packed)
                 future.set_result(None)
             else:
                 self._outbox.append((packed, begun, future))
@@ -156,7 +156,8 @@ class LaneChannel(Channel):
                 self._end(_why(error), future, receives=False)
                 return
             with self._lock:
-                self._count(packed)
+                if begun is None:
+                    self._count(packed)
                 self._is_writing = False
             future.set_result(None)
         self._end(CLOSED_HERE, None, receives=False)
