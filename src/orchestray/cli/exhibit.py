@@ -251,6 +251,47 @@ def _spot_prices() -> Shown:
     )
 
 
+def _paxos() -> Shown:
+    from orchestray.trainers.survey.consensus.comparison import compare
+
+    schedules = 50
+    found = [compare(num_servers, schedules) for num_servers in (3, 5, 7)]
+    rows = [
+        [
+            each.num_servers,
+            each.decisions,
+            each.leaders,
+            each.crashes,
+            each.violations,
+            each.minority_down,
+            each.least_minority_down,
+            each.majority_down,
+            each.messages,
+            each.served_again_s,
+        ]
+        for each in found
+    ]
+    return Shown(
+        [
+            "servers",
+            "decisions",
+            "leaders",
+            "crashes",
+            "violations",
+            "minority down",
+            "least",
+            "majority down",
+            "messages",
+            "served again, s",
+        ],
+        rows,
+        f"Sums over {schedules} seeded schedules of three virtual seconds each, with crashes, partitions, and messages "
+        "lost, doubled and overtaken; then decisions with a minority of the servers down (in all schedules, and in the "
+        "one with the fewest), and on what was proposed with a majority down. Messages are those of a decision under "
+        "one leader. The shards of a lost server are served again after that many virtual seconds.",
+    )
+
+
 EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
     {
         "descent-lemma": ("how much a step of SGD lowers the loss, and its bound", _descent_lemma),
@@ -261,6 +302,7 @@ EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
         "host-staged": ("a tensor from GPU to GPU through the memory of hosts", _host_staged),
         "checkpoints": ("how often to save: goodput around Young and Daly's interval", _checkpoints),
         "spot-prices": ("machines rented at a price that moves: a fixed number, and as many as pay off", _spot_prices),
+        "paxos": ("servers that agree on who serves which shard, while some fail", _paxos),
         "gpipe": ("GPipe's speed-ups from one of them", _gpipe),
         "bert": ("data-parallel BERT on 1 to 32 GPUs from one row", _bert),
     }
