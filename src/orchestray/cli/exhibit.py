@@ -254,41 +254,24 @@ def _spot_prices() -> Shown:
 def _paxos() -> Shown:
     from orchestray.trainers.survey.consensus.comparison import compare
 
-    schedules = 50
-    found = [compare(num_servers, schedules) for num_servers in (3, 5, 7)]
-    rows = [
-        [
-            each.num_servers,
-            each.decisions,
-            each.leaders,
-            each.crashes,
-            each.violations,
-            each.minority_down,
-            each.least_minority_down,
-            each.majority_down,
-            each.messages,
-            each.served_again_s,
-        ]
-        for each in found
-    ]
+    found = [compare(num_servers, schedules=50) for num_servers in (3, 5, 7)]
+    measures = {
+        "schedules": "schedules",
+        "crashes": "crashes in them",
+        "leaders": "leaders in them",
+        "decisions": "decisions in them",
+        "minority_down": "decisions, a minority down",
+        "least_minority_down": "fewest of these in a schedule",
+        "majority_down": "decisions, a majority down",
+        "violations": "violations in all of these",
+        "messages": "messages a decision, one leader",
+        "served_again_s": "a lost server's shards served again, s",
+    }
     return Shown(
-        [
-            "servers",
-            "decisions",
-            "leaders",
-            "crashes",
-            "violations",
-            "minority down",
-            "least",
-            "majority down",
-            "messages",
-            "served again, s",
-        ],
-        rows,
-        f"Sums over {schedules} seeded schedules of three virtual seconds each, with crashes, partitions, and messages "
-        "lost, doubled and overtaken; then decisions with a minority of the servers down (in all schedules, and in the "
-        "one with the fewest), and on what was proposed with a majority down. Messages are those of a decision under "
-        "one leader. The shards of a lost server are served again after that many virtual seconds.",
+        ["what", *(f"{each.num_servers} servers" for each in found)],
+        [[words, *(getattr(each, name) for each in found)] for name, words in measures.items()],
+        "Seeded schedules of virtual time, with crashes, partitions, and messages lost, doubled and overtaken. A "
+        "violation is a slot with two values, or a shard with two servers at a time.",
     )
 
 
