@@ -97,6 +97,16 @@ def test_a_leader_that_comes_back_is_refused_and_resigns() -> None:
     assert group.nodes[1].leads
 
 
+@pytest.mark.parametrize("kind", [Prepare, Accept, Heartbeat])
+def test_a_leader_that_hears_of_a_higher_ballot_resigns(kind: type) -> None:
+    group = Group(3)
+    group.tick(0, LATER_S)
+    ballot = Ballot(2, 1)
+    requests = {Prepare: Prepare(ballot, 0), Accept: Accept(ballot, 0, "a"), Heartbeat: Heartbeat(ballot)}
+    group.nodes[0].receive(1, requests[kind], LATER_S)
+    assert not group.nodes[0].leads
+
+
 def test_a_node_that_has_missed_decisions_gets_them_with_the_next_heartbeat() -> None:
     group = Group(3)
     group.tick(0, LATER_S)
@@ -111,6 +121,7 @@ def test_a_node_that_has_missed_decisions_gets_them_with_the_next_heartbeat() ->
 def test_a_leader_takes_those_for_lost_that_have_not_answered_for_a_while() -> None:
     group = Group(3)
     group.tick(0, LATER_S)
+    assert group.nodes[0].alive(LATER_S) == [0, 1, 2]
     del group.nodes[1]
     group.tick(0, LATER_S + LOST_S)
     assert group.nodes[0].alive(LATER_S + LOST_S) == [0, 2]
