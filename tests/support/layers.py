@@ -29,7 +29,7 @@ LAYERS = """
     trainers.parallel.recompute  trainers.ensemble  trainers.machine
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero  trainers.tasks
     trainers.parallel  trainers.sync.local
-    trainers.survey  trainers.survey.cluster  trainers.survey.convergence
+    trainers.survey  trainers.survey.cluster  trainers.survey.consensus  trainers.survey.convergence
     trainers.survey.networks  trainers.survey.operators
     trainers.sync.compressed  trainers.survey.cost_models
     trainers.sync

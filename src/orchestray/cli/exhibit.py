@@ -251,6 +251,30 @@ def _spot_prices() -> Shown:
     )
 
 
+def _paxos() -> Shown:
+    from orchestray.trainers.survey.consensus.comparison import compare
+
+    found = [compare(num_servers, schedules=50) for num_servers in (3, 5, 7)]
+    measures = {
+        "schedules": "schedules",
+        "crashes": "crashes in them",
+        "leaders": "leaders in them",
+        "decisions": "decisions in them",
+        "minority_down": "decisions, a minority down",
+        "least_minority_down": "fewest of these in a schedule",
+        "majority_down": "decisions, a majority down",
+        "violations": "violations in all of these",
+        "messages": "messages a decision, one leader",
+        "served_again_s": "a lost server's shards served again, s",
+    }
+    return Shown(
+        ["what", *(f"{each.num_servers} servers" for each in found)],
+        [[words, *(getattr(each, name) for each in found)] for name, words in measures.items()],
+        "Seeded schedules of virtual time, with crashes, partitions, and messages lost, doubled and overtaken. A "
+        "violation is a slot with two values, or a shard with two servers at a time.",
+    )
+
+
 EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
     {
         "descent-lemma": ("how much a step of SGD lowers the loss, and its bound", _descent_lemma),
@@ -261,6 +285,7 @@ EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
         "host-staged": ("a tensor from GPU to GPU through the memory of hosts", _host_staged),
         "checkpoints": ("how often to save: goodput around Young and Daly's interval", _checkpoints),
         "spot-prices": ("machines rented at a price that moves: a fixed number, and as many as pay off", _spot_prices),
+        "paxos": ("servers that agree on who serves which shard, while some fail", _paxos),
         "gpipe": ("GPipe's speed-ups from one of them", _gpipe),
         "bert": ("data-parallel BERT on 1 to 32 GPUs from one row", _bert),
     }

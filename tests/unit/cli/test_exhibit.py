@@ -46,3 +46,6 @@ def test_the_numbers_are_the_ones_to_show() -> None:
     goodputs = {row["of Young and Daly's"]: row["goodput, simulated"] for row in rows("checkpoints")}
     assert max(goodputs, key=lambda factor: float(goodputs[factor].rstrip("%"))) == "1"
     assert max(abs(float(row["error"].rstrip("%"))) for row in rows("gpipe") + rows("bert")) < 10
+    paxos = {row.pop("what"): list(row.values()) for row in rows("paxos")}
+    assert paxos["violations in all of these"] == paxos["decisions, a majority down"] == [0, 0, 0]
+    assert min(paxos["crashes in them"] + paxos["decisions in them"] + paxos["fewest of these in a schedule"]) > 0
