@@ -33,8 +33,8 @@ def matrix_of(product: Product, x: Tensor) -> Tensor:
 def solved(matrix: Tensor, right: Tensor, damping: float, scale: Tensor) -> tuple[Tensor, float]:
     """Solve (matrix + damping diag(scale)) x = right, with more damping if that matrix has negative eigenvalues.
 
-    A matrix that is singular, up to rounding, has the shortest solution: along directions without curvature, such as
-    the sum of the classes' weights of a softmax, there is only noise to go by, which differs with the replicas.
+    A matrix that is singular, up to rounding, has the shortest solution. Along directions without curvature there is
+    only noise to go by, which differs with the replicas. The sum of the classes' weights of a softmax is one.
 
     Args:
         matrix: symmetric matrix, [n, n].
