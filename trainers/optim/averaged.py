@@ -112,14 +112,18 @@ class Averaged(Optimizer):
         self._averages = None
         self._optimizer.init(named)
 
+    def replaced(self, change: Callable[[Optimizer], Optimizer]) -> Optimizer:
+        self._optimizer = self._optimizer.replaced(change)
+        return self
+
     def observe(self, model: nn.Module) -> None:
         self._optimizer.observe(model)
 
     def join(self, replicas: Collective) -> None:
         self._optimizer.join(replicas)
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
-        return self._optimizer.whole_shape(name, slot)
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...] | None:
+        return None if slot == AVERAGE else self._optimizer.whole_shape(name, slot)
 
     def slots_of(self, name: str) -> tuple[str, ...]:
         return (*self._optimizer.slots_of(name), AVERAGE)

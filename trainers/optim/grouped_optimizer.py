@@ -70,6 +70,11 @@ class GroupedOptimizer(Optimizer):
         del index
         return _first(self.first_names.get(name, name), self._groups)
 
+    def replaced(self, change: Callable[[Optimizer], Optimizer]) -> Optimizer:
+        for group in self._groups:
+            group.optimizer = group.optimizer.replaced(change)
+        return self
+
     def join(self, replicas: Collective) -> None:
         for group in self._groups:
             group.optimizer.join(replicas)
@@ -77,7 +82,7 @@ class GroupedOptimizer(Optimizer):
     def slots_of(self, name: str) -> tuple[str, ...]:
         return self._of_name[name].slots_of(name)
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...] | None:
         return self._of_name[name].whole_shape(name, slot)
 
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:

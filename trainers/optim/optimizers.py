@@ -97,6 +97,13 @@ class Optimizer(ABC):
             )
         self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
 
+    def replaced(self, change: Callable[[Optimizer], Optimizer]) -> Optimizer:
+        """Return what `change` makes of this optimizer, or this one with what it makes of each one that it is made of.
+
+        `init` has to follow.
+        """
+        return change(self)
+
     def observe(self, model: nn.Module) -> None:
         """Watch the layers of the model whose parameters are updated from now on."""
         return
@@ -183,10 +190,10 @@ class Optimizer(ABC):
         del name
         return self.slots
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
-        """Return the shape of one of `whole_slots`, which may depend on the parameter of that name."""
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...] | None:
+        """Return the shape of a slot that is not split with the parameter of that name; None: it is split."""
         del name
-        return self.whole_slots[slot]
+        return self.whole_slots.get(slot)
 
     def step_metrics(self) -> dict[str, float]:
         """Return the values that the optimizer tuned itself, for the metric line of the step."""

@@ -75,7 +75,7 @@ def held_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> dict
         name, _, slot = key.rpartition(".")
         piece = piece_of[name]
         plain_key = f"{piece.name}.{slot}"
-        if slot in optimizer.whole_slots:
+        if optimizer.whole_shape(name, slot) is not None:
             held[key] = LocalTensor(tensor, TensorSlice.whole(plain_key, tensor.shape, is_counted=piece.is_counted))
         else:
             held[key] = LocalTensor(tensor, TensorSlice(plain_key, piece.shape, piece.ranges, piece.is_counted))
@@ -88,8 +88,8 @@ def wanted_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> di
     for update in updates:
         for slot in optimizer.slots_of(update.name):
             key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
-            if slot in optimizer.whole_slots:
-                wanted[key] = TensorSlice.whole(plain, optimizer.whole_shape(update.name, slot))
+            if (shape := optimizer.whole_shape(update.name, slot)) is not None:
+                wanted[key] = TensorSlice.whole(plain, shape)
             else:
                 wanted[key] = TensorSlice(plain, update.piece.shape, update.piece.ranges)
     return wanted
