@@ -117,8 +117,7 @@ class WholeParameters(Optimizer):
         loads = [0] * self._holders.size
         for parts in sorted(parts_of.values(), key=lambda parts: -math.prod(parts[0].piece.shape)):
             if any(not part.piece.is_whole for part in parts):
-                counted = [part for part in parts if part.piece.is_counted]
-                owner = min(counted, key=lambda part: (loads[part.rank], part.rank))
+                owner = min(parts, key=lambda part: (loads[part.rank], part.rank))
                 loads[owner.rank] += math.prod(owner.piece.shape)
                 cuts.append(_Cut(owner, parts))
         return cuts
@@ -216,10 +215,10 @@ class WholeParameters(Optimizer):
     def slots_of(self, name: str) -> tuple[str, ...]:
         return self.optimizer.slots_of(name) if self._names.index(name) in self._moved else ()
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...] | None:
-        shape = self.optimizer.whole_shape(name, slot)
-        whole = self._wholes.get(self._names.index(name))
-        return shape if shape is not None or whole is None else tuple(whole.shape)
+    def slot_piece(self, name: str, slot: str, piece: TensorSlice) -> TensorSlice:
+        is_owned = self._names.index(name) in self._wholes
+        held = TensorSlice.whole(piece.name, piece.shape) if is_owned else piece
+        return self.optimizer.slot_piece(name, slot, held)
 
     def step_metrics(self) -> dict[str, float]:
         return self.optimizer.step_metrics()

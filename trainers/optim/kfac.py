@@ -127,11 +127,9 @@ class KFAC(SGD):
         layer = self._shapes.get(id(parameter))
         if slot not in (*_FACTORS, *_IN_USE) or layer is None:
             return None
-        shape = self.whole_shape(layer.weight_name, slot)
-        assert shape is not None
-        return torch.zeros(shape, dtype=layer.dtype, device=parameter.device)
+        return torch.zeros(self.whole_shape(layer.weight_name, slot), dtype=layer.dtype, device=parameter.device)
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...] | None:
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
         layer = next((layer for layer in self._layers if layer.weight_name == name), None)
         if layer is None or slot not in (*_FACTORS, *_IN_USE):
             return super().whole_shape(name, slot)

@@ -62,7 +62,7 @@ class SOAP(AdamW):
     def join(self, replicas: Collective) -> None:
         self._world = replicas
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...] | None:
+    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
         if slot not in (*_SIDES, *_BASES):
             return super().whole_shape(name, slot)
         parameter, side = self._templates[self._names.index(name)], _side_of(slot)

@@ -90,6 +90,15 @@ def test_one_worker_has_the_state_of_a_parameter_and_the_parameters_are_spread()
     assert same_bits(first | second, moved_alone(1).optimizer.state_tensors())
 
 
+def test_copies_of_a_part_share_the_parameters_among_all_workers() -> None:
+    def run(world: Collective) -> set[str]:
+        worker = Worker(world, copies=2)
+        worker.step(1)
+        return {key.partition(".")[0] for key in worker.optimizer.state_tensors()}
+
+    assert run_replicas(4, run) == [{"a"}, {"c"}, {"b"}, {"d"}]
+
+
 def test_a_parameter_that_no_worker_uses_keeps_value_and_state_and_one_holder_is_enough() -> None:
     def run(world: Collective) -> tuple[dict[str, Tensor], bool]:
         worker = Worker(world)

@@ -114,7 +114,13 @@ def test_layouts_that_cut_matrices_make_the_steps_of_one_process(
 
 
 @pytest.mark.parametrize(
-    ("network", "exchange"), [*CUTS, ({"data": 2}, {}), ({"data": 2}, {"type": "averaging", "every": 2})]
+    ("network", "exchange"),
+    [
+        *CUTS,
+        ({"data": 2}, {}),
+        ({"data": 2}, {"type": "averaging", "every": 2}),
+        ({"data": 2, "tensor": 2}, {"type": "averaging", "every": 2}),
+    ],
 )
 def test_a_run_resumes_exactly(network: dict[str, int], exchange: dict[str, Any], tmp_path: Path) -> None:
     whole = trained(network, exchange)
