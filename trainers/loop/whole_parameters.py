@@ -140,27 +140,30 @@ class WholeParameters(Optimizer):
     ) -> dict[int, tuple[Tensor, Tensor | None]]:
         """Return the whole parameters that this worker owns, and their gradients."""
         rank = self._holders.rank
-        send: _Messages = {}
-        receive: _Messages = {}
+        values: _Messages = {}
+        sent: _Messages = {}
+        shapes: _Messages = {}
+        like: _Messages = {}
         for owner, part in self._routes():
             if part.rank == rank:
                 parameter, grad = params[part.place], grads[part.place]
-                is_used = torch.tensor([grad is not None], device=parameter.device)
+                is_used = parameter.new_tensor([grad is not None])
                 given = torch.zeros_like(parameter) if grad is None else dense(grad).to(parameter.dtype)
-                send.setdefault(owner.rank, []).extend((parameter, given, is_used))
+                values.setdefault(owner.rank, []).append(parameter)
+                sent.setdefault(owner.rank, []).extend((given, is_used))
             if owner.rank == rank:
-                parameter = self._wholes[owner.place].new_empty(part.piece.local_shape)
-                is_used = torch.empty(1, dtype=torch.bool, device=parameter.device)
-                receive.setdefault(part.rank, []).extend((parameter, torch.empty_like(parameter), is_used))
-        arrived = self._exchanged(send, receive)
+                empty = self._wholes[owner.place].new_empty(part.piece.local_shape)
+                shapes.setdefault(part.rank, []).append(empty)
+                like.setdefault(part.rank, []).extend((empty, empty.new_empty(1)))
+        # Each in a message of its own: a dry run, which takes other messages for these, then mixes no numbers up.
+        arrived, arrived_grads = self._exchanged(values, shapes), self._exchanged(sent, like)
         gradients = {place: torch.zeros_like(whole) for place, whole in self._wholes.items()}
         used = set()
         for owner, part in self._routes():
             if owner.rank == rank:
-                parameter, grad, is_used = (next(arrived[part.rank]) for _ in range(3))
-                part.piece.put(self._wholes[owner.place], parameter)
-                part.piece.put(gradients[owner.place], grad)
-                if bool(is_used):
+                part.piece.put(self._wholes[owner.place], next(arrived[part.rank]))
+                part.piece.put(gradients[owner.place], next(arrived_grads[part.rank]))
+                if bool(next(arrived_grads[part.rank])):
                     used.add(owner.place)
         return {place: (whole, gradients[place] if place in used else None) for place, whole in self._wholes.items()}
 
