@@ -72,6 +72,21 @@ def test_layouts_make_the_steps_of_one_process_and_resume_exactly(
     assert same_bits(resumed.weights, whole.weights)
 
 
+def test_a_run_goes_on_in_another_layout(alone: LaidOut, tmp_path: Path) -> None:
+    layouts: list[tuple[dict[str, int], dict[str, str]]] = [
+        ({"data": 3}, {"shard": "optimizer"}),
+        ({"data": 2, "tensor": 2}, {}),
+        ({}, {}),
+    ]
+    for steps, (network, exchange) in zip((1, 3, 5), layouts, strict=True):
+        found, _ = latest_good(tmp_path)
+        load = None if found is None else lambda found=found: Loaded(found)
+        last = trained(
+            network, exchange, steps=steps, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1), load=load
+        )
+    assert furthest(last.weights, alone.weights) <= 1e-10
+
+
 def test_it_resumes_exactly_as_an_outer_optimizer(tmp_path: Path) -> None:
     exchange = {"type": "averaging", "every": 2, "outer_optimizer": {"type": "muon", "lr": LR}}
 
