@@ -10,7 +10,7 @@ from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.config.checked_view import Rule, View
 from orchestray.trainers.config.compression_checks import keeps_residue
 from orchestray.trainers.config.server_checks import SERVER_RULES
-from orchestray.trainers.optim.params import Kfac, Muon, NaturalGradient, Sgd, Soap
+from orchestray.trainers.optim.params import Kfac, NaturalGradient, Sgd
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging, Edges, ElasticAveraging, Gossip, Independent
 from orchestray.trainers.sync.parameter_server import ParameterServer
@@ -212,18 +212,6 @@ def _curvature_of_plain_weights(view: View) -> Iterator[Problem]:
             yield Problem(f"train.{key}", f"{text}, or another optimizer")
 
 
-def _whole_matrices(view: View) -> Iterator[Problem]:
-    optimizer, exchange, network = view("train.optimizer"), view("strategy.exchange"), view("strategy.network")
-    if not isinstance(optimizer, Muon | Soap) or isinstance(exchange, ParameterServer):
-        return
-    shard = exchange.shard if isinstance(exchange, AllReduce) and network.data > 1 else "none"
-    if network.tensor > 1 or shard != "none":
-        cut = f"tensor: {network.tensor}" if network.tensor > 1 else f"shard: {shard}"
-        text = f"{optimizer.type} does not treat each element of a parameter alone, and {cut} cuts parameters; use "
-        text += "strategy.exchange.shard: none and strategy.network.tensor: 1, or another optimizer"
-        yield Problem("train.optimizer.type", text)
-
-
 def _elastic(view: View) -> Iterator[Problem]:
     exchange, data = view("strategy.exchange"), view("strategy.network.data")
     if not isinstance(exchange, ElasticAveraging) or exchange.alpha is None:
@@ -259,7 +247,6 @@ EXCHANGE_RULES: tuple[Rule, ...] = (
     _outer_optimizer,
     _curvature,
     _curvature_of_plain_weights,
-    _whole_matrices,
     _elastic,
     _trunk,
 )

@@ -40,7 +40,7 @@ def num_trained(model: nn.Module) -> int:
 
 
 def refuse_parts(optimizer: Optimizer, kind: str, updates: Sequence[OptimizedTensor], num_elements: int) -> None:
-    """Refuse an optimizer that has to see whole parameters, or all of them, where a worker holds parts.
+    """Refuse an optimizer that has to see all parameters where a worker holds some, or parts of them.
 
     Args:
         optimizer: optimizer of this worker.
@@ -56,11 +56,4 @@ def refuse_parts(optimizer: Optimizer, kind: str, updates: Sequence[OptimizedTen
             f"config: train.optimizer.type: {kind} moves a parameter by the gradients of others as well, and here "
             "no worker has all of them; use strategy.exchange.shard: none and strategy.network.tensor: 1 and "
             "pipeline: 1, or another optimizer"
-        )
-    part = next((update.name for update in updates if not update.piece.is_whole), None)
-    if part is not None and not optimizer.takes_parts:
-        raise ConfigError(
-            f"config: train.optimizer.type: {kind} does not treat each element of a parameter alone, and this "
-            f"layout cuts parameters ({part!r}); use strategy.exchange.shard: none and "
-            "strategy.network.tensor: 1, or another optimizer"
         )

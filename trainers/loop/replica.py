@@ -34,6 +34,7 @@ from orchestray.trainers.loop.saving import refuse_own_saving, save_checkpoint
 from orchestray.trainers.loop.sharded_buffers import changed_kinds
 from orchestray.trainers.loop.step_buffers import StepBuffers
 from orchestray.trainers.loop.step_log import StepLog
+from orchestray.trainers.loop.whole_parameters import with_whole_parameters
 from orchestray.trainers.optim.averaged import Averaged
 from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
 from orchestray.trainers.parallel.assemble import Assembler
@@ -311,11 +312,13 @@ class Replica:
         self.exchange.attach(network.model, groups.data, network.pieces)
         updates = self.exchange.updates()
         refuse_parts(self.optimizer, self.settings.optimizer["type"], updates, num_elements)
+        holders = groups.model if self.exchange.diverges else world
+        if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
+            self.optimizer = with_whole_parameters(self.optimizer, updates, holders)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
         is_alike = not self.exchange.diverges and self.settings.exchange.get("shard", "none") == "none"
         self.optimizer.join(groups.data if is_alike else SoloCollective())
-        if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
-            holders = groups.model if self.exchange.diverges else world
+        if not network.streams:
             self.optimizer.norm_reducer = whole_norms(updates, holders)
             self.optimizer.total_reducer = whole_totals(updates, holders)
         load_sharded(self, load)

@@ -8,7 +8,7 @@ is that of `torch.optim.swa_utils`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import CheckpointError
 from orchestray.trainers.optim.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from orchestray.trainers.layout.tensor_slice import TensorSlice
 
 AVERAGE = "average"
 """Name of the slot that holds a parameter's average."""
@@ -112,14 +115,20 @@ class Averaged(Optimizer):
         self._averages = None
         self._optimizer.init(named)
 
+    def replaced(self, change: Callable[[Optimizer], Optimizer]) -> Optimizer:
+        self._optimizer = self._optimizer.replaced(change)
+        return self
+
     def observe(self, model: nn.Module) -> None:
         self._optimizer.observe(model)
 
     def join(self, replicas: Collective) -> None:
         self._optimizer.join(replicas)
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
-        return self._optimizer.whole_shape(name, slot)
+    def slot_piece(self, name: str, slot: str, piece: TensorSlice) -> TensorSlice:
+        if slot == AVERAGE:
+            return super().slot_piece(name, slot, piece)
+        return self._optimizer.slot_piece(name, slot, piece)
 
     def slots_of(self, name: str) -> tuple[str, ...]:
         return (*self._optimizer.slots_of(name), AVERAGE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -13,6 +13,9 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.config.problems import nearest
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from orchestray.trainers.layout.tensor_slice import TensorSlice
 
 
 @dataclass
@@ -70,6 +73,11 @@ class GroupedOptimizer(Optimizer):
         del index
         return _first(self.first_names.get(name, name), self._groups)
 
+    def replaced(self, change: Callable[[Optimizer], Optimizer]) -> Optimizer:
+        for group in self._groups:
+            group.optimizer = group.optimizer.replaced(change)
+        return self
+
     def join(self, replicas: Collective) -> None:
         for group in self._groups:
             group.optimizer.join(replicas)
@@ -77,8 +85,8 @@ class GroupedOptimizer(Optimizer):
     def slots_of(self, name: str) -> tuple[str, ...]:
         return self._of_name[name].slots_of(name)
 
-    def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
-        return self._of_name[name].whole_shape(name, slot)
+    def slot_piece(self, name: str, slot: str, piece: TensorSlice) -> TensorSlice:
+        return self._of_name[name].slot_piece(name, slot, piece)
 
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         for group, indices in zip(self._groups, self._indices, strict=True):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ from torch.optim.sgd import sgd
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.sparse import dense, is_sparse
+
+if TYPE_CHECKING:
+    from orchestray.trainers.layout.tensor_slice import TensorSlice
 
 NormReducer = Callable[[Sequence[str], Tensor], Tensor]
 """Sums squared norms over the workers that hold parts of the same parameters.
@@ -96,6 +100,13 @@ class Optimizer(ABC):
                 f"{type(self).__name__.lower()} is not defined; use another optimizer"
             )
         self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
+
+    def replaced(self, change: Callable[[Optimizer], Optimizer]) -> Optimizer:
+        """Return what `change` makes of this optimizer, or this one with what it makes of each one that it is made of.
+
+        `init` has to follow.
+        """
+        return change(self)
 
     def observe(self, model: nn.Module) -> None:
         """Watch the layers of the model whose parameters are updated from now on."""
@@ -187,6 +198,13 @@ class Optimizer(ABC):
         """Return the shape of one of `whole_slots`, which may depend on the parameter of that name."""
         del name
         return self.whole_slots[slot]
+
+    def slot_piece(self, name: str, slot: str, piece: TensorSlice) -> TensorSlice:
+        """Return the part of the plain slot that this worker holds, given its piece of the parameter of that name."""
+        plain = f"{piece.name}.{slot}"
+        if slot in self.whole_slots:
+            return piece.whole(plain, self.whole_shape(name, slot), is_counted=piece.is_counted)
+        return replace(piece, name=plain)
 
     def step_metrics(self) -> dict[str, float]:
         """Return the values that the optimizer tuned itself, for the metric line of the step."""

@@ -131,7 +131,7 @@ class SOAP(AdamW):
         for (index, side), owner in zip(work, owners, strict=True):
             basis, mean = state[_BASES[side]][index], state[_SIDES[side]][index]
             if owner != self._world.rank:
-                changed.append(torch.empty_like(basis))
+                changed.append(basis.clone())  # a dry run, which receives nothing, goes on with it
             elif int(state["step"][index]):
                 changed.append(_turned(basis, mean, 1))
             else:

@@ -73,23 +73,14 @@ def held_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> dict
     held: dict[str, LocalTensor] = {}
     for key, tensor in optimizer.state_tensors().items():
         name, _, slot = key.rpartition(".")
-        piece = piece_of[name]
-        plain_key = f"{piece.name}.{slot}"
-        if slot in optimizer.whole_slots:
-            held[key] = LocalTensor(tensor, TensorSlice.whole(plain_key, tensor.shape, is_counted=piece.is_counted))
-        else:
-            held[key] = LocalTensor(tensor, TensorSlice(plain_key, piece.shape, piece.ranges, piece.is_counted))
+        held[key] = LocalTensor(tensor, optimizer.slot_piece(name, slot, piece_of[name]))
     return held
 
 
 def wanted_slots(optimizer: Optimizer, updates: Iterable[OptimizedTensor]) -> dict[str, TensorSlice]:
     """Return the slice of each slot of `held_slots`, including slots that are not set yet."""
-    wanted = {}
-    for update in updates:
-        for slot in optimizer.slots_of(update.name):
-            key, plain = f"{update.name}.{slot}", f"{update.piece.name}.{slot}"
-            if slot in optimizer.whole_slots:
-                wanted[key] = TensorSlice.whole(plain, optimizer.whole_shape(update.name, slot))
-            else:
-                wanted[key] = TensorSlice(plain, update.piece.shape, update.piece.ranges)
-    return wanted
+    return {
+        f"{update.name}.{slot}": optimizer.slot_piece(update.name, slot, update.piece)
+        for update in updates
+        for slot in optimizer.slots_of(update.name)
+    }

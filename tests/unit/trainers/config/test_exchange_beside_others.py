@@ -50,13 +50,6 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             ),
         ),
         (
-            ["strategy.network.tensor=2", "train.optimizer={type: muon, lr: 1}"],
-            (
-                "train.optimizer.type: muon does not treat each element of a parameter alone, and tensor: 2 cuts "
-                "parameters; use strategy.exchange.shard: none and strategy.network.tensor: 1, or another optimizer"
-            ),
-        ),
-        (
             [server("consistency: stale, staleness: 2"), "strategy.network.tensor=2"],
             (
                 "strategy.exchange.shards: each of the 2 workers of a replica (strategy.network: tensor x pipeline) "

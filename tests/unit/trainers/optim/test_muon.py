@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.factory import make_optimizer
@@ -39,20 +38,53 @@ def test_matrices_move_as_by_torchs_muon_and_all_else_as_by_adamw() -> None:
     assert same_bits(named, theirs)
 
 
-def trained(data: int = 1, *, steps: int = 5, **rest: object) -> LaidOut:
-    settings = layout_settings({"data": data}, optimizer={"type": "muon", "lr": LR}, steps=steps)
-    return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)  # type: ignore[arg-type]
+def trained(network: Any = None, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
+    settings = layout_settings(network, exchange, optimizer={"type": "muon", "lr": LR}, steps=steps)
+    return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
 
 
-def test_two_replicas_make_the_steps_of_one_process_and_resume_exactly(tmp_path: Path) -> None:
-    one, two = trained(), trained(2)
-    assert furthest(two.weights, one.weights) <= 1e-6
-    trained(2, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+@pytest.fixture(scope="module")
+def alone() -> LaidOut:
+    return trained()
+
+
+@pytest.mark.parametrize(
+    ("network", "exchange"),
+    [
+        ({"data": 2}, {}),
+        ({"data": 2, "tensor": 2}, {}),
+        ({"pipeline": 2, "tensor": 2}, {}),
+        ({"data": 3}, {"shard": "optimizer"}),
+        ({"data": 2}, {"shard": "gradients"}),
+        ({"data": 2}, {"shard": "parameters"}),
+    ],
+)
+def test_layouts_make_the_steps_of_one_process_and_resume_exactly(
+    network: dict[str, int], exchange: dict[str, str], alone: LaidOut, tmp_path: Path
+) -> None:
+    whole = trained(network, exchange)
+    assert furthest(whole.weights, alone.weights) <= 1e-10
+    trained(network, exchange, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
     found, _ = latest_good(tmp_path)
     assert found is not None
-    resumed = trained(2, load=lambda: Loaded(found))
+    resumed = trained(network, exchange, load=lambda: Loaded(found))
     assert len(resumed.losses) == 2
-    assert same_bits(resumed.weights, two.weights)
+    assert same_bits(resumed.weights, whole.weights)
+
+
+def test_a_run_goes_on_in_another_layout(alone: LaidOut, tmp_path: Path) -> None:
+    layouts: list[tuple[dict[str, int], dict[str, str]]] = [
+        ({"data": 3}, {"shard": "optimizer"}),
+        ({"data": 2, "tensor": 2}, {}),
+        ({}, {}),
+    ]
+    for steps, (network, exchange) in zip((1, 3, 5), layouts, strict=True):
+        found, _ = latest_good(tmp_path)
+        load = None if found is None else lambda found=found: Loaded(found)
+        last = trained(
+            network, exchange, steps=steps, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1), load=load
+        )
+    assert furthest(last.weights, alone.weights) <= 1e-10
 
 
 def test_it_resumes_exactly_as_an_outer_optimizer(tmp_path: Path) -> None:
@@ -69,9 +101,6 @@ def test_it_resumes_exactly_as_an_outer_optimizer(tmp_path: Path) -> None:
     assert same_bits(run(5, load=lambda: Loaded(found)).weights, whole.weights)
 
 
-def test_muon_is_refused_where_matrices_are_cut() -> None:
-    settings = layout_settings({"data": 2}, {"shard": "optimizer"}, optimizer={"type": "muon", "lr": LR})
-    with pytest.raises(ConfigError, match="muon does not treat each element of a parameter alone"):
-        train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings)
+def test_muon_refuses_groups_as_it_has_its_own() -> None:
     (problem,) = problems_of(GOOD, "train.optimizer={type: muon, lr: 0.1, groups: [{match: '*', lr: 1.0}]}")
     assert "muon has groups of its own" in problem

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.factory import make_optimizer
@@ -82,35 +81,65 @@ def test_a_matrix_in_bfloat16_moves_as_one_in_float32_up_to_rounding() -> None:
     assert torch.allclose(moved(torch.bfloat16), moved(torch.float32), rtol=0, atol=0.1 * LR)
 
 
-def trained(data: int = 1, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
+CUTS: list[tuple[dict[str, int], dict[str, str]]] = [
+    ({"data": 2, "tensor": 2}, {}),
+    ({"pipeline": 2, "tensor": 2}, {}),
+    ({"data": 3}, {"shard": "optimizer"}),
+    ({"data": 2}, {"shard": "gradients"}),
+    ({"data": 2}, {"shard": "parameters"}),
+]
+"""Layouts that cut matrices: keys of `strategy.network` and of `strategy.exchange`."""
+
+
+def trained(network: Any = None, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
     optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "max_size": 40}
-    settings = layout_settings({"data": data}, exchange, optimizer=optimizer, steps=steps)
+    settings = layout_settings(network, exchange, optimizer=optimizer, steps=steps)
     return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
 
 
-def test_three_replicas_make_the_steps_of_one_process() -> None:
-    one, three = trained(), trained(3)
-    assert furthest(three.weights, one.weights) <= 1e-6
+@pytest.fixture(scope="module")
+def alone() -> LaidOut:
+    return trained()
 
 
-@pytest.mark.parametrize("exchange", [{}, {"type": "averaging", "every": 2}])
-def test_a_run_resumes_exactly(exchange: dict[str, Any], tmp_path: Path) -> None:
-    whole = trained(2, exchange)
-    trained(2, exchange, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+def test_three_replicas_make_the_steps_of_one_process(alone: LaidOut) -> None:
+    assert furthest(trained({"data": 3}).weights, alone.weights) <= 1e-6
+
+
+@pytest.mark.parametrize(("network", "exchange"), CUTS)
+def test_layouts_that_cut_matrices_make_the_steps_of_one_process(
+    network: dict[str, int], exchange: dict[str, str], alone: LaidOut
+) -> None:
+    assert furthest(trained(network, exchange).weights, alone.weights) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("network", "exchange"),
+    [
+        *CUTS,
+        ({"data": 2}, {}),
+        ({"data": 2}, {"type": "averaging", "every": 2}),
+        ({"data": 2, "tensor": 2}, {"type": "averaging", "every": 2}),
+    ],
+)
+def test_a_run_resumes_exactly(network: dict[str, int], exchange: dict[str, Any], tmp_path: Path) -> None:
+    whole = trained(network, exchange)
+    trained(network, exchange, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
     found, _ = latest_good(tmp_path)
     assert found is not None
-    resumed = trained(2, exchange, load=lambda: Loaded(found))
+    resumed = trained(network, exchange, load=lambda: Loaded(found))
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, whole.weights)
 
 
-def test_groups_beside_an_average_resume_exactly_in_a_pipeline(tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", [{"data": 2, "pipeline": 2}, {"data": 2, "tensor": 2}])
+def test_groups_beside_an_average_resume_exactly(network: dict[str, int], tmp_path: Path) -> None:
     groups = [{"match": "*.bias", "weight_decay": 0.0}]
 
     def run(steps: int, **rest: Any) -> LaidOut:
         optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "groups": groups}
         average = {"type": "ema", "decay": 0.5}
-        settings = layout_settings({"data": 2, "pipeline": 2}, optimizer=optimizer, average=average, steps=steps)
+        settings = layout_settings(network, optimizer=optimizer, average=average, steps=steps)
         return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
 
     whole = run(5)
@@ -129,8 +158,3 @@ def test_groups_share_the_decompositions_as_one_optimizer_does() -> None:
         return [call for call in calls if call[0] == "broadcast"]
 
     assert broadcasts(groups=groups) == broadcasts() != []
-
-
-def test_soap_is_refused_where_matrices_are_cut() -> None:
-    with pytest.raises(ConfigError, match="soap does not treat each element of a parameter alone"):
-        trained(2, {"shard": "optimizer"})

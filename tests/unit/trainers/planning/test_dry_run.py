@@ -53,9 +53,13 @@ class Host(ReplicaHost):
         return self._replica.run(time.time())
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_the_bytes_of_a_step_are_those_of_real_workers(name: str) -> None:
-    settings = settings_of(SCHEMES[name])
+WHOLE = [(name, kind) for name in ("ZeRO-1", "ZeRO-3") for kind in ("muon", "soap")]
+"""Schemes that cut matrices into parts that are alike, and optimizers that move whole ones."""
+
+
+@pytest.mark.parametrize(("name", "kind"), [*((name, "adam") for name in SCHEMES), *WHOLE])
+def test_the_bytes_of_a_step_are_those_of_real_workers(name: str, kind: str) -> None:
+    settings = settings_of(SCHEMES[name], optimizer={"type": kind, "lr": 0.01})
     sent = []
     for steps in (_STEPS, 2 * _STEPS):  # the difference, as the end of a run sends as well
         real = replace(settings, pause_at=steps, validate_every_steps=10_000)
