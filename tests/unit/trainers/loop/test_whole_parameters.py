@@ -39,9 +39,15 @@ class Worker:
             name: TensorSlice.whole(name, shape).chunk(name == "b", index, count).counted(world.rank % copies == 0)
             for name, shape in SHAPES.items()
         }
+        self.world = world
+        self.optimizer: Optimizer = make_optimizer(kind, lr=LR)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin from the first weights, with the optimizer that there is."""
         self.tensors = self.of(plain_tensors(0))
         updates = [OptimizedTensor(name, tensor, self.pieces[name]) for name, tensor in self.tensors.items()]
-        self.optimizer: Optimizer = with_whole_parameters(make_optimizer(kind, lr=LR), updates, world)
+        self.optimizer = with_whole_parameters(self.optimizer, updates, self.world)
         self.optimizer.init(self.tensors.items())
         self.optimizer.join(SoloCollective())
 
@@ -124,6 +130,24 @@ def test_parts_of_what_moves_element_by_element_stay_where_they_are() -> None:
         return {key.partition(".")[0] for key in worker.optimizer.state_tensors()}
 
     assert run_replicas(2, run) == [{"a", "d"}, {"b", "c", "d"}]
+
+
+@pytest.mark.parametrize("kind", ["muon", "soap"])
+def test_an_optimizer_begins_again_after_a_lost_worker_and_sends_as_much_as_before(kind: str) -> None:
+    def run(world: Collective) -> tuple[int, int]:
+        worker = Worker(world, kind=kind)
+        sent = []
+        for _ in range(2):
+            before = world.bytes_sent
+            worker.step(1)
+            sent.append((world.bytes_sent - before, {name: tensor.clone() for name, tensor in worker.tensors.items()}))
+            worker.begin()
+        (first, weights), (second, again) = sent
+        assert same_bits(weights, again)
+        return first, second
+
+    for first, second in run_replicas(2, run):
+        assert first == second > 0
 
 
 def test_a_step_whose_parts_do_not_arrive_changes_nothing() -> None:
