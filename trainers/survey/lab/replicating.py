@@ -19,7 +19,7 @@ from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.timing import seeded, threads, times_s
 
 REPLICAS = 2
-_WIDTH, _SAMPLES = 8, 512
+_WIDTH, _SAMPLES = 8, 64
 
 
 class InPython(nn.Module):
@@ -97,11 +97,11 @@ def _join(meeting: Any) -> None:
     torch.set_num_threads(1)
 
 
-def interpreter_lock(rounds: int = 7, steps: int = 200, width: int = 768) -> Exhibit:
+def interpreter_lock(rounds: int = 7, steps: int = 600, width: int = 768) -> Exhibit:
     """Compare the gradient of a batch by one replica, by replicas in threads, and by replicas in processes."""
     models = {
         "a loop in Python": Share(InPython, steps, (_SAMPLES, steps, _WIDTH)),
-        "wide layers": Share(InKernels, width, (_SAMPLES, width)),
+        "wide layers": Share(InKernels, width, (8 * _SAMPLES, width)),
     }
     context = multiprocessing.get_context("spawn")
     rows: list[list[Any]] = []
