@@ -15,7 +15,7 @@ from support.profiles import profile
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Put a machine of closed forms instead of half a minute; return where its numbers are kept."""
-    monkeypatch.setattr(calibrate, "calibrate", lambda **_: profile())
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_, **_more: profile())
     monkeypatch.setattr(calibrate, "check_quiet", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "orchestray" / "machine.json"
@@ -40,13 +40,13 @@ def test_json_is_the_file(measured: Path, tmp_path: Path) -> None:
 
 def test_it_measures_quickly_where_that_is_asked_for(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(calibrate, "calibrate", lambda *, quick, **_: asked.append(quick) or profile())
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_, quick, **_more: asked.append(quick) or profile())
     assert [orchestray_here("calibrate", *words).returncode for words in ([], ["--quick"])] == [0, 0]
     assert asked == [False, True]
 
 
 def test_a_busy_machine_leaves_no_file_unless_it_is_forced_to(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "calibrate", lambda **_: profile(spread=0.9))
+    monkeypatch.setattr(calibrate, "calibrate", lambda *_, **_more: profile(spread=0.9))
     refused = orchestray_here("calibrate")
     assert (refused.returncode, measured.exists()) == (1, False)
     assert "busy" in refused.stderr
