@@ -121,8 +121,8 @@ def _storing_whole(inner: Callable[..., Any]) -> Callable[..., Any]:
             return inner(self, local_path, uri, exclude)
         try:  # its state at once, which Tune writes in this thread, and again while the other one stores the rest
             _replace(folder, Path(uri), [file for file in folder.iterdir() if file.is_file()])
-        except StorageError:
-            return inner(self, local_path, uri, exclude)  # which tells
+        except (StorageError, OSError):
+            return inner(self, local_path, uri, exclude)  # whose thread tells
         return _store_trials, {"folder": folder, "stored": Path(uri)}
 
     return choose

@@ -82,6 +82,19 @@ def test_a_file_of_an_experiment_holds_the_old_state_or_the_new_at_every_moment(
     assert len(list(stored.rglob("*"))) == 3
 
 
+def test_a_place_that_takes_no_files_is_left_to_tune_to_tell(tmp_path: Path) -> None:
+    tune_faults.mend()
+    staged, taken = tmp_path / "staged", tmp_path / "taken"
+    staged.mkdir()
+    (staged / "state.json").write_bytes(b"new")
+    taken.write_bytes(b"a file")
+    local, path = pyarrow.fs.FileSystem.from_uri(str(taken / "stored"))
+    choose = ray_internals.find("ray.train._internal.storage:_FilesystemSyncer._sync_up_command")
+    store, what = choose(SimpleNamespace(storage_filesystem=local), str(staged), path)
+    with pytest.raises(OSError, match="taken"):
+        store(**what)
+
+
 def searcher() -> Any:
     return tune_searcher("grid", {"lr": make_dimension("choice", values=[1])}, metric="accuracy")
 
