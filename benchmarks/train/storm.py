@@ -273,8 +273,8 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     }
     report.notes += [
         (
-            f"Our storm has {num_kills} kills, one every {period_s:g} s; the claim is made for 200. Peers hardly train in "
-            "one, so theirs may be shorter (`--peer-kills`)."
+            f"Our storm has {num_kills} kills, one every {period_s:g} s; the claim is made for 200. "
+            "Peers hardly train in one, so theirs may be shorter (`--peer-kills`)."
         ),
         "Goodput: steps that counted, times the length of a step before the storm, over the time of the storm.",
         f"A worker sleeps {_SHARE_S:g} s for a share, since four workers share {machine.usable_cores()} core(s).",
