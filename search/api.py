@@ -185,6 +185,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
         "steps": sum(int(line.get("steps") or 0) for line in lines),
         "unit": config.unit,
         "method": config.search.method.type,
+        "parts": list(outcome.parts),
         "objectives": [{"metric": goal.metric, "mode": goal.mode} for goal in goals_of(config)],
     }
 

@@ -32,6 +32,7 @@ from orchestray.search.results.curve import curve_of
 from orchestray.search.results.schema import SearchOutcome, TrialChange
 from orchestray.trainers.config.dump import dump_yaml
 from orchestray.trainers.config.settings import texts_of
+from orchestray.trainers.core.parts import parts_of
 
 if TYPE_CHECKING:
     import threading
@@ -262,11 +263,12 @@ def _finish(
     elif not is_stopped and not controller.is_over:
         return SearchOutcome("failed", error=_nothing_in_time(controller.first_error))
     best = None if kept is None else controller.best_trial(kept)
+    parts = parts_of(controller.session.method, folders=("search.methods",))
     if is_stopped:
-        return SearchOutcome("interrupted", best=best)
+        return SearchOutcome("interrupted", best=best, parts=parts)
     if controller.is_over:  # otherwise unfinished trials may get more time; the best run is written in either case
         controller.states.clear(kept)
-    return SearchOutcome("succeeded", best=best)
+    return SearchOutcome("succeeded", best=best, parts=parts)
 
 
 def _nothing_in_time(first_error: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -87,6 +87,8 @@ class SearchOutcome:
     """Trial that `best/` was made from; None: the best according to the lines of the trials."""
     error: str | None = None
     """Reason for the failure, in a sentence."""
+    parts: Sequence[str] = ()
+    """Classes of the method that proposed the trials."""
 
 
 def ended_text(result: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.core.parts import parts_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.few_bits.layers import bounds_of
 from orchestray.trainers.loop.batch_loss import check_gather, checked, has_weight, is_to_be_checked, weighed
@@ -370,6 +371,7 @@ class Loop:
             **self._log.usage.summary(),
             "peak_activation_bytes": replica.meter.peak_bytes,
             "read_retries": READS.num_retries,
+            "parts": parts_of(replica),
         }
         summary = replica.exchange.summary()
         return Outcome(

@@ -32,10 +32,16 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
         "memory": {"peak_bytes": outcome.memory, **_activations(outcome.usage)},
         **_busy(outcome.usage),
         **_workers(outcome.usage),
+        "parts": parts_of_all(outcome.usage),
         **_retries(outcome.usage),
         **outcome.summary,
         "stopped_by": outcome.ended if outcome.ended in ("until", "early_stopping", "time_limit_s") else None,
     }
+
+
+def parts_of_all(usage: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the classes that carried out the run in any of the processes, sorted (`trainers/core/parts.py`)."""
+    return sorted({part for process in usage for part in process.get("parts", ())})
 
 
 def _links(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

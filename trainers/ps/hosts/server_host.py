@@ -19,6 +19,7 @@ from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.model_state import load_state
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.own_saving import loads_itself
+from orchestray.trainers.core.parts import parts_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.loop.checkpoint_source import newest
@@ -370,11 +371,12 @@ class ServerHost(AcceptingHost):
         if self._server is not None and self._lead_recorder is not None:
             self._server.resize(max(1, num_workers - self._central.backup_workers))
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Return the bytes that went through this server, both ways, and the peak of its memory."""
         return {
             "bytes": self._bytes_moved(),
             "memory": peak_memory_bytes(torch.device("cpu")),
+            "parts": parts_of(self),
         }
 
     def abort(self) -> None:

@@ -10,6 +10,7 @@ from orchestray.platform.comm.channel.base import ChannelError
 from orchestray.platform.data.retries import READS
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.model_state import ModelState
+from orchestray.trainers.core.parts import parts_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import SERVER_LOST, Address
@@ -93,4 +94,5 @@ class WorkerHost(EmployedHost):
             "waited_s": round(worker.waited_s, 6),
             "saved_bytes": worker.bytes_saved,
             "read_retries": READS.num_retries,
+            "parts": parts_of(self),
         }

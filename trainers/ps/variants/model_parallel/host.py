@@ -24,6 +24,7 @@ from orchestray.platform.process.sockets import listens
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.core.outcome import PEER_LOST
+from orchestray.trainers.core.parts import parts_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, SERVER_LOST, Address, StagePlan
@@ -137,7 +138,7 @@ class StageHost(EmployedHost):
     def usage(self) -> dict[str, Any]:
         """Return this stage's counters and the peak of its memory."""
         worker = self._worker
-        done = {
+        done: dict[str, Any] = {
             "memory": peak_memory_bytes(torch.device("cpu")),
             "shares": self._num_shares,
             "samples": self._num_samples,
@@ -146,6 +147,7 @@ class StageHost(EmployedHost):
             "bytes": self._bytes_sent,
             "saved_bytes": self._bytes_saved,
             "read_retries": READS.num_retries,
+            "parts": parts_of(self),
         }
         if worker is not None:
             done["shares"] += worker.num_shares

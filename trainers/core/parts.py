@@ -1,0 +1,76 @@
+"""Which of our classes carried out a run, as found on the live objects. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+TRAINING = frozenset(
+    f"trainers.{folder}"
+    for folder in (
+        *("aggregation", "compression", "distill", "ensemble", "few_bits", "optim", "parallel", "ps", "solvers"),
+        *("survey", "sync", "tasks"),
+    )
+)
+"""Folders with what a training config chooses between: schemes, optimizers, compressions, tasks, ..."""
+_OURS = "orchestray."
+_MOST_ITEMS = 1_000
+"""Items of a container beyond which it is data, in which no parts are looked for."""
+
+
+def parts_of(*objects: object, folders: Collection[str] = TRAINING) -> list[str]:
+    """Return the classes and functions that carry out a run, sorted, as `room.folder.Class` without names of files.
+
+    They are found by going from the given objects through their attributes and containers, so that they are what was
+    made, and not what was asked for. Classes of torch.optim are parts, too.
+
+    Args:
+        objects: objects to begin with.
+        folders: folders of the classes that are parts, as `room.folder`.
+    """
+    rooms = tuple({f"{_OURS}{folder.split('.')[0]}." for folder in folders})
+    found: set[str] = set()
+    seen: dict[int, object] = {}
+    waiting = list(objects)
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one  # kept alive: another object could get its id
+        if (name := _name_of(one if isinstance(one, FunctionType) else type(one), folders)) is not None:
+            found.add(name)
+        waiting += _inside(one, rooms)
+    return sorted(found)
+
+
+def _name_of(kind: type | FunctionType, folders: Collection[str]) -> str | None:
+    """Return the name of a class or function in a list of parts, that of its outer one; None if it is no part."""
+    if kind.__module__.startswith("torch.optim."):
+        return f"torch.optim.{kind.__qualname__}"
+    if not kind.__module__.startswith(_OURS) or kind.__name__.startswith("_"):
+        return None
+    *path, module = kind.__module__.removeprefix(_OURS).split(".")
+    is_part = ".".join(path[:2]) in folders and module != "params"
+    return ".".join((*path, kind.__qualname__.split(".")[0])) if is_part else None
+
+
+def _inside(one: object, rooms: tuple[str, ...]) -> Iterator[Any]:
+    """Yield what an object holds, if it is a container, of one of the rooms, or a module of a model."""
+    if isinstance(one, Mapping):
+        yield from list(one.values()) if len(one) <= _MOST_ITEMS else ()  # other threads may be changing it
+    elif isinstance(one, list | tuple | set | frozenset):
+        yield from list(one) if len(one) <= _MOST_ITEMS else ()
+    elif isinstance(one, partial):
+        yield one.func
+    elif not isinstance(one, type) and (type(one).__module__.startswith(rooms) or hasattr(one, "_modules")):
+        yield from list(getattr(one, "__dict__", {}).values())
+        for name in _slots(type(one)):
+            yield getattr(one, name, None)
+
+
+def _slots(kind: type) -> Iterable[str]:
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots
