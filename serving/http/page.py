@@ -15,7 +15,12 @@ from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.models.signature import TensorSpec
 from orchestray.serving.routing.endpoint import Endpoint
 from orchestray.serving.routing.registry import Registry
+from orchestray.trainers.core.parts import parts_of
 
+_PARTS = frozenset(
+    f"serving.{folder}" for folder in ("application", "batching", "generation", "models", "replicas", "sharded")
+)
+"""Folders of the classes that `/models` names of a version."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -73,7 +78,12 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
     return {
         "name": endpoint.name,
         "versions": [
-            {"version": share.version.version, "traffic": share.traffic, "shadow": share.shadow}
+            {
+                "version": share.version.version,
+                "traffic": share.traffic,
+                "shadow": share.shadow,
+                "parts": parts_of(share.version, folders=_PARTS),
+            }
             for share in endpoint.shares
         ],
         "inputs": [_spec(spec) for spec in signature.inputs],

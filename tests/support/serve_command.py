@@ -51,6 +51,7 @@ class Endpoint:
         line = self.process.stdout.readline()
         if not line:
             raise AssertionError(self.process.communicate())
+        self.started = line
         self.url: str = json.loads(line)["url"]
 
     def ask(self, **headers: str) -> int:

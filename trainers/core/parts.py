@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 TRAINING = frozenset(
@@ -62,12 +63,24 @@ def _inside(one: object, rooms: tuple[str, ...]) -> Iterator[Any]:
         yield from list(one.values()) if len(one) <= _MOST_ITEMS else ()  # other threads may be changing it
     elif isinstance(one, list | tuple | set | frozenset):
         yield from list(one) if len(one) <= _MOST_ITEMS else ()
-    elif isinstance(one, partial):
-        yield one.func
+    elif isinstance(one, partial | MethodType | FunctionType):
+        yield from _around(one)
     elif not isinstance(one, type) and (type(one).__module__.startswith(rooms) or hasattr(one, "_modules")):
         yield from list(getattr(one, "__dict__", {}).values())
         for name in _slots(type(one)):
             yield getattr(one, name, None)
+
+
+def _around(function: partial[Any] | MethodType | FunctionType) -> Iterator[Any]:
+    """Yield what a function was made with."""
+    if isinstance(function, partial):
+        yield from (function.func, function.args, function.keywords)
+    elif isinstance(function, MethodType):
+        yield function.__self__
+    else:
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is not filled yet
+                yield cell.cell_contents
 
 
 def _slots(kind: type) -> Iterable[str]:

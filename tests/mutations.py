@@ -1,0 +1,126 @@
+"""Mutations of the table of systems: a row's tests must fail once the property that they name is switched off.
+
+`python tests/mutations.py` tries all of `systems_mutations.yaml`, `python tests/mutations.py NAME ...` those of some
+rows. Each is applied to a copy of the project, in which the tests of its row then run. It exits with 1 if a mutation
+survives, or cannot be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from orchestray.cli.systems_table import load_systems
+
+ROOT = Path(__file__).parents[1]
+FILE = Path(__file__).parent / "systems_mutations.yaml"
+_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A change of a file that switches a system off."""
+
+    system: str
+    file: str
+    old: str
+    new: str
+
+    def applied(self, text: str) -> str:
+        """Return the file's text with the change.
+
+        Raises:
+            ValueError: the old text is not there exactly once.
+        """
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.file} has {count} times what is to be changed")
+        return text.replace(self.old, self.new)
+
+
+def load_mutations() -> list[Mutation]:
+    """Return the mutations, as the file has them."""
+    entries: Mapping[str, Mapping[str, str]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return [Mutation(name, of["in"], of["old"].rstrip("\n"), of["new"].rstrip("\n")) for name, of in entries.items()]
+
+
+def outcome(mutation: Mutation, tests: Sequence[str], copy: Path) -> str:
+    """Return what became of a mutation: `killed`, `SURVIVED`, or why it could not be tried.
+
+    Args:
+        mutation: the mutation.
+        tests: ids of the tests of its row.
+        copy: a copy of the project, which is as before afterwards.
+    """
+    file = copy / mutation.file
+    text = file.read_text(encoding="utf-8")
+    try:
+        file.write_text(mutation.applied(text), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except ValueError as error:
+        return str(error)
+    except subprocess.TimeoutExpired:
+        return f"its tests did not end within {_TIMEOUT_S} s"
+    finally:
+        file.write_text(text, encoding="utf-8")
+    if done.returncode == 0:
+        return "SURVIVED"
+    if done.returncode == 1 and re.search(r"^(?:\d+ .*, )?\d+ failed", done.stdout, re.MULTILINE):
+        return "killed"
+    return f"its tests could not run: {done.stdout[-2_000:]}{done.stderr[-2_000:]}"
+
+
+def copy_of_the_project(folder: Path) -> Path:
+    """Copy the files that git knows, and those it does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        source, target = ROOT / name, folder / name
+        if source.exists() or source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Try the mutations of the table of systems.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="systems; none: all that have a mutation")
+    chosen = parser.parse_args().names
+    tests = {system.name: system.tests for system in load_systems()}
+    wanted = [one for one in load_mutations() if not chosen or one.system in chosen]
+    if missing := set(chosen) - {one.system for one in wanted}:
+        parser.error(f"no mutation is known of {', '.join(sorted(missing))}")
+    bad = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copy_of_the_project(Path(folder))
+        for mutation in wanted:
+            found = outcome(mutation, tests[mutation.system], copy)
+            bad += found != "killed"
+            print(f"{mutation.system}: {found}", flush=True)
+    print(f"{len(wanted)} mutations, {bad} of them not killed")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
