@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestray.trainers.ps.protocol.json_state import Numbers
 
 
 class Part(NamedTuple):
@@ -17,21 +19,18 @@ class Part(NamedTuple):
     batch_samples: int
 
 
+@dataclass
 class SeenShares:
     """A set of shares.
 
     A complete batch is remembered as a whole, and all batches up to the first incomplete one as one number.
     """
 
-    def __init__(self, complete_to: int = 0) -> None:
-        """
-        Args:
-            complete_to: step up to which all steps are complete.
-        """
-        self._complete_to = complete_to
-        self._complete: set[int] = set()
-        self._shares: dict[int, set[int]] = {}
-        self._samples: dict[int, int] = {}
+    complete_to: int = 0
+    """Step up to which all steps are complete."""
+    _complete: Numbers = field(default_factory=set)
+    _shares: dict[int, Numbers] = field(default_factory=dict)
+    _samples: dict[int, int] = field(default_factory=dict)
 
     def __contains__(self, part: Part) -> bool:
         return self.is_complete(part.step) or part.share in self._shares.get(part.step, ())
@@ -42,26 +41,14 @@ class SeenShares:
         if self._samples[part.step] >= part.batch_samples:
             del self._shares[part.step], self._samples[part.step]
             self._complete.add(part.step)
-            while self._complete_to + 1 in self._complete:
-                self._complete_to += 1
-                self._complete.remove(self._complete_to)
+            while self.complete_to + 1 in self._complete:
+                self.complete_to += 1
+                self._complete.remove(self.complete_to)
 
     def is_complete(self, step: int) -> bool:
-        return step <= self._complete_to or step in self._complete
+        return step <= self.complete_to or step in self._complete
 
     @property
     def num_remembered(self) -> int:
         """Number of entries held in memory."""
         return len(self._complete) + sum(len(shares) for shares in self._shares.values())
-
-    def to_json(self) -> dict[str, Any]:
-        open_steps = [[step, self._samples[step], sorted(shares)] for step, shares in sorted(self._shares.items())]
-        return {"complete_to": self._complete_to, "complete": sorted(self._complete), "open": open_steps}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SeenShares:
-        made = cls(int(value["complete_to"]))
-        made._complete = set(value["complete"])
-        made._shares = {step: set(shares) for step, _, shares in value["open"]}
-        made._samples = {step: samples for step, samples, _ in value["open"]}
-        return made

@@ -24,6 +24,7 @@ from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
+from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.partition import Slice, slice_views
 from orchestray.trainers.ps.protocol.requests import Origin
 from orchestray.trainers.ps.protocol.seen_shares import Part, SeenShares
@@ -291,7 +292,7 @@ class Shard:
         tensors |= gradients
         if self.buffers is not None:
             tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
-        state: dict[str, Any] = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
+        state: dict[str, Any] = {"version": self.version, "applied": to_json(self._applied), "pending": pending}
         if self._revision is not None:
             state["rounds"], means = self._revision.state()
             tensors |= means
@@ -306,7 +307,7 @@ class Shard:
             {key.removeprefix(_SLOTS): tensor for key, tensor in tensors.items() if key.startswith(_SLOTS)}
         )
         self.version = int(state["version"])
-        self._applied = SeenShares.from_json(state["applied"])
+        self._applied = from_json(SeenShares, state["applied"])
         if self._revision is not None:
             self._revision.load_state(state["rounds"], tensors)
         self._batches.load_state(state["pending"], tensors)

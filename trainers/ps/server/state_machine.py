@@ -156,8 +156,7 @@ class Machine:
     def _push(self, entry: Entry, push: Push, tensors: Sequence[Tensor], answer: Answer) -> None:
         worker, answer.claimed = entry.worker, push.orders
         if self.coordinator is not None:
-            known = worker in self.coordinator.workers
-            answer.claimed = tuple(one for one in push.orders if known and self.coordinator.claim(worker, one))
+            answer.claimed = tuple([one for one in push.orders if self.coordinator.claim(worker, one)])
             if len(answer.claimed) < len(push.orders):
                 answer.version = self.shard.version
                 return

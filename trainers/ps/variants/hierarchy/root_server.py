@@ -91,10 +91,8 @@ class RootMachine(Machine):
     def _push_sum(self, push: Push, tensors: Sequence[Tensor], answer: Answer) -> None:
         answer.version = self.shard.version
         if self.coordinator is not None:
-            there, orders = self.coordinator.workers, zip(push.workers, push.orders, strict=True)
-            answer.claimed = tuple(
-                order for worker, order in orders if worker in there and self.lead.claim(worker, order)
-            )
+            orders = zip(push.workers, push.orders, strict=True)
+            answer.claimed = tuple(order for worker, order in orders if self.coordinator.claim(worker, order))
             if len(answer.claimed) < len(push.orders):
                 return
         self._applied(push, *self._decoded(push.encoding, list(tensors)), answer)
