@@ -27,7 +27,7 @@ from orchestray.platform.comm.channel.base import (
     Tensors,
     as_tuple,
 )
-from orchestray.platform.comm.channel.wire import Arrival, Landing, Packed, pack
+from orchestray.platform.comm.channel.wire import Landing, Packed, pack
 
 _JOIN_S = 10.0
 SENT = object()
@@ -182,9 +182,9 @@ class LaneChannel(Channel):
         claimed: Future[Message] | None = None
         try:
             while True:
-                arrival = Arrival(self._read_blob())
+                blob = self._read_blob()
                 request, claimed = self._next_request()
-                landing = arrival.land(request, self.name)
+                landing = Landing(blob, request, self.name)
                 for flat in landing.large:
                     self._read_into(flat)
                 self._hand_over(landing, claimed)
