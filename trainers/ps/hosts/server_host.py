@@ -311,7 +311,7 @@ class ServerHost(AcceptingHost):
         assert self._lead_recorder is not None
         assert self._server is not None
         self._lead_recorder.close()
-        self._server.events.deliver_all()
+        self._server.events.deliver(wait=True)
         coordinator = self._server.machine.lead
         ended = coordinator.ended
         reason = "interrupted" if ended is None else ended.reason

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestray.trainers.ps.protocol.requests import Entry
 
 _KEPT = 0.5
 """Fraction of the known speed of a worker, on a log scale, that is kept when a share of it is timed. A speed that is
@@ -58,6 +62,13 @@ class Stopwatch:
         before_s, now_s = self._done_s.get(worker, begun_s), self._clock()
         self._done_s[worker] = now_s
         return now_s - max(begun_s, before_s)
+
+    def timed(self, entry: Entry) -> Entry:
+        """Add how long the acknowledged shares took to an entry of a worker."""
+        if entry.hello is not None:
+            self.forget(entry.worker)
+        took_s = tuple(self.stop(entry.worker, report.order_id) for report in entry.acknowledge)
+        return replace(entry, took_s=took_s) if took_s else entry
 
     def forget(self, worker: int) -> None:
         """Forget a worker, which no longer holds any order."""

@@ -44,13 +44,13 @@ def start(
         tensors: tensors that go with the header.
         wanted: places where the tensors of the answer are wanted.
     """
-    places = tuple(channel.lend(tensor) for tensor in tensors)
+    places = tuple([channel.lend(tensor) for tensor in tensors])
     if not any(place is not None and tensor.numel() for tensor, place in zip(tensors, places, strict=True)):
         places = (None,) * len(tensors)  # an empty tensor is in every block, and alone it is not lent
     sent = [tensor for tensor, place in zip(tensors, places, strict=True) if place is None]
     lent = places if len(sent) < len(tensors) else ()
     if lent:
-        channel.count_lent(sent_bytes=num_bytes_of(t for t, p in zip(tensors, places, strict=True) if p is not None))
+        channel.count_lent(sent_bytes=num_bytes_of([t for t, p in zip(tensors, places, strict=True) if p is not None]))
     handles = [channel.isend([], tag=tag, meta=Header(sections, len(tensors), lent, tuple(wanted)).encode())]
     if sent:
         handles.append(channel.isend(sent, tag=TENSORS))
@@ -70,45 +70,36 @@ def finish(handles: Sequence[Handle[None]]) -> None:
             handle.future.result()
 
 
-def tensors_of(channel: Channel, header: Header[Any], into: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Return the tensors that come with a header, in `into` or in new memory."""
-    if not header.lent:
-        return list(result(channel.irecv(into=into, tag=TENSORS)).tensors) if header.num_tensors else []
-    targets: list[Tensor | None] = list(into) if into is not None else [None] * len(header.lent)
-    borrowed = borrow(channel, header)
-    copied = [
-        None if lent is None else (lent.clone() if target is None else target.copy_(lent))
-        for lent, target in zip(borrowed, targets, strict=True)
-    ]
-    return _filled(channel, copied, targets)
+def tensors_of(
+    channel: Channel, header: Header[Any], into: Sequence[Tensor] | None = None, *, borrows: bool = False
+) -> list[Tensor]:
+    """Return the tensors that come with a header.
 
-
-def borrowed_tensors(channel: Channel, header: Header[Any]) -> list[Tensor]:
-    """Return the tensors of a header, with those that are lent left in the other end's memory until the answer."""
-    borrowed = borrow(channel, header)
-    return _filled(channel, borrowed, [None] * len(borrowed))
-
-
-def borrow(channel: Channel, header: Header[Any]) -> list[Tensor | None]:
-    """Return the lent tensors of a header, with None for those that are sent; count their bytes."""
-    borrowed = [None if place is None else channel.borrow(place) for place in header.lent]
-    channel.count_lent(received_bytes=num_bytes_of(tensor for tensor in borrowed if tensor is not None))
-    return borrowed
-
-
-def _filled(channel: Channel, tensors: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> list[Tensor]:
-    """Replace each None by the next tensor of the message that follows."""
-    wanted = [target for tensor, target in zip(tensors, targets, strict=True) if tensor is None]
-    if not wanted:
-        return [tensor for tensor in tensors if tensor is not None]
-    into = [target for target in wanted if target is not None]
-    sent = iter(result(channel.irecv(into=into if len(into) == len(wanted) else None, tag=TENSORS)).tensors)
-    return [next(sent) if tensor is None else tensor for tensor in tensors]
+    Args:
+        channel: channel that the header came over.
+        header: the header.
+        into: memory for the tensors; default: new memory.
+        borrows: True to leave lent tensors in the other end's memory, where they do not change until the answer.
+    """
+    places = header.lent or (None,) * header.num_tensors
+    targets: Sequence[Tensor | None] = (None,) * len(places) if into is None else into
+    found = [None if place is None else channel.borrow(place) for place in places]
+    if header.lent:
+        channel.count_lent(received_bytes=num_bytes_of([tensor for tensor in found if tensor is not None]))
+    if not borrows:
+        pairs = zip(found, targets, strict=True)
+        found = [lent if lent is None else (lent.clone() if to is None else to.copy_(lent)) for lent, to in pairs]
+    missing = [target for tensor, target in zip(found, targets, strict=True) if tensor is None]
+    if not missing:
+        return [tensor for tensor in found if tensor is not None]
+    given = [target for target in missing if target is not None]
+    sent = iter(result(channel.irecv(into=given if len(given) == len(missing) else None, tag=TENSORS)).tensors)
+    return [next(sent) if tensor is None else tensor for tensor in found]
 
 
 def num_bytes_of(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of all values."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum([tensor.nbytes for tensor in tensors])
 
 
 def flat_state(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], list[Tensor]]:

@@ -22,22 +22,18 @@ class EventQueue:
         """Add an event; returns at once."""
         self._events.append(event)
 
-    def deliver(self) -> None:
+    def deliver(self, *, wait: bool = False) -> None:
         """Deliver what is there, unless another thread is at it: that one goes on until the end.
 
         So what the listener writes keeps no thread waiting but one.
+
+        Args:
+            wait: True to return only once the listener has received all events until now.
         """
-        while self._events and self._delivering.acquire(blocking=False):
+        while (self._events or wait) and self._delivering.acquire(blocking=wait):
             try:
-                self._deliver()
+                while self._events:
+                    self.listener(self._events.popleft())
             finally:
                 self._delivering.release()
-
-    def deliver_all(self) -> None:
-        """Have the listener receive all events until now; return once it has."""
-        with self._delivering:
-            self._deliver()
-
-    def _deliver(self) -> None:
-        while self._events:
-            self.listener(self._events.popleft())
+            wait = False

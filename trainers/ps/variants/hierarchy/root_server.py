@@ -153,7 +153,7 @@ class RootServer(ShardServer):
         if request.change is not None:
             self._own_change(leaf, list(tensors))
         answer, reply = super()._answer(replace(request, asks=None, refresh=None), asker, tensors)
-        with self._changed:
+        with self._changing():
             if asks is not None:
                 again = Entry(worker=leaf, asks=asks)
                 found = self._try_asks(again)
@@ -163,9 +163,6 @@ class RootServer(ShardServer):
             if request.refresh is not None:
                 reply = self._news(leaf, request.refresh)
                 answer.version = self._machine.shard.version
-            safe = self._followers.barrier()
-        safe()
-        self.events.deliver()
         return answer, reply
 
     def _try_asks(self, again: Entry) -> Answer | None:
