@@ -14,7 +14,6 @@ from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.aggregation.base import Aggregation, make_aggregation
-from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.model_state import load_state
 from orchestray.trainers.core.outcome import Outcome
@@ -32,6 +31,7 @@ from orchestray.trainers.ps.durability.persistence import DiskLog, holds_snapsho
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, MEMORY_KEY, Address, StagePlan
 from orchestray.trainers.ps.protocol.buffers import Buffers
+from orchestray.trainers.ps.protocol.encoding import compressor_of
 from orchestray.trainers.ps.protocol.host_bases import AcceptingHost, dial
 from orchestray.trainers.ps.protocol.partition import Partition, Slice, flatten_parameters
 from orchestray.trainers.ps.protocol.residuals import cut_of, of_file
@@ -267,19 +267,12 @@ class ServerHost(AcceptingHost):
                 stage = index // (central.shards // self._plan.num_workers)
                 optimizer_state = cut_slots(optimizer_state, self._plan.ranges_of(stage))
             shard.load_optimizer(slots_of_shard(slices, optimizer_state))
+        is_reached = None if self._lead_recorder is None else self._lead_recorder.is_reached
         if self._shared is not None:
             share_state(self._shared, optimizer, slices)
-            return OrderingMachine(
-                shard, coordinator, is_reached=None if self._lead_recorder is None else self._lead_recorder.is_reached
-            )
-        decoder = None
-        if settings.compression.get("type", "none") != "none":
-            decoder = make_compressor(
-                **settings.compression, seed=settings.seed, worker=0, num_workers=settings.layout.data
-            )
-        is_reached = None if self._lead_recorder is None else self._lead_recorder.is_reached
+            return OrderingMachine(shard, coordinator, is_reached=is_reached)
         make = RootMachine if central.groups > 1 else Machine
-        return make(shard, coordinator, decoder, is_reached=is_reached)
+        return make(shard, coordinator, compressor_of(settings, 0), is_reached=is_reached)
 
     def _part(self, model: torch.nn.Module, index: int) -> tuple[list[Slice], Tensor, Buffers | None]:
         """Return a shard's slices of parameters, copies of their values, and the buffers if this shard holds them.

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, Handle, Message
@@ -105,9 +104,3 @@ def num_bytes_of(tensors: Iterable[Tensor]) -> int:
 def flat_state(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], list[Tensor]]:
     """Return a state as a message: names, and copies of the tensors."""
     return tuple(tensors), [tensor.detach().clone() for tensor in tensors.values()]
-
-
-def sparse_to_dense(indices: Tensor, values: Tensor, into: Tensor) -> Tensor:
-    """Fill `into` with the values at their places, which are all different, and zeros elsewhere; return it."""
-    with torch.no_grad():
-        return into.zero_().index_copy_(0, indices, values)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from orchestray.platform.errors import TrainingError
@@ -18,22 +17,9 @@ from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.assignments import Order, Wait
 from orchestray.trainers.ps.protocol.buffers import BufferPush
-from orchestray.trainers.ps.protocol.messages import sparse_to_dense
-from orchestray.trainers.ps.protocol.partition import slice_views
-from orchestray.trainers.ps.protocol.requests import (
-    COMPRESSED,
-    RUNS,
-    SPARSE,
-    Answer,
-    Asking,
-    Encoding,
-    Entry,
-    Push,
-    Report,
-    Validated,
-)
+from orchestray.trainers.ps.protocol.encoding import GradientDecoder
+from orchestray.trainers.ps.protocol.requests import COMPRESSED, Answer, Asking, Entry, Push, Report, Validated
 from orchestray.trainers.ps.protocol.residuals import Residuals
-from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
 from orchestray.trainers.ps.server.shard import Applied, Shard
 
 Listener = Callable[[dict[str, Any]], None]
@@ -73,9 +59,7 @@ class Machine:
         self.listener: Listener = silent
         self.keeps_gradient = False
         self._is_reached = is_reached
-        self._decoder = decoder
-        if decoder is not None:
-            decoder.init(slice_views(shard.slices, shard.values))
+        self._decoder = GradientDecoder(shard.slices, shard.values, decoder)
         self.residuals = None if decoder is None else Residuals(decoder)
         """State of the workers' compressors; None if gradients are not compressed."""
 
@@ -160,7 +144,7 @@ class Machine:
             if len(answer.claimed) < len(push.orders):
                 answer.version = self.shard.version
                 return
-        gradient, buffers = self._decoded(push.encoding, list(tensors))
+        gradient, buffers = self._decoder.decode(push.encoding, tensors)
         residuals = self.residuals if push.encoding == COMPRESSED else None
         if residuals is not None:
             residuals.add_owed(gradient)
@@ -189,23 +173,6 @@ class Machine:
             self._kept.hand_over(entry.worker, entry.hand_over, tensors)
         if entry.deposited is not None:
             answer.deposited = self.lead.deposited(entry.worker, entry.deposited)
-
-    def _decoded(self, encoding: Encoding, tensors: list[Tensor]) -> tuple[Tensor, BufferPush | None]:
-        if encoding == COMPRESSED:
-            if self._decoder is None:
-                raise TrainingError("A worker sent a compressed gradient, and this server knows of no compression.")
-            parts = self._decoder.decompress(tensors[0])
-            gradient, rest = self.shard.values.new_empty(self.shard.values.shape), tensors[1:]
-            for view, part in zip(slice_views(self.shard.slices, gradient), parts, strict=True):
-                view.copy_(part)
-        elif encoding == SPARSE:
-            gradient = sparse_to_dense(tensors[0], tensors[1], self.shard.values.new_empty(self.shard.values.shape))
-            rest = tensors[2:]
-        elif encoding == RUNS:
-            gradient, rest = RowSparseGradient(*tensors[:3]).fill(torch.empty_like(self.shard.values)), tensors[3:]
-        else:
-            gradient, rest = tensors[0], tensors[1:]
-        return gradient, BufferPush(rest[0], rest[1]) if rest else None
 
     def _acknowledge(self, worker: int, reports: Sequence[Report], took_s: Sequence[float | None] = ()) -> bool:
         counts = []

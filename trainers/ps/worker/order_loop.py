@@ -18,13 +18,13 @@ from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.task import training_batch_of
-from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.buffers import untouched
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.loop.batch_loss import why_no_mean
 from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
+from orchestray.trainers.ps.protocol.encoding import compressor_of
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
@@ -185,10 +185,5 @@ class OrderLoop(ABC):
 
     def _compressors(self, worker: int, num_shards: int) -> list[Compressor] | None:
         """Return a compressor of gradients for each shard; None without compression."""
-        settings = self.settings
-        if settings.compression.get("type", "none") == "none":
-            return None
-        return [
-            make_compressor(**settings.compression, seed=settings.seed, worker=worker, num_workers=settings.layout.data)
-            for _ in range(num_shards)
-        ]
+        made = [compressor_of(self.settings, worker) for _ in range(num_shards)]
+        return [one for one in made if one is not None] or None

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
 from orchestray.platform.errors import TrainingError
+from orchestray.trainers.ps.protocol.encoding import GradientDecoder
 from orchestray.trainers.ps.protocol.messages import ANSWER, finish, result, start, tensors_of
 from orchestray.trainers.ps.protocol.requests import NOBODY, Answer, Header, Request
-from orchestray.trainers.ps.variants.hierarchy.decode import Decode
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
 from orchestray.trainers.ps.variants.hierarchy.leaf_requests import Asker, Requests
@@ -39,19 +39,24 @@ class LeafServer:
     """A leaf server. Each worker has a thread that calls `serve`; one more thread calls `run` for all of them."""
 
     def __init__(
-        self, upstream: Upstream, copy: BatchCopy | LocalCopy, decode: Decode, *, sums_whole_batches: bool = True
+        self,
+        upstream: Upstream,
+        copy: BatchCopy | LocalCopy,
+        decoder: GradientDecoder,
+        *,
+        sums_whole_batches: bool = True,
     ) -> None:
         """
         Args:
             upstream: connection to the shards, after `hello`.
             copy: copy of the parameters.
-            decode: makes gradients of what workers send.
+            decoder: decoder of workers' gradients, for a single shard of all parameters.
             sums_whole_batches: True to wait for the shares of a batch that its other workers compute.
         """
         self._upstream = upstream
         self._copy = copy
         self._changed = threading.Condition()
-        self._requests = Requests(upstream, copy, decode, self._changed, sums_whole_batches=sums_whole_batches)
+        self._requests = Requests(upstream, copy, decoder, self._changed, sums_whole_batches=sums_whole_batches)
         self._inbox: deque[Asker | _Gone] = deque()
         self._channels: set[Channel] = set()
         self._closed = False

@@ -95,7 +95,7 @@ class RootMachine(Machine):
             answer.claimed = tuple(order for worker, order in orders if self.coordinator.claim(worker, order))
             if len(answer.claimed) < len(push.orders):
                 return
-        self._applied(push, *self._decoded(push.encoding, list(tensors)), answer)
+        self._applied(push, *self._decoder.decode(push.encoding, tensors), answer)
 
     def _change(self, leaf: int, change: Change, tensors: list[Tensor]) -> None:
         known = self._changes.get(leaf)
