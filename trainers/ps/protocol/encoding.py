@@ -49,9 +49,9 @@ class GradientEncoder:
         self.bytes_dense = self.bytes_saved = 0
         self._partition, self._value_bytes = partition, values.element_size()
         self.has_news = False
-        parts = partition.cut(values)
-        for shard, compressor in enumerate(compressors or ()):
-            compressor.init(slice_views(partition.slices(shard), parts[shard]))
+        self._slices = [partition.slices(shard) for shard in range(partition.num_shards)]
+        for compressor, slices, part in zip(compressors or (), self._slices, partition.cut(values), strict=False):
+            compressor.init(slice_views(slices, part))
 
     @property
     def error(self) -> float:
@@ -77,11 +77,10 @@ class GradientEncoder:
             places, values = gradient
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
             return SPARSE, [places[begin:end] - first, values[begin:end]]
-        slices = self._partition.slices(shard)
         pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
         if self.compressors is not None:
             whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-            message = self.compressors[shard].compress(slice_views(slices, whole), step=step)
+            message = self.compressors[shard].compress(slice_views(self._slices[shard], whole), step=step)
             self.bytes_saved += dense_bytes - message.nbytes
             self.has_news = bool(self.compressors[shard].state())
             return COMPRESSED, [message]
@@ -100,7 +99,7 @@ class GradientDecoder:
             like: tensor with the shape, dtype and device of the shard's values.
             compressor: compressor made like the workers' compressors for this shard; initialised here.
         """
-        self.compressor = compressor
+        self._compressor = compressor
         self._slices = slices
         self._memory = partial(torch.empty, like.shape, dtype=like.dtype, device=like.device)
         if compressor is not None:
@@ -124,10 +123,10 @@ class GradientDecoder:
             places, values, *rest = tensors
             gradient = self._memory().zero_().index_copy_(0, places, values)
         else:
-            if self.compressor is None:
+            if self._compressor is None:
                 raise TrainingError("A worker sent a compressed gradient, and this server knows of no compression.")
             gradient, rest = self._memory(), tensors[1:]
-            parts = self.compressor.decompress(tensors[0])
+            parts = self._compressor.decompress(tensors[0])
             for view, part in zip(slice_views(self._slices, gradient), parts, strict=True):
                 view.copy_(part)
         return gradient, BufferPush(*rest) if rest else None

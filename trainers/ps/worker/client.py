@@ -8,6 +8,7 @@ arrived.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,9 @@ class ShardClient:
         encoder: encoder of gradients, for each shard.
         waited_s: seconds spent waiting for answers, and for servers that replace lost ones.
         run_state: state of the run that the lead sent with the last snapshot.
+        others_bytes: bytes that other stages of this worker, and their servers, have sent.
+        others_saved: bytes that other stages' compressors have saved.
+        others_errors: norms of the residuals of other stages' compressors.
     """
 
     def __init__(
@@ -107,6 +111,8 @@ class ShardClient:
         self._clock, self._is_waiting = clock, False
         self.encoder = GradientEncoder(partition, values, compressors)
         self.run_state: Mapping[str, Any] = {}
+        self.others_bytes = self.others_saved = 0
+        self.others_errors: Sequence[float] = ()
         self._bytes_reported = self._saved_reported = 0
         """Bytes that the other shards sent and received, as far as the lead has been sent them."""
         self._partition = partition
@@ -293,25 +299,17 @@ class ShardClient:
 
     def _tally(self) -> Traffic | None:
         """Return the traffic section of a request to the lead; None if nothing is new."""
-        moved = self._moved_elsewhere()
-        new_bytes, self._bytes_reported = max(0, moved - self._bytes_reported), moved
-        saved = self._saved_by_all()
-        new_saved, self._saved_reported = saved - self._saved_reported, saved
-        errors = ((self.worker, self._error()),) if self.encoder.take_news() else ()
+        moved = self.others_bytes + sum([link.bytes_moved for link in self._links[1:]])
+        saved = self.others_saved + self.encoder.bytes_saved
+        new_bytes, new_saved = max(0, moved - self._bytes_reported), saved - self._saved_reported
+        self._bytes_reported, self._saved_reported = moved, saved
+        errors: tuple[tuple[int, float], ...] = ()
+        if self.encoder.has_news:
+            self.encoder.has_news = False
+            errors = ((self.worker, math.hypot(self.encoder.error, *self.others_errors)),)
         warnings, self._warnings = self._warnings, []
         traffic = Traffic(new_bytes, new_saved, errors, tuple(warnings))
         return None if traffic == Traffic() else traffic
-
-    def _moved_elsewhere(self) -> int:
-        """Return the bytes, both ways, that did not pass the lead."""
-        return sum(link.bytes_moved for link in self._links[1:])
-
-    def _saved_by_all(self) -> int:
-        """Return the bytes that compression has saved so far."""
-        return self.encoder.bytes_saved
-
-    def _error(self) -> float:
-        return self.encoder.error
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -368,66 +366,50 @@ class ShardClient:
         return [parts[shard], self.buffers.floats, self.buffers.integers]
 
 
+@dataclass(eq=False)
 class PushHandle:
     """A push in progress."""
 
-    def __init__(
-        self,
-        client: ShardClient,
-        asked: Sequence[Asked],
-        ids: Sequence[int],
-        loss_sums: Sequence[float],
-        read_version: int,
-        next_order: bool | None,
-        *,
-        pulls: bool,
-    ) -> None:
-        self._client = client
-        self._asked = asked
-        self._ids = list(ids)
-        self._loss_sums = loss_sums
-        self._read_version = read_version
-        self._next_order = next_order
-        self._pulls = pulls
-        self._result: PushResult | None = None
+    client: ShardClient
+    asked: Sequence[Asked]
+    ids: Sequence[int]
+    loss_sums: Sequence[float]
+    read_version: int
+    next_order: bool | None
+    pulls: bool
+    _result: PushResult | None = None
 
     def done(self) -> bool:
         """Return True if the shards have answered."""
-        return all(one.done() for one in self._asked)
+        return all(one.done() for one in self.asked)
 
     def wait(self) -> PushResult:
         """Wait until all shards have the gradient and the lead has the acknowledgement. May be called again.
 
         If the push pulls, the client's `versions` are then those of the pulled parameters.
         """
-        if self._result is None:
-            self._result = self._end()
+        if self._result is not None:
+            return self._result
+        client, ids = self.client, self.ids
+        answers = client._all(self.asked)
+        if self.pulls:
+            client.versions = [answer.version for answer in answers]
+            client._adopt(self.asked[0])
+        answer = lead = answers[0]
+        is_whole = len(lead.claimed) == len(ids)
+        again = len(ids) > 1 and (any(one.missing for one in answers) or (bool(lead.claimed) and not is_whole))
+        client._drop([i for i in ids if not again or i not in lead.claimed])
+        if len(answers) > 1:
+            answer = self._acknowledge(lead.staleness) if is_whole and not again else Answer()
+        order = None if answer.order is None else client._received(answer.order)
+        if order is None and self.next_order is not None and not again:
+            order = client.next(wait=self.next_order)
+        self._result = PushResult(answer.counts, lead.staleness, order, lead.claimed if again else ())
         return self._result
 
-    def _end(self) -> PushResult:
-        client = self._client
-        answers = client._all(self._asked)
-        if self._pulls:
-            client.versions = [answer.version for answer in answers]
-            client._adopt(self._asked[0])
-        lead, staleness = answers[0], answers[0].staleness
-        whole = len(lead.claimed) == len(self._ids)
-        again = len(self._ids) > 1 and (any(a.missing for a in answers) or (bool(lead.claimed) and not whole))
-        client._drop([i for i in self._ids if not again or i not in lead.claimed])
-        if len(answers) == 1:
-            answer = lead
-        elif whole and not again:
-            answer = self._acknowledge(staleness)
-        else:
-            answer = Answer()
-        order = None if answer.order is None else client._received(answer.order)
-        if order is None and self._next_order is not None and not again:
-            order = client.next(wait=self._next_order)
-        return PushResult(answer.counts, staleness, order, lead.claimed if again else ())
-
     def _acknowledge(self, staleness: int) -> Answer:
-        client, read = self._client, self._read_version
-        reports = [Report(i, loss, read, read + staleness) for i, loss in zip(self._ids, self._loss_sums, strict=True)]
-        asking = None if self._next_order is None else client._asking(self._next_order)
+        client, read = self.client, self.read_version
+        reports = [Report(i, loss, read, read + staleness) for i, loss in zip(self.ids, self.loss_sums, strict=True)]
+        asking = None if self.next_order is None else client._asking(self.next_order)
         request = Request(acknowledge=tuple(reports), tally=client._tally(), next=asking)
         return client._one(client._links[0].ask(request))

@@ -5,7 +5,6 @@ It works like a worker's, but all stages push a share before the first stage ack
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from orchestray.trainers.ps.protocol.assignments import Compute
@@ -19,33 +18,10 @@ from orchestray.trainers.ps.worker.client import ShardClient
 class StageClient(ShardClient):
     """A client of a stage's own servers; that of the first stage is also the client of the lead."""
 
-    others_bytes = 0
-    """Number of bytes that the other stages and their servers, and stages among themselves, have sent; on the first
-    stage.
-    """
-    others_saved = 0
-    """Number of bytes that the other stages' compressors saved; on the first stage."""
-    others_errors: Sequence[float] = ()
-    """Norms of the residuals of the other stages' compressors; on the first stage."""
-
     @property
     def bytes_moved(self) -> int:
         """Number of bytes between this stage and its servers, both ways."""
         return sum(link.bytes_moved for link in self._links)
-
-    @property
-    def error(self) -> float:
-        """Norm of the residuals of this stage's compressors."""
-        return self.encoder.error
-
-    def _moved_elsewhere(self) -> int:
-        return super()._moved_elsewhere() + self.others_bytes
-
-    def _saved_by_all(self) -> int:
-        return super()._saved_by_all() + self.others_saved
-
-    def _error(self) -> float:
-        return float(math.hypot(self.error, *self.others_errors))
 
     def push_only(
         self, order: Compute, gradient: Gradient, unused: Sequence[str], buffers: BufferPush | None = None
