@@ -166,6 +166,11 @@ class Channel(ABC):
         self.messages_sent = 0
         self.messages_received = 0
 
+    @property
+    def bytes_moved(self) -> int:
+        """Number of bytes sent and received."""
+        return self.bytes_sent + self.bytes_received
+
     @abstractmethod
     def isend(self, tensors: Tensors, *, tag: str = "", meta: Meta = None) -> Handle[None]:
         """Start a send; the tensors must not change until the handle is done.

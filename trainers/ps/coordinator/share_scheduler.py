@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from orchestray.trainers.ps.protocol.assignments import Compute
@@ -106,8 +105,8 @@ class ShareScheduler:
             may_begin: True if a share of the batch after the newest may be handed out.
         """
         self._copying.discard(worker)
-        share = self._of_begun(worker)
-        if share is None and may_begin and self._may_run_ahead(completed):
+        share, bound = self._of_begun(worker), self.settings.bound
+        if share is None and may_begin and (bound is None or self.begun - completed <= bound):
             share = self._begin(worker)
         if share is None and self.settings.balance == "speed":
             share = self._of_who_is_behind(worker)
@@ -122,7 +121,8 @@ class ShareScheduler:
         """
         if len(self._copying) >= self.settings.backup_workers:
             return None
-        others = [share for share in self._open(claimed=False) if share.holders and worker not in share.holders]
+        unclaimed = [share for share in self.shares.values() if share.claimed_by is None]
+        others = [share for share in unclaimed if share.holders and worker not in share.holders]
         if not others or worker in self._answered:
             return None
         self._copying.add(worker)
@@ -139,13 +139,6 @@ class ShareScheduler:
     def _hand(self, share: Share, worker: int, completed: int) -> Compute:
         share.holders.append(worker)
         return self.again(worker, share, completed)
-
-    def _open(self, *, claimed: bool) -> Iterator[Share]:
-        return (share for share in self.shares.values() if (share.claimed_by is not None) == claimed)
-
-    def _may_run_ahead(self, completed: int) -> bool:
-        bound = self.settings.bound
-        return bound is None or self.begun - completed <= bound
 
     def _of_begun(self, worker: int) -> Share | None:
         free = [share for share in self.shares.values() if not share.holders]

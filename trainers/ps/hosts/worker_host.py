@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from orchestray.platform.comm.channel.base import ChannelError
-from orchestray.platform.data.retries import READS
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.model_state import ModelState
-from orchestray.trainers.core.parts import parts_of
-from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import exported
 from orchestray.trainers.ps.protocol.address import SERVER_LOST, Address
 from orchestray.trainers.ps.protocol.assignments import LEFT
@@ -23,6 +18,8 @@ from orchestray.trainers.saved.model_json import describe_model
 from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestray.trainers.config.settings import ReplicaSettings
 
 
@@ -81,18 +78,5 @@ class WorkerHost(EmployedHost):
             described = describe_model(self._settings, self._task)
             write_model(directory, trained, described, self._task, self._source("train").first_row)
 
-    # -- beside it, from the driver ------------------------------------------------------------------------
-
-    def usage(self) -> dict[str, Any]:
-        """Return this worker's counters and the peak of its memory."""
-        worker = self._worker
-        return {
-            "memory": peak_memory_bytes(torch.device("cpu")),
-            "shares": worker.num_shares,
-            "samples": worker.num_samples,
-            "busy_s": round(worker.busy_s, 6),
-            "waited_s": round(worker.waited_s, 6),
-            "saved_bytes": worker.bytes_saved,
-            "read_retries": READS.num_retries,
-            "parts": parts_of(self),
-        }
+    def _counts(self) -> Mapping[str, float]:
+        return self._worker.counts()

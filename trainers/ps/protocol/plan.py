@@ -106,15 +106,10 @@ class CoordinatorSettings:
         Returns:
             For each share its index, and for each micro-batch its positions in the epoch, from and up to.
         """
+        first, size = (step - 1) % self.steps_per_epoch * self.batch_size, self.batch_samples(step)
         cut = []
         for share in range(num_shares):
-            pieces = share_pieces(
-                (step - 1) % self.steps_per_epoch * self.batch_size,
-                self.batch_samples(step),
-                accumulate=self.accumulate,
-                num_shares=num_shares,
-                share=share,
-            )
+            pieces = share_pieces(first, size, accumulate=self.accumulate, num_shares=num_shares, share=share)
             if pieces:
                 cut.append((share, tuple(pieces)))
         return cut

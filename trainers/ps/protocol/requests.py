@@ -28,11 +28,7 @@ COMPRESSED: Final = "compressed"
 Encoding: TypeAlias = Literal["dense", "sparse", "runs", "compressed"]
 """Form of a gradient: all its values; its places and values; runs of rows; or as a compressor sends it."""
 
-AnyOrder = Annotated[
-    Order,
-    PlainValidator(lambda value: order_from_json(value) if isinstance(value, dict) else value),
-    PlainSerializer(order_to_json),
-]
+AnyOrder = Annotated[Order, PlainValidator(order_from_json), PlainSerializer(order_to_json)]
 _STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 

@@ -27,7 +27,7 @@ class TrafficCounter:
         """Record that a channel has ended."""
         if channel in self._channels:
             self._channels.remove(channel)
-            self._of_ended += _moved(channel)
+            self._of_ended += channel.bytes_moved
 
     def add(self, traffic: Traffic) -> None:
         """Add the result of another counter's `take`."""
@@ -42,12 +42,8 @@ class TrafficCounter:
 
     def take(self) -> Traffic:
         """Return the traffic since the last call."""
-        total = self._of_ended + self._reported + sum(_moved(channel) for channel in self._channels)
+        total = self._of_ended + self._reported + sum([channel.bytes_moved for channel in self._channels])
         before, self._taken = self._taken, total
         saved, self._saved = self._saved, 0
         warnings, self._warnings = self._warnings, []
         return Traffic(total - before, saved, tuple(sorted(self._errors.items())), tuple(warnings))
-
-
-def _moved(channel: Channel) -> int:
-    return channel.bytes_sent + channel.bytes_received

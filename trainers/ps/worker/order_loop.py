@@ -173,6 +173,26 @@ class OrderLoop(ABC):
         self.num_shares += 1
         self.num_samples += order.num_samples
 
+    @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """Seconds spent waiting for servers, and for other workers."""
+
+    @property
+    @abstractmethod
+    def bytes_saved(self) -> int:
+        """Number of bytes saved by compressing gradients."""
+
+    def counts(self) -> dict[str, float]:
+        """Return this worker's counters, by their names in the result."""
+        return {
+            "shares": self.num_shares,
+            "samples": self.num_samples,
+            "busy_s": self.busy_s,
+            "waited_s": self.waited_s,
+            "saved_bytes": self.bytes_saved,
+        }
+
     def _evaluate(self, order: Validate, draw: RngKey) -> dict[str, float]:
         """Return loss and metrics, summed over the order's part of the validation samples."""
         draw.step = order.step

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from orchestray.platform.comm.channel.base import ChannelClosedError
+from orchestray.platform.data.retries import READS
+from orchestray.trainers.core.parts import parts_of
+from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.loop.task_host import TaskHost
 from orchestray.trainers.ps.protocol.host_bases import ReroutedHost, dial
@@ -37,6 +43,16 @@ class EmployedHost(TaskHost, ReroutedHost):
         """End every wait for the servers."""
         super().abort()
         self._hang_up()
+
+    @abstractmethod
+    def _counts(self) -> Mapping[str, float]:
+        """Return the counters of `OrderLoop.counts`."""
+
+    def usage(self) -> dict[str, Any]:
+        """Return this worker's counters and the peak of its memory."""
+        counts = {name: round(count, 6) for name, count in self._counts().items()}
+        memory = peak_memory_bytes(torch.device("cpu"))
+        return {"memory": memory, **counts, "read_retries": READS.num_retries, "parts": parts_of(self)}
 
     def leave(self) -> None:
         """Stop this worker's present and later work: the run continues without it."""

@@ -146,6 +146,9 @@ class StagedWorker(OrderLoop):
         """Number of bytes saved by compressing gradients."""
         return 0 if self._client is None else self._client.encoder.bytes_saved
 
+    def counts(self) -> dict[str, float]:
+        return {**super().counts(), "bytes": self.bytes_sent}
+
     @property
     def kept(self) -> Kept | None:
         """State of this stage's compressors; None without compression."""
