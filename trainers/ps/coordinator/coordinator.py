@@ -7,7 +7,7 @@ receives the inputs in the same order is the same coordinator, and a checkpoint 
 The gradient of a share enters the parameters exactly once, whatever is lost on the way:
 
 1.  `next` hands a worker a `Compute`. Its `order_id` names the share, for every worker that computes it and every time
-    it is handed out. A shard knows the share by its step and its index in the batch (`seen_shares`).
+    it is handed out. A shard knows the share by its step and its index in the batch (`SeenShares`).
 2.  The worker pulls parameters of at least `min_version` from every shard, and computes.
 3.  `claim(worker, order_id)` BEFORE any shard applies the gradient. One worker at a time has the claim. A worker that
     is refused discards its gradient: a copy was first, or the lead has given the worker up.

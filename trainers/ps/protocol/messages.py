@@ -1,5 +1,8 @@
 """The sending and receiving of headers and their tensors between workers, leaf servers and servers.
 
+A `Link` is the end of a worker or a leaf server: it keeps requests until they are answered, and sends them again to a
+server that replaces a lost one.
+
 A message is a `Header` (see `requests`), and a message of tensors if there are any. Between processes of one machine
 tensors need not be sent. A worker offers its servers a block of memory. For tensors in that block the header gives the
 places (`lent`), and the server uses them there until it has answered. It also gives the places where the parameters of
@@ -10,16 +13,19 @@ reads a newer version. It still gets copies of the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from orchestray.platform.comm.channel.base import Channel, Handle, Message
-from orchestray.platform.comm.channel.blocks import Place
+from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
+from orchestray.platform.comm.channel.blocks import Place, SharedBlock
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.pulse import PULSE
-from orchestray.trainers.ps.protocol.requests import Header, Sections
+from orchestray.trainers.ps.protocol.requests import Answer, Header, Hello, Request, Sections
 
 REQUEST, ANSWER, TENSORS, SNAPSHOT, ENTRY, DONE = "request", "answer", "tensors", "snapshot", "entry", "done"
 
@@ -104,3 +110,174 @@ def num_bytes_of(tensors: Iterable[Tensor]) -> int:
 def flat_state(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], list[Tensor]]:
     """Return a state as a message: names, and copies of the tensors."""
     return tuple(tensors), [tensor.detach().clone() for tensor in tensors.values()]
+
+
+@dataclass(eq=False)
+class Asked:
+    """A request in progress."""
+
+    link: Link
+    request: Request
+    sent: Sequence[Tensor]
+    """Tensors of the request, which must not change until it is answered."""
+    into: Sequence[Tensor] | None
+    always: bool
+    """True if every answer brings tensors for `into`; they are then received before anything waits for them."""
+    answer: Answer | None = None
+    tensors: Sequence[Tensor] = ()
+    handles: list[Handle[None]] = field(default_factory=list)
+    header: Handle[Message] | None = None
+    payload: Handle[Message] | None = None
+
+    def wait(self) -> Answer:
+        """Wait for the answer and return it.
+
+        Raises:
+            ServerError: the server could not do it, and says why.
+            ChannelClosedError: the server is lost, and no other replaces it.
+        """
+        while self.answer is None:
+            self.link.finish_first()
+        if self.answer.error is not None:
+            raise ServerError(self.answer.error)
+        return self.answer
+
+    def done(self) -> bool:
+        """Return True if `wait` would return, or raise, soon."""
+        return self.answer is not None or (self.header is not None and self.header.done())
+
+
+class Link:
+    """A connection to one shard, which survives the replacement of the shard's server."""
+
+    def __init__(
+        self,
+        shard: int,
+        channel: Channel,
+        worker: int,
+        *,
+        replace: Callable[[int, Exception], Channel] | None,
+        block: SharedBlock | None = None,
+    ) -> None:
+        self._shard = shard
+        self._channel = channel
+        self._block = block
+        self._worker = worker
+        self._replace = replace
+        self._unanswered: deque[Asked] = deque()
+        self._bytes_of_earlier = 0
+        with suppress(ChannelClosedError):  # the first request handles it
+            self._offer()
+
+    def hello(self, *, is_new: bool) -> Request:
+        """Return the request that introduces the worker."""
+        return Request(hello=Hello(self._worker, is_new))
+
+    def ask(
+        self,
+        request: Request,
+        tensors: Sequence[Tensor] = (),
+        *,
+        into: Sequence[Tensor] | None = None,
+        always: bool = True,
+    ) -> Asked:
+        """Send a request; answers come in the order of the requests.
+
+        Args:
+            request: request to send.
+            tensors: tensors that go with it; they must not change until it is answered.
+            into: memory for the answer's tensors.
+            always: True if every answer brings tensors for `into`.
+        """
+        asked = Asked(self, request, tensors, into, always)
+        self._unanswered.append(asked)
+        try:
+            self._start(asked)
+        except ChannelClosedError as error:
+            self._recover(error)
+        return asked
+
+    def finish_first(self) -> None:
+        """Wait for the answer to the oldest request."""
+        asked = self._unanswered[0]
+        try:
+            self._finish(asked)
+        except ChannelClosedError as error:
+            self._recover(error)
+            return
+        self._unanswered.popleft()
+
+    def reconnect(self, channel: Channel) -> None:
+        """Continue over another channel, and send again what was not answered."""
+        self._bytes_of_earlier += self._channel.bytes_sent
+        self._channel.close()
+        self._channel = channel
+        self._offer()
+        greeting = Asked(self, self.hello(is_new=False), (), None, always=True)
+        again = [asked for asked in self._unanswered if asked.request.hello is None]
+        for asked in self._unanswered:
+            if asked.request.hello is not None:
+                greeting = asked
+        self._unanswered = deque([greeting, *again])
+        for asked in self._unanswered:
+            self._start(asked)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_of_earlier + self._channel.bytes_sent
+
+    @property
+    def bytes_moved(self) -> int:
+        """Number of bytes sent and received over the present channel, and sent over the earlier ones."""
+        return self.bytes_sent + self._channel.bytes_received
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _offer(self) -> None:
+        if self._block is not None:
+            self._channel.offer(self._block)
+
+    def _start(self, asked: Asked) -> None:
+        # The receives begin now, so that a large answer arrives while the worker computes.
+        channel, request = self._channel, asked.request
+        found = [] if request.pull is None else [channel.lend(tensor) for tensor in asked.into or ()]
+        places = [place for place in found if place is not None]
+        is_placed = bool(found) and len(places) == len(found)
+        asked.handles = start(channel, REQUEST, request, asked.sent, places if is_placed else ())
+        asked.header = channel.irecv(tag=ANSWER)
+        asked.payload = None
+        if asked.into is not None and asked.always and not is_placed:
+            asked.payload = self._channel.irecv(into=asked.into, tag=TENSORS)
+
+    def _finish(self, asked: Asked) -> None:
+        assert asked.header is not None
+        header = Header.decode(Answer, result(asked.header).content)
+        answer = header.sections
+        if answer.placed:
+            assert asked.into is not None
+            asked.tensors = asked.into
+            if answer.found is not None:
+                asked.tensors = [self._channel.borrow(answer.found), *asked.into[1:]]
+            self._channel.count_lent(received_bytes=num_bytes_of(asked.into))
+        elif header.num_tensors:
+            payload = asked.payload or self._channel.irecv(into=asked.into, tag=TENSORS)
+            asked.tensors = result(payload).tensors
+        elif asked.payload is not None:
+            asked.payload.cancel()  # the answer is an error
+        for handle in asked.handles:
+            handle.future.result()
+        asked.answer = answer
+
+    def _recover(self, error: ChannelClosedError) -> None:
+        """Connect to another server instead of the lost one; raise the error if there is none."""
+        failure: ChannelClosedError = error
+        while self._replace is not None:
+            channel = self._replace(self._shard, failure)  # raises if no server replaces it
+            try:
+                self.reconnect(channel)
+            except ChannelClosedError as again:
+                failure = again
+            else:
+                return
+        raise failure

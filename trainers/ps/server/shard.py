@@ -26,9 +26,8 @@ from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
 from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.partition import Slice, slice_views
-from orchestray.trainers.ps.protocol.requests import Origin
-from orchestray.trainers.ps.protocol.seen_shares import Part, SeenShares
-from orchestray.trainers.ps.server.batches import Batches, Push
+from orchestray.trainers.ps.protocol.requests import Origin, Part
+from orchestray.trainers.ps.server.batches import Batches, Push, SeenShares
 from orchestray.trainers.ps.server.dyn_sgd import Revision
 
 Consistency = Literal["synchronous", "stale", "asynchronous"]

@@ -25,12 +25,13 @@ from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
 from orchestray.trainers.ps.protocol.encoding import Gradient, GradientEncoder
-from orchestray.trainers.ps.protocol.link import Asked, Link
+from orchestray.trainers.ps.protocol.messages import Asked, Link
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.requests import (
     Answer,
     Asking,
     Origin,
+    Part,
     Pull,
     Push,
     Report,
@@ -39,7 +40,6 @@ from orchestray.trainers.ps.protocol.requests import (
     Traffic,
     Validated,
 )
-from orchestray.trainers.ps.protocol.seen_shares import Part
 
 
 @dataclass(frozen=True)

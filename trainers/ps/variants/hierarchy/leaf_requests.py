@@ -17,8 +17,7 @@ from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
 from orchestray.trainers.ps.protocol.encoding import GradientDecoder
-from orchestray.trainers.ps.protocol.link import Asked
-from orchestray.trainers.ps.protocol.messages import ServerError
+from orchestray.trainers.ps.protocol.messages import Asked, ServerError
 from orchestray.trainers.ps.protocol.requests import Answer, AskingOf, Entry, Push, Report, ReportOf, Request
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
-from orchestray.trainers.ps.protocol.link import Asked
+from orchestray.trainers.ps.protocol.messages import Asked
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.requests import Report, Request
 from orchestray.trainers.ps.protocol.settings import MAX_AHEAD

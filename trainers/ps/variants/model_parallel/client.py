@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.encoding import Gradient
-from orchestray.trainers.ps.protocol.requests import Origin, Push, Report, Request
-from orchestray.trainers.ps.protocol.seen_shares import Part
+from orchestray.trainers.ps.protocol.requests import Origin, Part, Push, Report, Request
 from orchestray.trainers.ps.worker.client import ShardClient
 
 

@@ -14,7 +14,8 @@ from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.partition import Partition
-from orchestray.trainers.ps.protocol.seen_shares import Part, SeenShares
+from orchestray.trainers.ps.protocol.requests import Part
+from orchestray.trainers.ps.server.batches import SeenShares
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
 
 PARTITION = Partition((("a", (3, 2)), ("b", (5,))))
