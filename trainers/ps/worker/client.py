@@ -125,10 +125,10 @@ class ShardClient:
         self._reads_version: int | None = None
         """Version of the server's memory that `values` is, or was last."""
         self.stays_there = stays_there
-        self._said: list[str] = []
-        """All warnings for the user."""
         self._warnings: list[str] = []
-        """Warnings that have not been sent to the lead."""
+        """All warnings for the user."""
+        self._num_told = 0
+        """Number of those that have been sent to the lead."""
 
     @property
     def stays_there(self) -> bool:
@@ -149,7 +149,6 @@ class ShardClient:
 
     def warn(self, text: str) -> None:
         """Add a warning for the user, which goes to the lead with the next traffic report."""
-        self._said.append(text)
         self._warnings.append(text)
 
     # -- orders --------------------------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ class ShardClient:
         orders: Sequence[Compute],
         gradient: Gradient,
         *,
-        loss_sums: Sequence[float],
+        loss_sums: Sequence[float] | None,
         unused: Sequence[str] = (),
         buffers: BufferPush | None = None,
         versions: Sequence[int] | None = None,
@@ -242,7 +241,7 @@ class ShardClient:
         Args:
             orders: orders of the shares whose gradients it sums, each weighted by num_samples / batch_samples.
             gradient: gradient, which must not change until the push has ended.
-            loss_sums: part of the batch's mean loss, for each order.
+            loss_sums: part of the batch's mean loss, for each order; None: the caller acknowledges the shares.
             unused: parameters that no share had a gradient for.
             buffers: changes that the shares made to the model's buffers, if the lead has buffers.
             versions: versions of the parameters it was computed with; default: those of the last pull.
@@ -256,7 +255,7 @@ class ShardClient:
         read = list(self.versions if versions is None else versions)
         parts = tuple(Part(order.step, order.share, order.num_samples, order.batch_samples) for order in orders)
         ids = tuple(order.order_id for order in orders)
-        single = len(self._links) == 1
+        reports = tuple(map(Report, ids, loss_sums)) if loss_sums is not None and len(self._links) == 1 else ()
         into = None if pull_into is None else self._partition.cut(pull_into)
         asked = []
         for shard, link in enumerate(self._links):
@@ -270,27 +269,42 @@ class ShardClient:
             )
             request = Request(
                 push=push,
-                tally=None if shard else self._tally(),
-                acknowledge=tuple(map(Report, ids, loss_sums)) if single else (),
-                next=self._asking(next_order, without=ids) if single and next_order is not None else None,
+                tally=None if shard or loss_sums is None else self._tally(),
+                acknowledge=reports,
+                next=self._asking(next_order, without=ids) if reports and next_order is not None else None,
                 pull=None if into is None else Pull(reads=self._reads_version),
             )
             if shard == 0 and buffers is not None:
                 tensors += [buffers.floats, buffers.integers]
             asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
-        return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
+        return PushHandle(self, asked, ids, loss_sums, read[0], next_order, pulls=into is not None)
+
+    def acknowledge(self, reports: Sequence[Report], next_order: bool | None = None) -> Answer:
+        """Report shares to the lead that all shards have applied; return its answer.
+
+        Args:
+            reports: report on each share.
+            next_order: same as for `start_push`.
+        """
+        asking = None if next_order is None else self._asking(next_order)
+        return self._one(self._links[0].ask(Request(acknowledge=tuple(reports), tally=self._tally(), next=asking)))
 
     # -- servers that are replaced -------------------------------------------------------------------------------------
 
     def reconnect(self, shard: int, channel: Channel) -> None:
         """Continue a shard over a channel to its new server, which is sent again what the old one did not answer."""
         self._links[shard].reconnect(channel)
-        self._warnings = list(self._said)  # the old one may not have passed them on; the recorder drops repeated ones
+        self._num_told = 0  # the old one may not have passed them on; the recorder drops repeated ones
 
     @property
     def bytes_sent(self) -> int:
         """Number of bytes sent to all servers, including lost ones."""
         return sum(link.bytes_sent for link in self._links)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Number of bytes sent to all servers and received from them."""
+        return sum(link.bytes_moved for link in self._links)
 
     def close(self) -> None:
         """End the connections; the lead then removes the worker."""
@@ -307,8 +321,8 @@ class ShardClient:
         if self.encoder.has_news:
             self.encoder.has_news = False
             errors = ((self.worker, math.hypot(self.encoder.error, *self.others_errors)),)
-        warnings, self._warnings = self._warnings, []
-        traffic = Traffic(new_bytes, new_saved, errors, tuple(warnings))
+        warnings, self._num_told = tuple(self._warnings[self._num_told :]), len(self._warnings)
+        traffic = Traffic(new_bytes, new_saved, errors, warnings)
         return None if traffic == Traffic() else traffic
 
     # -- waiting -------------------------------------------------------------------------------------------------------
@@ -373,7 +387,7 @@ class PushHandle:
     client: ShardClient
     asked: Sequence[Asked]
     ids: Sequence[int]
-    loss_sums: Sequence[float]
+    loss_sums: Sequence[float] | None
     read_version: int
     next_order: bool | None
     pulls: bool
@@ -399,17 +413,12 @@ class PushHandle:
         is_whole = len(lead.claimed) == len(ids)
         again = len(ids) > 1 and (any(one.missing for one in answers) or (bool(lead.claimed) and not is_whole))
         client._drop([i for i in ids if not again or i not in lead.claimed])
-        if len(answers) > 1:
-            answer = self._acknowledge(lead.staleness) if is_whole and not again else Answer()
+        if len(answers) > 1 and self.loss_sums is not None:
+            read, write = self.read_version, self.read_version + lead.staleness
+            reports = [Report(i, loss, read, write) for i, loss in zip(ids, self.loss_sums, strict=True)]
+            answer = client.acknowledge(reports, self.next_order) if is_whole and not again else Answer()
         order = None if answer.order is None else client._received(answer.order)
         if order is None and self.next_order is not None and not again:
             order = client.next(wait=self.next_order)
         self._result = PushResult(answer.counts, lead.staleness, order, lead.claimed if again else ())
         return self._result
-
-    def _acknowledge(self, staleness: int) -> Answer:
-        client, read = self.client, self.read_version
-        reports = [Report(i, loss, read, read + staleness) for i, loss in zip(self.ids, self.loss_sums, strict=True)]
-        asking = None if self.next_order is None else client._asking(self.next_order)
-        request = Request(acknowledge=tuple(reports), tally=client._tally(), next=asking)
-        return client._one(client._links[0].ask(request))

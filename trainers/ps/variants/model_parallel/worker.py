@@ -45,6 +45,7 @@ from orchestray.trainers.ps.protocol.assignments import (
 )
 from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
+from orchestray.trainers.ps.protocol.requests import Report
 from orchestray.trainers.ps.protocol.residuals import (
     Kept,
     cut_of,
@@ -56,9 +57,9 @@ from orchestray.trainers.ps.protocol.residuals import (
     to_file,
 )
 from orchestray.trainers.ps.protocol.state import load_values, whole_slots
-from orchestray.trainers.ps.variants.model_parallel.client import StageClient
 from orchestray.trainers.ps.variants.model_parallel.parts import StageParts
 from orchestray.trainers.ps.variants.model_parallel.plan import held_buffers, in_stages
+from orchestray.trainers.ps.worker.client import ShardClient
 from orchestray.trainers.ps.worker.order_loop import OrderLoop
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class StagedWorker(OrderLoop):
         self.flat = FlatModel(self.network.model, names)
         self.partition = Partition.of(self.network.model, num_shards, names)
         self._buffers = held_buffers(self.network.model)
-        self._client: StageClient | None = None
+        self._client: ShardClient | None = None
         self._waited_before_s = self._groups.waiting.total_s
 
     @property
@@ -160,7 +161,7 @@ class StagedWorker(OrderLoop):
         return self._world.rank == FIRST
 
     @property
-    def client(self) -> StageClient:
+    def client(self) -> ShardClient:
         """The connection to this stage's servers."""
         assert self._client is not None
         return self._client
@@ -194,7 +195,7 @@ class StagedWorker(OrderLoop):
             TrainingError: the loss is not a finite scalar, or the user's code failed.
         """
         self._faults = faults or Faults()
-        self._client = StageClient(
+        self._client = ShardClient(
             channels,
             self.partition,
             replica,
@@ -231,7 +232,7 @@ class StagedWorker(OrderLoop):
             if self.is_first and any(lost):
                 self.client.warn(lost_text(self.client.worker))
 
-    def _deposit_with(self, send: Callable[[StageClient], None]) -> None:
+    def _deposit_with(self, send: Callable[[ShardClient], None]) -> None:
         """Send the compressors' state to the servers of this stage, and wait for the other stages to do the same."""
         send(self.client)
         gather_json(self._world, None)
@@ -267,9 +268,9 @@ class StagedWorker(OrderLoop):
         # Not `flat.unused`: a schedule that splits the backward pass makes gradients without calling its hooks.
         named = trainable(self.network.model, self._parts.names)
         unused = [name for name, parameter in named if parameter.grad is None]
-        staleness = self.client.push_only(order, self.flat.gradients, unused, self._buffer_push(order))
+        client, buffers = self.client, self._buffer_push(order)
+        staleness = client.push([order], self.flat.gradients, loss_sums=None, unused=unused, buffers=buffers).staleness
         loss = loss_sum if self.network.is_reporting else None
-        client = self.client
         own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.encoder.bytes_saved, client.encoder.error]
         reports = gather_json(self._world, own)
         if not self.is_first:
@@ -277,7 +278,8 @@ class StagedWorker(OrderLoop):
         losses, late, moved, sent, saved, errors = zip(*reports, strict=True)
         client.others_bytes, client.others_saved = sum(moved[1:]) + sum(sent), sum(saved[1:])
         client.others_errors = errors[1:]
-        client.acknowledge(order, next(loss for loss in losses if loss is not None), max(late))
+        loss, read = next(loss for loss in losses if loss is not None), client.versions[0]
+        client.acknowledge([Report(order.order_id, loss, read, read + max(late))])
         return []
 
     def _combine(self) -> None:
