@@ -74,11 +74,17 @@ class Machine:
         """
         worker, answer = entry.worker, Answer()
         self.keeps_gradient = False
-        if entry.hello is not None:
-            self._greet(worker, entry.hello.is_new)
+        lead, hello = self.coordinator, entry.hello
+        if hello is not None and lead is not None and (hello.is_new or worker not in lead.workers):
+            lead.join(worker)
         if entry.leave:
             self.lead.leave(worker)
-        self._drive(entry)
+        if entry.stop is not None:
+            self.lead.request_stop(entry.stop.reason, validate=entry.stop.validate)
+        if entry.resize is not None:
+            self.lead.resize(entry.resize)
+        if entry.dismiss:
+            self.lead.dismiss(worker)
         if entry.push is not None:
             self._push(entry, entry.push, tensors, answer)
         elif entry.acknowledge:
@@ -123,19 +129,6 @@ class Machine:
         if self.residuals is not None:
             self.residuals.load_state(state["residuals"], tensors)
         self.coordinator = None if state["coordinator"] is None else Coordinator.from_json(state["coordinator"])
-
-    def _drive(self, entry: Entry) -> None:
-        """Pass what the run's driver wants to the coordinator."""
-        if entry.stop is not None:
-            self.lead.request_stop(entry.stop.reason, validate=entry.stop.validate)
-        if entry.resize is not None:
-            self.lead.resize(entry.resize)
-        if entry.dismiss:
-            self.lead.dismiss(entry.worker)
-
-    def _greet(self, worker: int, is_new: bool) -> None:
-        if self.coordinator is not None and (is_new or worker not in self.coordinator.workers):
-            self.coordinator.join(worker)
 
     def _push(self, entry: Entry, push: Push, tensors: Sequence[Tensor], answer: Answer) -> None:
         worker, answer.claimed = entry.worker, push.orders
