@@ -1,7 +1,7 @@
 """The sending and receiving of headers and their tensors between workers, leaf servers and servers.
 
 A `Link` is the end of a worker or a leaf server: it keeps requests until they are answered, and sends them again to a
-server that replaces a lost one.
+server that replaces a lost one. A `RequestServer` is the other end.
 
 A message is a `Header` (see `requests`), and a message of tensors if there are any. Between processes of one machine
 tensors need not be sent. A worker offers its servers a block of memory. For tensors in that block the header gives the
@@ -13,6 +13,8 @@ reads a newer version. It still gets copies of the buffers.
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
 from orchestray.platform.comm.channel.blocks import Place, SharedBlock
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.ps.protocol.requests import Answer, Header, Hello, Request, Sections
 
@@ -281,3 +283,64 @@ class Link:
             else:
                 return
         raise failure
+
+
+class RequestServer(ABC):
+    """A server that answers the requests of each channel in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        """Lock of the server, notified when something has changed that a request may wait for."""
+        self._channels: set[Channel] = set()
+        self._closed = False
+
+    def serve(self, channel: Channel) -> int | None:
+        """Answer a worker until its channel ends. Blocks.
+
+        Returns:
+            The worker's number; None if it sent no `hello`.
+        """
+        worker: int | None = None
+        with self._changed:
+            self._channels.add(channel)
+            if self._closed:
+                channel.close()
+        try:
+            asked = channel.irecv()
+            while True:
+                header = Header.decode(Request, result(asked).content)
+                if header.sections.hello is not None:
+                    worker = header.sections.hello.worker
+                asked = self._serve_one(channel, worker, header)
+        except ChannelClosedError:
+            pass
+        except TrainingError as error:  # a message that cannot be understood, and so nothing after it
+            with suppress(ChannelClosedError):
+                finish(start(channel, ANSWER, Answer(error=str(error))))
+        finally:
+            channel.close()
+            with self._changed:
+                self._channels.discard(channel)
+            self._gone(worker, channel)
+        return worker
+
+    @abstractmethod
+    def _serve_one(self, channel: Channel, worker: int | None, header: Header[Request]) -> Handle[Message]:
+        """Answer one request; return the receive of the next."""
+
+    @abstractmethod
+    def _gone(self, worker: int | None, channel: Channel) -> None:
+        """Handle the end of a channel; the server is not locked."""
+
+    def _wake(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _hang_up(self) -> None:
+        """End every channel, and every later one at once."""
+        with self._changed:
+            self._closed = True
+            channels = list(self._channels)
+            self._changed.notify_all()
+        for channel in channels:
+            channel.close()

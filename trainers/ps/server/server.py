@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +13,19 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
-from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.ps.protocol.assignments import Compute, Wait
 from orchestray.trainers.ps.protocol.load_balancing import Stopwatch
-from orchestray.trainers.ps.protocol.messages import ANSWER, finish, flat_state, num_bytes_of, result, start, tensors_of
+from orchestray.trainers.ps.protocol.messages import (
+    ANSWER,
+    RequestServer,
+    finish,
+    flat_state,
+    num_bytes_of,
+    result,
+    start,
+    tensors_of,
+)
 from orchestray.trainers.ps.protocol.requests import DENSE, NOBODY, Answer, Entry, Header, Pull, Request, Stop
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
 from orchestray.trainers.ps.server.event_queue import EventQueue
@@ -45,7 +53,7 @@ class Asker:
     """The server's values, if it reads them in place."""
 
 
-class ShardServer:
+class ShardServer(RequestServer):
     """A server that applies the requests of workers to a state machine and answers them.
 
     An answer is sent once every follower has the entry that it reports, and all entries before it. So a follower that
@@ -72,24 +80,22 @@ class ShardServer:
                 Those of a step have the `traffic` since the one before (`TrafficCounter.take`). Default: the machine's.
             clock: returns seconds. It times the workers where the sizes of their shares follow their speed.
         """
+        super().__init__()
         self._machine = machine
         self.events = EventQueue(machine.listener if listener is None else listener)
         machine.listener = self._note
-        self._changed = threading.Condition()
         self._followers = Followers(
             self._changed, lambda lost: self._note({"event": "follower_lost", "name": lost.name})
         )
         self._spare: list[Tensor] = []
         """Unused memory of the shard's size."""
         self._versions = Versions(machine.shard)
-        self._channels: set[Channel] = set()
         self._serving: dict[int, Channel] = {}
         """Newest channel of each worker."""
         self._tally = TrafficCounter()
         coordinator = machine.coordinator
         is_timed = coordinator is not None and coordinator.settings.balance == "speed"
         self._stopwatch = Stopwatch(clock) if is_timed else None
-        self._closed = False
         for follower in followers:
             self.follow(follower)
 
@@ -103,30 +109,9 @@ class ShardServer:
         Returns:
             The worker's number; None if it sent no `hello`.
         """
-        worker: int | None = None
-        try:
-            with self._changed:
-                self._channels.add(channel)
-                self._tally.open(channel)
-                if self._closed:
-                    channel.close()
-            asked = channel.irecv()
-            while True:
-                header = Header.decode(Request, result(asked).content)
-                if header.sections.hello is not None:
-                    worker = header.sections.hello.worker
-                    with self._changed:
-                        self._serving[worker] = channel
-                asked = self._serve_one(channel, worker, header)
-        except ChannelClosedError:
-            pass
-        except TrainingError as error:  # a message that cannot be understood, and so nothing after it
-            with suppress(ChannelClosedError):
-                finish(start(channel, ANSWER, Answer(error=str(error))))
-        finally:
-            channel.close()
-            self._gone(worker, channel)
-        return worker
+        with self._changed:
+            self._tally.open(channel)
+        return super().serve(channel)
 
     def follow(self, follower: Follower) -> None:
         """Add a follower, which starts from the present state."""
@@ -188,18 +173,16 @@ class ShardServer:
 
     def close(self) -> None:
         """End every connection and every follower."""
-        with self._changed:
-            self._closed = True
-            channels = list(self._channels)
-        for channel in channels:  # before the followers: an answer must not be sent that no follower has
-            channel.close()
+        self._hang_up()  # before the followers: an answer must not be sent that no follower has
         self._followers.close()
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
     def _serve_one(self, channel: Channel, worker: int | None, header: Header[Request]) -> Handle[Message]:
-        """Answer one request; return the receive of the next."""
         request = header.sections
+        if request.hello is not None and worker is not None:
+            with self._changed:
+                self._serving[worker] = channel
         tensors, reusable = self._received(channel, header)
         asker = Asker(
             worker,
@@ -361,13 +344,8 @@ class ShardServer:
             result(asked)
         return found
 
-    def _wake(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     def _gone(self, worker: int | None, channel: Channel) -> None:
         with self._changed:
-            self._channels.discard(channel)
             self._tally.end(channel)
             is_newest = worker is not None and self._serving.get(worker) is channel
             # A worker that comes back may still push what it computes; pushes of one that has left are refused.
