@@ -119,10 +119,8 @@ class LaneChannel(Channel):
                 self._to_write.notify_all()
         return future
 
-    def irecv(
-        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
-    ) -> Handle[Message]:
-        request = Request.of(into, like, tag)
+    def irecv(self, *, into: Tensors | None = None, tag: str | None = None) -> Handle[Message]:
+        request = Request.of(into, tag)
         future: Future[Message] = Future()
         with self._lock:
             if self._recv_end is not None:

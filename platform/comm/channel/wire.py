@@ -108,14 +108,10 @@ class Landing:
         self._content = bytes(blob[start : start + content_bytes])
         specs: list[Spec] = [(dtype, tuple(shape)) for dtype, shape in described]
         self._mismatch = _mismatch(self._tag, specs, request, who)
-        if request.in_place and request.targets is not None and not self._mismatch:
-            self._targets = tuple([target.detach() for target in request.targets])
-            self._answer = request.targets
+        if request.targets is not None and not self._mismatch:
+            self._targets, self._answer = tuple([target.detach() for target in request.targets]), request.targets
         else:
-            homes = (
-                [t.device for t in request.targets] if request.targets and not self._mismatch else [None] * len(specs)
-            )
-            self._targets = self._answer = tuple([_empty(*each) for each in zip(specs, homes, strict=True)])
+            self._targets = self._answer = tuple([_empty(spec) for spec in specs])
         self._flats = [
             flat_bytes(t) if t.is_contiguous() and t.device.type == "cpu" else _staging(t) for t in self._targets
         ]
@@ -148,9 +144,6 @@ def deliver(message: Message, request: Request, who: str) -> Message:
         raise ChannelMismatchError(mismatch)
     if request.targets is None:
         return message
-    if not request.in_place:
-        moved = (t.to(like.device) for t, like in zip(message.tensors, request.targets, strict=True))
-        return Message(tuple(moved), message.tag, message.content)
     for target, tensor in zip(request.targets, message.tensors, strict=True):
         target.detach().copy_(tensor)
     return Message(request.targets, message.tag, message.content)
@@ -174,12 +167,12 @@ def _names(specs: list[Spec]) -> str:
     )
 
 
-def _empty(spec: Spec, device: torch.device | None) -> Tensor:
+def _empty(spec: Spec) -> Tensor:
     name, shape = spec
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ChannelMismatchError(f"the peer sent a tensor of dtype {name!r}, which this torch does not have")
-    return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=dtype)
 
 
 def _staging(tensor: Tensor) -> Tensor:
