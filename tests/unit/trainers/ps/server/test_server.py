@@ -386,7 +386,7 @@ def test_what_a_slow_recorder_writes_keeps_no_other_worker_waiting_and_stays_in_
     may_go_on.set()
     other.client.close()  # what it holds is handed to the first
     first.join(JOIN_S)
-    servers.servers[0].events.deliver_all()
+    servers.servers[0].events.deliver(wait=True)
     assert heard == list(range(1, 7))
     servers.close()
 
