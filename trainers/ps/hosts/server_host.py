@@ -265,7 +265,7 @@ class ServerHost(AcceptingHost):
             shard.load_optimizer(slots_of_shard(slices, optimizer_state))
         is_reached = None if self._lead_recorder is None else self._lead_recorder.is_reached
         if self._shared is not None:
-            self._shared.share_state(optimizer, [f"{piece.name}:{piece.start}" for piece in slices], fill=True)
+            self._shared.share_state(optimizer, [piece.key for piece in slices], fill=True)
             return OrderingMachine(shard, coordinator, is_reached=is_reached)
         make = RootMachine if central.groups > 1 else Machine
         return make(shard, coordinator, compressor_of(settings, 0), is_reached=is_reached)

@@ -42,6 +42,11 @@ class Slice:
     """Shape of the whole parameter."""
 
     @cached_property
+    def key(self) -> str:
+        """Name of the part in an optimizer."""
+        return f"{self.name}:{self.start}"
+
+    @cached_property
     def num_elements(self) -> int:
         return self.stop - self.start
 

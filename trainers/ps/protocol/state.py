@@ -33,7 +33,7 @@ def slots_of_shard(slices: Sequence[Slice], optimizer: Mapping[str, Tensor]) -> 
             if name != piece.name:
                 continue
             is_whole = tensor.dim() == 0 or piece.is_whole
-            found[f"{name}:{piece.start}.{slot}"] = tensor if is_whole else tensor.reshape(-1)[piece.start : piece.stop]
+            found[f"{piece.key}.{slot}"] = tensor if is_whole else tensor.reshape(-1)[piece.start : piece.stop]
     return found
 
 
@@ -42,7 +42,7 @@ def whole_slots(partition: Partition, snapshots: Sequence[Mapping[str, Tensor]])
     parts: dict[str, list[Tensor]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for shard, snapshot in enumerate(snapshots):
-        by_key = {f"{piece.name}:{piece.start}": piece for piece in partition.slices(shard)}
+        by_key = {piece.key: piece for piece in partition.slices(shard)}
         for key, tensor in snapshot.items():
             if not key.startswith(SLOTS):
                 continue

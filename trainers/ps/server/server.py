@@ -152,11 +152,7 @@ class ShardServer(RequestServer):
         with self._changed:
             if step is not None and step > self._machine.shard.version:
                 self._apply(Entry(advance=step), ())
-            shard = self._machine.shard
-            state = {"values": shard.values}
-            state |= {f"optimizer/{name}": tensor for name, tensor in shard.optimizer_slots().items()}
-            if shard.buffers is not None:
-                state |= {"buffers/floats": shard.buffers.floats, "buffers/integers": shard.buffers.integers}
+            state = self._machine.shard.tensors()
             if self._machine.residuals is not None:
                 state |= self._machine.residuals.tensors()
             return {name: tensor.detach().clone() for name, tensor in state.items()}
