@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import PlainSerializer, TypeAdapter
@@ -10,6 +9,7 @@ from pydantic import PlainSerializer, TypeAdapter
 Numbers = Annotated[set[int], PlainSerializer(sorted)]
 """A set whose JSON is the same whatever the order in which it was filled."""
 _State = TypeVar("_State")
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
 def to_json(state: Any) -> Any:
@@ -23,6 +23,7 @@ def from_json(kind: type[_State], value: Any) -> _State:
     return made
 
 
-@cache
 def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
