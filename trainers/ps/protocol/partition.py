@@ -225,7 +225,7 @@ class FlatModel:
         self._at_home.add(name)
         if not self._parts:
             self._gather_in(torch.empty_like(self.values))
-        return self._parts[name]
+        return self._parts[name].detach()  # autograd copies a tensor that somebody else refers to
 
     def _gather_in(self, memory: Tensor) -> None:
         """Make `gradient` in this memory from now on."""

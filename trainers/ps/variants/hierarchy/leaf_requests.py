@@ -18,7 +18,7 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
 from orchestray.trainers.ps.protocol.encoding import GradientDecoder
 from orchestray.trainers.ps.protocol.messages import Asked, ServerError
-from orchestray.trainers.ps.protocol.requests import Answer, AskingOf, Entry, Push, Report, ReportOf, Request
+from orchestray.trainers.ps.protocol.requests import DENSE, Answer, AskingOf, Entry, Push, Report, ReportOf, Request
 from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy, snapshot_of
@@ -164,7 +164,7 @@ class Requests:
 
     def _collect(self, asker: Asker, push: Push) -> None:
         tensors, asker.tensors = asker.tensors, []
-        if push.pieces > 1:
+        if push.encoding == DENSE and push.pieces > 1:
             tensors = [flatten(tensors[: push.pieces]), *tensors[push.pieces :]]
         gradient, buffers = self._decoder.decode(push.encoding, tensors)
         collected = Collected(
