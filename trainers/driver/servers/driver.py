@@ -33,7 +33,7 @@ from orchestray.trainers.driver.servers.usage import add_usage, usage_of, usage_
 from orchestray.trainers.driver.servers.worker_group import STAGE_HOST, WORKER_HOST, WorkerGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestray.trainers.driver.control.attempt import Attempt
 
@@ -66,7 +66,7 @@ class CentralDriver:
             OrchestrayError: the run failed; its text says what the user can do.
         """
         self._gangs = acquire_all(self._attempt.cluster, self._shapes, self._progress.event)
-        end = Gang.close
+        end: Callable[[Gang], None] = Gang.close
         try:
             outcome = self._run()
             end = release

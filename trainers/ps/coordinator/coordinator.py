@@ -46,6 +46,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.ps.coordinator.barrier import Barrier
 from orchestray.trainers.ps.coordinator.progress import AppliedProgress
 from orchestray.trainers.ps.coordinator.share_scheduler import ShareScheduler
@@ -54,11 +55,15 @@ from orchestray.trainers.ps.protocol.json_state import Numbers, from_json, to_js
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 
 
+class NotJoinedError(TrainingError, ValueError):
+    """Raised for a worker that has not joined, or was given up; it must say hello again."""
+
+
 @dataclass(init=False, eq=False)
 class Coordinator:
     """The coordinator as a state machine; the module docstring describes the protocol.
 
-    Workers are numbers. `next` and `next_shares` raise ValueError for a worker that has not joined.
+    Workers are numbers. `next` and `next_shares` raise NotJoinedError for a worker that has not joined.
     """
 
     settings: CoordinatorSettings
@@ -305,4 +310,4 @@ class Coordinator:
 
     def _check(self, worker: int) -> None:
         if worker not in self._scheduler.clocks:
-            raise ValueError(f"worker {worker} has not joined, or was given up; the workers are {self.workers}")
+            raise NotJoinedError(f"worker {worker} has not joined, or was given up; the workers are {self.workers}")

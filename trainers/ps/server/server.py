@@ -27,8 +27,7 @@ from orchestray.trainers.ps.protocol.messages import (
     tensors_of,
 )
 from orchestray.trainers.ps.protocol.requests import DENSE, NOBODY, Answer, Entry, Header, Pull, Request, Stop
-from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
-from orchestray.trainers.ps.server.event_queue import EventQueue
+from orchestray.trainers.ps.server.events import EventQueue, TrafficCounter
 from orchestray.trainers.ps.server.followers import Follower, Followers
 from orchestray.trainers.ps.server.snapshots import Versions
 from orchestray.trainers.ps.server.state_machine import Listener, Machine

@@ -192,7 +192,5 @@ class Machine:
 
     def _next(self, worker: int, asking: Asking) -> Order | None:
         """Return the next order; None if there is none yet and nothing has changed."""
-        if worker not in self.lead.workers:
-            raise TrainingError(f"Worker {worker} was given up by the lead server; it must say hello again.")
         order = self.lead.next(worker, asking.holding)
         return None if isinstance(order, Wait) and asking.wait and not order.drain else order

@@ -19,7 +19,7 @@ from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
 from orchestray.trainers.ps.protocol.encoding import GradientDecoder
 from orchestray.trainers.ps.protocol.messages import Asked, ServerError
 from orchestray.trainers.ps.protocol.requests import DENSE, Answer, AskingOf, Entry, Push, Report, ReportOf, Request
-from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
+from orchestray.trainers.ps.server.events import TrafficCounter
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy, snapshot_of
 
