@@ -163,25 +163,19 @@ class ShardClient:
 
     def next(self, *, wait: bool = True) -> Order:
         """Return the next order, once there is one; with `wait=False` it may be `Wait`."""
-        asked = self._links[0].ask(Request(next=self._asking(wait), tally=self._tally()))
-        return self._received(self._one(asked).order)
+        return self._received(self._ask_lead(Request(next=self._asking(wait), tally=self._tally())).order)
 
     def validated(self, order: Validate, sums: Mapping[str, float]) -> dict[str, float] | None:
         """Report a part of a validation; return the means if it was the last part."""
-        answer = self._one(self._links[0].ask(Request(validated=Validated(order.order_id, dict(sums)))))
-        self._drop([order.order_id])
-        return answer.means
+        return self._ask_lead(Request(validated=Validated(order.order_id, dict(sums))), ends=[order.order_id]).means
 
     def saved(self, order: Save) -> bool:
         """Report a checkpoint as written; return False if the order belongs to another worker by now."""
-        answer = self._one(self._links[0].ask(Request(saved=order.order_id)))
-        self._drop([order.order_id])
-        return answer.saved
+        return self._ask_lead(Request(saved=order.order_id), ends=[order.order_id]).saved
 
     def deposited(self, order: Deposit) -> None:
         """Report that all shards have a copy of the compressors' state."""
-        self._one(self._links[0].ask(Request(deposited=order.order_id)))
-        self._drop([order.order_id])
+        self._ask_lead(Request(deposited=order.order_id), ends=[order.order_id])
 
     def ask_each(self, requests: Sequence[tuple[Request, Sequence[Tensor]]]) -> list[tuple[Answer, Sequence[Tensor]]]:
         """Send each shard a request of its own, with tensors, all at once; return the answers and their tensors."""
@@ -213,10 +207,9 @@ class ShardClient:
 
     def snapshot(self, step: int | None = None) -> list[dict[str, Tensor]]:
         """Return `values` and the optimizer's state of each shard, by name; see `ShardServer.snapshot`."""
-        asked = [link.ask(Request(snapshot=Snapshot(step))) for link in self._links]
-        answers = self._all(asked)
-        self.run_state = json.loads(answers[0].run_state or "{}")
-        return [dict(zip(a.names, one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
+        found = self.ask_each([(Request(snapshot=Snapshot(step)), ())] * len(self._links))
+        self.run_state = json.loads(found[0][0].run_state or "{}")
+        return [dict(zip(answer.names, tensors, strict=True)) for answer, tensors in found]
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
@@ -287,7 +280,7 @@ class ShardClient:
             next_order: same as for `start_push`.
         """
         asking = None if next_order is None else self._asking(next_order)
-        return self._one(self._links[0].ask(Request(acknowledge=tuple(reports), tally=self._tally(), next=asking)))
+        return self._ask_lead(Request(acknowledge=tuple(reports), tally=self._tally(), next=asking))
 
     # -- servers that are replaced -------------------------------------------------------------------------------------
 
@@ -327,8 +320,11 @@ class ShardClient:
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def _one(self, asked: Asked) -> Answer:
-        return self._all([asked])[0]
+    def _ask_lead(self, request: Request, ends: Sequence[int] = ()) -> Answer:
+        """Send a request to the lead and wait for the answer; then the worker no longer holds the orders `ends`."""
+        (answer,) = self._all([self._links[0].ask(request)])
+        self._drop(ends)
+        return answer
 
     def _all(self, asked: Sequence[Asked]) -> list[Answer]:
         with self._waiting():
