@@ -35,7 +35,7 @@ class GradientEncoder:
         compressors: one per shard; None: gradients are not compressed.
         bytes_dense: bytes that the gradients would have without compression.
         bytes_saved: bytes saved by it.
-        has_news: True if the compressors' state has changed; whoever tells of it sets it to False.
+        has_news: True if the compressors' state has changed since this was last set to False.
     """
 
     def __init__(self, partition: Partition, values: Tensor, compressors: Sequence[Compressor] | None) -> None:

@@ -1,4 +1,4 @@
-"""What a shard has of each batch: which shares it has applied, and the sum of those of a batch that is not complete.
+"""The batches of a shard: the shares that it has applied, and the sum of those of a batch that is not complete.
 
 Shares are summed in the order of their samples, not in that of arrival.
 """
