@@ -107,16 +107,17 @@ class Request:
         return cls(None if into is None else as_tuple(into), tag)
 
 
+@dataclass(eq=False)
 class Handle(Generic[Result]):
     """A pending send or receive.
 
     `future` is for `concurrent.futures.wait` over several channels (not on a simulated network).
     """
 
-    def __init__(self, future: Future[Result], waiting: str, timeout_s: float) -> None:
-        self.future = future
-        self.waiting = waiting
-        self.timeout_s = timeout_s
+    future: Future[Result]
+    waiting: str
+    """Beginning of a timeout's message."""
+    timeout_s: float
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """Wait for the result and return it.

@@ -125,9 +125,12 @@ class Coordinator:
         """
         self._check(worker)
         held = self._scheduler.held(worker)
-        lost = None if holding is None else self._lost(worker, holding)
-        if lost is not None:
-            return lost
+        if holding is not None:
+            for share in held:
+                if share.order.order_id not in holding:
+                    return self._scheduler.again(worker, share, self.progress.step)
+            if (lost := self._barrier.lost(worker, holding)) is not None:
+                return lost
         if worker in self._dismissed:
             return Wait(drain=True) if held else Finish(LEFT)
         may_begin = self._barrier.due_after(self._scheduler.begun) is None
@@ -301,12 +304,6 @@ class Coordinator:
     def from_json(value: Mapping[str, Any]) -> Coordinator:
         """Return the coordinator that `to_json` described; the same inputs give the same outputs."""
         return from_json(Coordinator, value)
-
-    def _lost(self, worker: int, holding: Collection[int]) -> Order | None:
-        for share in self._scheduler.held(worker):
-            if share.order.order_id not in holding:
-                return self._scheduler.again(worker, share, self.progress.step)
-        return self._barrier.lost(worker, holding)
 
     def _check(self, worker: int) -> None:
         if worker not in self._scheduler.clocks:
