@@ -241,7 +241,7 @@ class ShardServer(RequestServer):
             if request.next is not None:
                 if answer.order is None:
                     again = Entry(worker=NOBODY if worker is None else worker, next=request.next)
-                    found = self._until(lambda: self._try_next(again), asker.asked)
+                    found = self._until(lambda: self._try(again), asker.asked)
                     answer.order, answer.more = (found.order, found.more) if found else (Wait(), ())
                 if self._stopwatch is not None and worker is not None and isinstance(answer.order, Compute):
                     self._stopwatch.start(worker, answer.order.order_id)
@@ -310,9 +310,10 @@ class ShardServer(RequestServer):
         finally:
             self._changed.notify_all()
 
-    def _try_next(self, again: Entry) -> Answer | None:
+    def _try(self, again: Entry) -> Answer | None:
+        """Apply a request for orders; return None if there is none yet."""
         answer = self._machine.apply(again)
-        if answer.order is None:
+        if answer.order is None and not (answer.flush or any(answer.orders)):
             return None  # nothing has changed, so the followers need no entry
         self._followers.tell(again, ())
         self._changed.notify_all()

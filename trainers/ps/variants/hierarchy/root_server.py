@@ -156,22 +156,14 @@ class RootServer(ShardServer):
         with self._changing():
             if asks is not None:
                 again = Entry(worker=leaf, asks=asks)
-                found = self._try_asks(again)
+                found = self._try(again)
                 if found is None and any(asking.wait for _, asking in asks):
-                    found = self._until(lambda: self._try_asks(again), asker.asked)
+                    found = self._until(lambda: self._try(again), asker.asked)
                 answer.orders, answer.flush = (found.orders, found.flush) if found else ((None,) * len(asks), False)
             if request.refresh is not None:
                 reply = self._news(leaf, request.refresh)
                 answer.version = self._machine.shard.version
         return answer, reply
-
-    def _try_asks(self, again: Entry) -> Answer | None:
-        answer = self._machine.apply(again)
-        if not (answer.flush or any(answer.orders)):
-            return None  # nothing has changed, so the followers need no entry
-        self._followers.tell(again, ())
-        self._changed.notify_all()
-        return answer
 
     @torch.no_grad()
     def _own_change(self, leaf: int, tensors: list[Tensor]) -> None:
