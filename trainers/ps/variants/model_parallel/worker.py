@@ -31,7 +31,6 @@ from orchestray.trainers.core.model_state import BUFFER
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.loop.error_feedback import RESIDUALS
 from orchestray.trainers.loop.saving import refuse_own_saving
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import (
@@ -43,12 +42,10 @@ from orchestray.trainers.ps.protocol.assignments import (
     order_from_json,
     order_to_json,
 )
-from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
 from orchestray.trainers.ps.protocol.requests import Report
 from orchestray.trainers.ps.protocol.residuals import (
     Kept,
-    cut_of,
     deposit,
     hand_over,
     kept_by,
@@ -58,7 +55,7 @@ from orchestray.trainers.ps.protocol.residuals import (
 )
 from orchestray.trainers.ps.protocol.state import load_values, whole_slots
 from orchestray.trainers.ps.variants.model_parallel.parts import StageParts
-from orchestray.trainers.ps.variants.model_parallel.plan import held_buffers, in_stages
+from orchestray.trainers.ps.variants.model_parallel.plan import in_stages
 from orchestray.trainers.ps.worker.client import ShardClient
 from orchestray.trainers.ps.worker.order_loop import OrderLoop
 
@@ -127,8 +124,6 @@ class StagedWorker(OrderLoop):
         names = frozenset(self._parts.names)
         self.flat = FlatModel(self.network.model, names)
         self.partition = Partition.of(self.network.model, num_shards, names)
-        self._buffers = held_buffers(self.network.model)
-        self._client: ShardClient | None = None
         self._waited_before_s = self._groups.waiting.total_s
 
     @property
@@ -159,12 +154,6 @@ class StagedWorker(OrderLoop):
     def is_first(self) -> bool:
         """True if the lead server knows this stage."""
         return self._world.rank == FIRST
-
-    @property
-    def client(self) -> ShardClient:
-        """The connection to this stage's servers."""
-        assert self._client is not None
-        return self._client
 
     def run(
         self,
@@ -256,7 +245,7 @@ class StagedWorker(OrderLoop):
         self.client.pull(min_version if self._by_batch else 0, only_newer=not self._by_batch)
         self._parts.spread()
         if self._buffers is not None:
-            self._buffers.write_to(self.network.model)
+            self._buffers.write_to(self._places)
 
     def _compute(self, order: Compute, reader: ShareReader) -> list[Order]:
         self._pull(order.min_version)
@@ -291,13 +280,6 @@ class StagedWorker(OrderLoop):
         for update, gradient in zip(updates, gradients, strict=True):
             parameters[update.name].grad = gradient
 
-    def _buffer_push(self, order: Compute) -> BufferPush | None:
-        if self._buffers is None:
-            return None
-        change = self._buffers.change_of(self.network.model, order.num_samples / order.batch_samples)
-        self._buffers.write_to(self.network.model)
-        return change
-
     def _validate(self, order: Validate) -> None:
         self._pull(order.step)
         sums = self._evaluate(order, self._assembler.draw)
@@ -315,10 +297,8 @@ class StagedWorker(OrderLoop):
         if not self.is_first:
             return
         if writer is not None:
-            state = {**self.client.run_state, RESIDUALS: cut_of(self.settings)} if kept else self.client.run_state
-            resume = {BUFFER + name: tensor for name, tensor in beside.items()}
-            writer.save_async(order.step, tensors, slots, state, exchange=kept or None, resume=resume)
-            writer.wait()
+            named = {BUFFER + name: tensor for name, tensor in beside.items()}
+            self._write(writer, order, tensors, slots, kept=kept, beside=named)
         self.client.saved(order)
 
     def _all_kept(self, snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
