@@ -186,11 +186,8 @@ class SimulatedChannel(Channel):
         future = Due(self._network, left_s)
         return VirtualHandle(future, self.waiting_to("take", tag), self.timeout_s, self._network)
 
-    def irecv(
-        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
-    ) -> VirtualHandle[Message]:
-        request = _anything(tag) if into is None and like is None else Request.of(into, like, tag)
-        future = self._inbox.ask(request)
+    def irecv(self, *, into: Tensors | None = None, tag: str | None = None) -> VirtualHandle[Message]:
+        future = self._inbox.ask(_anything(tag) if into is None else Request.of(into, tag))
         return VirtualHandle(future, self.waiting_to("send", tag), self.timeout_s, self._network)
 
     def close(self) -> None:
@@ -207,7 +204,7 @@ class SimulatedChannel(Channel):
 @cache
 def _anything(tag: str | None) -> Request:
     """Return a request that any message with this tag fits; the same object is used for all of them."""
-    return Request.of(None, None, tag)
+    return Request(None, tag)
 
 
 @dataclass

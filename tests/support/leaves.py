@@ -12,10 +12,10 @@ from orchestray.platform.comm.channel import Channel, thread_pair
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.buffers import Buffers
+from orchestray.trainers.ps.protocol.encoding import GradientDecoder
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition
 from orchestray.trainers.ps.server.shard import Rates, Shard
 from orchestray.trainers.ps.server.state_machine import Machine
-from orchestray.trainers.ps.variants.hierarchy.decode import Decode
 from orchestray.trainers.ps.variants.hierarchy.leaf import LeafServer
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
@@ -64,8 +64,8 @@ class Tree(Servers):
             copy = LocalCopy(upstream, shard, self.significance)
         else:
             copy = BatchCopy(upstream, always_newest=plan.consistency == "stale")
-        decode = Decode(Partition.of(model), values, has_buffers=plan.batch_norm, decoder=plan.compressor(0))
-        server = LeafServer(upstream, copy, decode, sums_whole_batches=plan.consistency == "synchronous")
+        decoder = GradientDecoder(Partition.of(model).slices(0), values, plan.compressor(0))
+        server = LeafServer(upstream, copy, decoder, sums_whole_batches=plan.consistency == "synchronous")
         leaf = Leaf(upstream, copy, server, channels)
         leaf.thread = spawn(leaf.run)
         return leaf

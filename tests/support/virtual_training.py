@@ -12,7 +12,7 @@ from orchestray.platform.data.order import window_order
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.assignments import Compute, DoneStep
 from orchestray.trainers.ps.protocol.partition import Partition
-from orchestray.trainers.ps.protocol.seen_shares import Part
+from orchestray.trainers.ps.protocol.requests import Part
 from orchestray.trainers.ps.server.dyn_sgd import Revision
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
 from orchestray.trainers.ps.worker.local_steps import LocalSteps

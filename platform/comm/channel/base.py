@@ -7,9 +7,8 @@ from a message what it is. The other end receives messages in the order they wer
 - **Sending.** `send` returns when the tensors may be changed again. It may have to wait until the other end receives,
   so two ends that both send first and then receive must use `isend`. A `send` that times out closes the channel,
   because part of the message may have left.
-- **Receiving.** `recv()` makes new tensors from the header. `into=` fills given ones in place. `like=` makes new ones
-  and checks them against the given ones. A message that does not fit raises ChannelMismatchError, is taken off the
-  channel, and leaves `into` and the channel as they were.
+- **Receiving.** `recv()` makes new tensors from the header. `into=` fills given ones in place. A message that does not
+  fit raises ChannelMismatchError, is taken off the channel, and leaves `into` and the channel as they were.
 - **Timeouts.** A `recv` that times out leaves the channel as it was, unless a large message was half-way in: then the
   channel is closed. A handle whose `wait` times out stays pending, and may be waited for again.
 - **Death.** When the peer closes or dies, messages that had arrived completely can still be received. After that every
@@ -70,7 +69,7 @@ class ChannelMismatchError(ChannelError, ValueError):
 class Message:
     """The content of one `send`.
 
-    `tensors` are those given as `into`, if any; else new ones on the CPU (`like`: on the device of the given ones).
+    `tensors` are those given as `into`, if any; else new ones on the CPU.
     """
 
     tensors: tuple[Tensor, ...]
@@ -96,31 +95,29 @@ class Message:
 
 @dataclass(frozen=True)
 class Request:
-    """The request of a receiver; `targets` is None if it accepts any tensors."""
+    """The request of a receiver."""
 
     targets: tuple[Tensor, ...] | None
-    in_place: bool
+    """Tensors to fill; None: it accepts any tensors."""
     tag: str | None
 
     @classmethod
-    def of(cls, into: Tensors | None, like: Tensors | None, tag: str | None) -> Request:
-        """Return a request; raise ValueError if both `into` and `like` are given."""
-        if into is not None and like is not None:
-            raise ValueError("give into= (fill these) or like= (make new ones like these), not both")
-        given = into if into is not None else like
-        return cls(None if given is None else as_tuple(given), into is not None, tag)
+    def of(cls, into: Tensors | None, tag: str | None) -> Request:
+        """Return a request with the arguments of `Channel.irecv`."""
+        return cls(None if into is None else as_tuple(into), tag)
 
 
+@dataclass(eq=False)
 class Handle(Generic[Result]):
     """A pending send or receive.
 
     `future` is for `concurrent.futures.wait` over several channels (not on a simulated network).
     """
 
-    def __init__(self, future: Future[Result], waiting: str, timeout_s: float) -> None:
-        self.future = future
-        self.waiting = waiting
-        self.timeout_s = timeout_s
+    future: Future[Result]
+    waiting: str
+    """Beginning of a timeout's message."""
+    timeout_s: float
 
     def wait(self, timeout_s: float | None = None) -> Result:
         """Wait for the result and return it.
@@ -166,6 +163,11 @@ class Channel(ABC):
         self.messages_sent = 0
         self.messages_received = 0
 
+    @property
+    def bytes_moved(self) -> int:
+        """Number of bytes sent and received."""
+        return self.bytes_sent + self.bytes_received
+
     @abstractmethod
     def isend(self, tensors: Tensors, *, tag: str = "", meta: Meta = None) -> Handle[None]:
         """Start a send; the tensors must not change until the handle is done.
@@ -181,14 +183,11 @@ class Channel(ABC):
         """
 
     @abstractmethod
-    def irecv(
-        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
-    ) -> Handle[Message]:
+    def irecv(self, *, into: Tensors | None = None, tag: str | None = None) -> Handle[Message]:
         """Start a receive; receives are served in the order they were started.
 
         Args:
             into: tensors to fill in place.
-            like: tensors whose shapes, dtypes and devices the new ones must have.
             tag: expected tag; a message with another tag is a mismatch.
         """
 
@@ -216,8 +215,7 @@ class Channel(ABC):
 
     def count_lent(self, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         """Count bytes of lent tensors, which one end wrote and the other read in place, as if they had been sent."""
-        self.bytes_sent += sent_bytes
-        self.bytes_received += received_bytes
+        return
 
     def send(self, tensors: Tensors, *, tag: str = "", meta: Meta = None, timeout_s: float | None = None) -> None:
         """Send one message, and wait until the tensors may be changed again."""
@@ -227,16 +225,9 @@ class Channel(ABC):
             self.close()
             raise
 
-    def recv(
-        self,
-        *,
-        into: Tensors | None = None,
-        like: Tensors | None = None,
-        tag: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Message:
+    def recv(self, *, into: Tensors | None = None, tag: str | None = None, timeout_s: float | None = None) -> Message:
         """Wait for the next message and return it."""
-        handle = self.irecv(into=into, like=like, tag=tag)
+        handle = self.irecv(into=into, tag=tag)
         try:
             return handle.wait(timeout_s)
         except ChannelTimeoutError:

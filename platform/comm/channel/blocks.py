@@ -1,4 +1,4 @@
-"""Memory shared by two processes of a machine, so that a tensor in it need not be copied to be sent.
+"""Memory shared by two processes of a machine: blocks, in which tensors need no copy to be sent, and rings of slots.
 
 A block is an anonymous file, mapped by the process that made it and by those it is offered to over a channel. It has no
 name, and vanishes with the last process that has it open or mapped, even after SIGKILL. The two processes agree by
@@ -20,6 +20,8 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import ChannelMismatchError
 
+SLOT_BYTES = 512 * 1024
+NUM_SLOTS = 8
 _ALIGNMENT = 64
 """Bytes of a cache line."""
 _SEAL_FUTURE_WRITE = 0x10
@@ -117,39 +119,23 @@ class SharedBlock:
         self.close()
 
 
-class Blocks:
-    """The blocks that the two ends of a channel have offered each other."""
+class Ring:
+    """A ring of slots in a memory file, filled and emptied in turn. The file may be closed once it is mapped."""
 
-    def __init__(self) -> None:
-        self.ours: list[SharedBlock] = []
-        self.theirs: list[SharedBlock] = []
+    def __init__(self, memory_file: int) -> None:
+        self._map = mmap.mmap(memory_file, SLOT_BYTES * NUM_SLOTS)
+        self._start = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        self._next = 0
 
-    def place_of(self, tensor: Tensor) -> Place | None:
-        """Return the place of a tensor; None if it is in no block."""
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        for whose, blocks in enumerate((self.ours, self.theirs)):
-            for index, block in enumerate(blocks):
-                start = 0 if not tensor.numel() else block.find(tensor)
-                if start is not None:
-                    return [dtype, list(tensor.shape), whose, index, start]
-        return None
+    def next_slot(self) -> int:
+        """Return the address of the next slot in turn."""
+        address = self._start + self._next * SLOT_BYTES
+        self._next = (self._next + 1) % NUM_SLOTS
+        return address
 
-    def tensor_at(self, place: Place) -> Tensor:
-        """Return the tensor at a place that the other end sent."""
-        name, shape, whose, index, start = place
-        blocks, dtype = (self.theirs, self.ours)[int(whose)], getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype) or not 0 <= index < len(blocks):
-            raise ChannelMismatchError(f"the peer lent a tensor {name} in block {index}; it has offered {len(blocks)}")
-        if not whose:
-            blocks[index].see_anew()
-        return blocks[index].at(start, dtype, tuple(shape))
-
-    def clear(self) -> None:
-        """Release all blocks; tensors that are still referenced stay valid."""
-        for block in self.theirs:
-            block.close()
-        self.ours.clear()
-        self.theirs.clear()
+    def close(self) -> None:
+        """Unmap the memory: no slot may be used any more."""
+        self._map.close()
 
 
 def _has_own_pages(start: int, num_bytes: int) -> bool:

@@ -27,7 +27,7 @@ from orchestray.platform.comm.channel.base import (
     Tensors,
     as_tuple,
 )
-from orchestray.platform.comm.channel.wire import Arrival, Landing, Packed, pack
+from orchestray.platform.comm.channel.wire import Landing, Packed, pack
 
 _JOIN_S = 10.0
 SENT = object()
@@ -119,10 +119,8 @@ class LaneChannel(Channel):
                 self._to_write.notify_all()
         return future
 
-    def irecv(
-        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
-    ) -> Handle[Message]:
-        request = Request.of(into, like, tag)
+    def irecv(self, *, into: Tensors | None = None, tag: str | None = None) -> Handle[Message]:
+        request = Request.of(into, tag)
         future: Future[Message] = Future()
         with self._lock:
             if self._recv_end is not None:
@@ -182,9 +180,9 @@ class LaneChannel(Channel):
         claimed: Future[Message] | None = None
         try:
             while True:
-                arrival = Arrival(self._read_blob())
+                blob = self._read_blob()
                 request, claimed = self._next_request()
-                landing = arrival.land(request, self.name)
+                landing = Landing(blob, request, self.name)
                 for flat in landing.large:
                     self._read_into(flat)
                 self._hand_over(landing, claimed)

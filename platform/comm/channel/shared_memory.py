@@ -10,6 +10,7 @@ that has them open, even after SIGKILL.
 from __future__ import annotations
 
 import array
+import ctypes
 import fcntl
 import os
 import secrets
@@ -20,6 +21,7 @@ import termios
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import (
@@ -27,11 +29,11 @@ from orchestray.platform.comm.channel.base import (
     GONE,
     ChannelClosedError,
     ChannelError,
+    ChannelMismatchError,
     ChannelTimeoutError,
 )
-from orchestray.platform.comm.channel.blocks import Blocks, SharedBlock
+from orchestray.platform.comm.channel.blocks import NUM_SLOTS, SLOT_BYTES, Ring, SharedBlock
 from orchestray.platform.comm.channel.lanes import SENT, LaneChannel, TransportLost
-from orchestray.platform.comm.channel.ring import NUM_SLOTS, SLOT_BYTES, Ring, copy_bytes
 from orchestray.platform.comm.channel.wire import PREFIX, Packed, pack_offer
 
 if TYPE_CHECKING:
@@ -63,26 +65,41 @@ class SharedMemoryChannel(LaneChannel):
         self._out_ring, self._in_ring = Ring(outgoing[0]), Ring(incoming[0])
         self._out, self._in = outgoing[1], incoming[1]
         self._free_slots = NUM_SLOTS
-        self._blocks = Blocks()
+        self._ours: list[SharedBlock] = []
+        self._theirs: list[SharedBlock] = []
+        """Blocks that each end has offered."""
         # Limit on waiting bytes, as the kernel counts them: the same amount and its overhead must still fit without
         # blocking.
         self._unread_bytes = self._out.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 3
         self._start_lanes()
 
     def offer(self, block: SharedBlock) -> bool:
-        self._blocks.ours.append(block)
+        self._ours.append(block)
         self._begin(pack_offer(block.file)).result(self.timeout_s)
         return True
 
     def lend(self, tensor: Tensor) -> Place | None:
-        return self._blocks.place_of(tensor)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        for whose, blocks in enumerate((self._ours, self._theirs)):
+            for index, block in enumerate(blocks):
+                start = 0 if not tensor.numel() else block.find(tensor)
+                if start is not None:
+                    return [dtype, list(tensor.shape), whose, index, start]
+        return None
 
     def borrow(self, place: Place) -> Tensor:
-        return self._blocks.tensor_at(place)
+        name, shape, whose, index, start = place
+        blocks, dtype = (self._theirs, self._ours)[int(whose)], getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype) or not 0 <= index < len(blocks):
+            raise ChannelMismatchError(f"the peer lent a tensor {name} in block {index}; it has offered {len(blocks)}")
+        if not whose:
+            blocks[index].see_anew()
+        return blocks[index].at(start, dtype, tuple(shape))
 
     def count_lent(self, *, sent_bytes: int = 0, received_bytes: int = 0) -> None:
         with self._lock:
-            super().count_lent(sent_bytes=sent_bytes, received_bytes=received_bytes)
+            self.bytes_sent += sent_bytes
+            self.bytes_received += received_bytes
 
     def _begin_write(self, packed: Packed, *, is_next: bool) -> Any:
         slots = sum(-(-flat.numel() // SLOT_BYTES) for flat in packed.large)
@@ -113,7 +130,8 @@ class SharedMemoryChannel(LaneChannel):
         if self._free_slots == 0:
             self._take_credit()
         num_bytes = min(SLOT_BYTES, flat.numel() - start)
-        copy_bytes(self._out_ring.next_slot(), flat.data_ptr() + start, num_bytes)
+        # Without the interpreter's lock, and without torch's thread pool, of which each lane would start one.
+        ctypes.memmove(self._out_ring.next_slot(), flat.data_ptr() + start, num_bytes)
         self._free_slots -= 1
         self._out.sendall(_LENGTH.pack(num_bytes))
 
@@ -138,7 +156,7 @@ class SharedMemoryChannel(LaneChannel):
             blob_bytes, header_bytes, _ = PREFIX.unpack(prefix)
             if header_bytes:
                 return prefix + self._receive(blob_bytes - PREFIX.size)
-            self._blocks.theirs += [SharedBlock(file) for file in files]
+            self._theirs += [SharedBlock(file) for file in files]
 
     def _receive_prefix(self) -> tuple[bytearray, list[int]]:
         """Return the prefix and the files that came with its first byte."""
@@ -157,7 +175,7 @@ class SharedMemoryChannel(LaneChannel):
         start = 0
         while start < flat.numel():
             (num_bytes,) = _LENGTH.unpack(self._receive(_LENGTH.size))
-            copy_bytes(flat.data_ptr() + start, self._in_ring.next_slot(), num_bytes)
+            ctypes.memmove(flat.data_ptr() + start, self._in_ring.next_slot(), num_bytes)
             start += num_bytes
             # A peer that has gone takes no credit, but its last message may be complete: read on until it ends.
             with suppress(OSError):
@@ -184,7 +202,10 @@ class SharedMemoryChannel(LaneChannel):
     def _release(self) -> None:
         for part in (self._out, self._in, self._out_ring, self._in_ring):
             part.close()
-        self._blocks.clear()
+        for block in self._theirs:  # tensors that are still referenced stay valid
+            block.close()
+        self._ours.clear()
+        self._theirs.clear()
 
 
 class SharedMemoryListener:

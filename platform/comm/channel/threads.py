@@ -154,10 +154,8 @@ class ThreadChannel(Channel):
         done.set_result(None)
         return Handle(done, self.waiting_to("take", tag), self.timeout_s)
 
-    def irecv(
-        self, *, into: Tensors | None = None, like: Tensors | None = None, tag: str | None = None
-    ) -> Handle[Message]:
-        return Handle(self._inbox.ask(Request.of(into, like, tag)), self.waiting_to("send", tag), self.timeout_s)
+    def irecv(self, *, into: Tensors | None = None, tag: str | None = None) -> Handle[Message]:
+        return Handle(self._inbox.ask(Request.of(into, tag)), self.waiting_to("send", tag), self.timeout_s)
 
     def release(self) -> None:
         """Let the first delayed message arrive, and those behind it up to the next delayed one."""

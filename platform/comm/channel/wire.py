@@ -82,7 +82,7 @@ def pack(tensors: tuple[Tensor, ...], tag: str, meta: Meta) -> Packed:
             blob += flat.numpy().data
     PREFIX.pack_into(blob, 0, len(blob), len(header), len(content))
     large = [flat for flat in flats if flat.numel() > SMALL_BYTES]
-    return Packed(blob, large, sum(flat.numel() for flat in flats), PREFIX.size + len(header) + len(content))
+    return Packed(blob, large, sum([flat.numel() for flat in flats]), PREFIX.size + len(header) + len(content))
 
 
 def pack_offer(file: int) -> Packed:
@@ -90,69 +90,44 @@ def pack_offer(file: int) -> Packed:
     return Packed(bytearray(PREFIX.pack(PREFIX.size, 0, 0)), [], 0, PREFIX.size, file)
 
 
-class Arrival:
-    """A blob that has arrived."""
-
-    def __init__(self, blob: bytearray) -> None:
-        _, header_bytes, content_bytes = PREFIX.unpack_from(blob)
-        start = PREFIX.size + header_bytes
-        self.tag, specs = json.loads(blob[PREFIX.size : start])
-        self.content = bytes(blob[start : start + content_bytes])
-        self.specs: list[Spec] = [(dtype, tuple(shape)) for dtype, shape in specs]
-        self._small = memoryview(blob)[start + content_bytes :]
-
-    def land(self, request: Request, who: str) -> Landing:
-        """Return the tensors to write the message into, with the small ones already filled.
-
-        The caller fills `landing.large` in order, and then calls `finish`.
-        """
-        landing = Landing(self.tag, self.content, self.specs, request, who)
-        start = 0
-        for flat in landing.flats:
-            if flat.numel() <= SMALL_BYTES:
-                if flat.numel():
-                    flat.copy_(torch.frombuffer(self._small[start : start + flat.numel()], dtype=torch.uint8))
-                start += flat.numel()
-        return landing
-
-
 class Landing:
-    """The tensors a message is written into.
+    """A message that arrives, with its small tensors filled already.
 
-    A message that does not fit the request is written into memory of its own, and `finish` raises an error.
+    The caller fills the large ones in order, and then calls `finish`. A message that does not fit the request is
+    written into memory of its own, and `finish` raises an error.
+
+    Attributes:
+        large: flat uint8 CPU tensors that the transport fills.
+        payload_bytes: bytes of all tensors.
     """
 
-    def __init__(self, tag: str, content: bytes, specs: list[Spec], request: Request, who: str) -> None:
-        self._tag, self._content = tag, content
-        self._mismatch = _mismatch(tag, specs, request, who)
-        if request.in_place and request.targets is not None and not self._mismatch:
-            self.targets = tuple(target.detach() for target in request.targets)
-            self._answer = request.targets
+    def __init__(self, blob: bytearray, request: Request, who: str) -> None:
+        _, header_bytes, content_bytes = PREFIX.unpack_from(blob)
+        start = PREFIX.size + header_bytes
+        self._tag, described = json.loads(blob[PREFIX.size : start])
+        self._content = bytes(blob[start : start + content_bytes])
+        specs: list[Spec] = [(dtype, tuple(shape)) for dtype, shape in described]
+        self._mismatch = _mismatch(self._tag, specs, request, who)
+        if request.targets is not None and not self._mismatch:
+            self._targets, self._answer = tuple([target.detach() for target in request.targets]), request.targets
         else:
-            homes = (
-                [t.device for t in request.targets] if request.targets and not self._mismatch else [None] * len(specs)
-            )
-            self.targets = tuple(_empty(spec, home) for spec, home in zip(specs, homes, strict=True))
-            self._answer = self.targets
-        self.flats = [
-            flat_bytes(t) if t.is_contiguous() and t.device.type == "cpu" else _staging(t) for t in self.targets
+            self._targets = self._answer = tuple([_empty(spec) for spec in specs])
+        self._flats = [
+            flat_bytes(t) if t.is_contiguous() and t.device.type == "cpu" else _staging(t) for t in self._targets
         ]
-
-    @property
-    def large(self) -> list[Tensor]:
-        """Flat uint8 CPU tensors that the transport fills."""
-        return [flat for flat in self.flats if flat.numel() > SMALL_BYTES]
-
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(flat.numel() for flat in self.flats)
+        self.large = [flat for flat in self._flats if flat.numel() > SMALL_BYTES]
+        self.payload_bytes = sum([flat.numel() for flat in self._flats])
+        start += content_bytes
+        for flat in self._flats:
+            if 0 < flat.numel() <= SMALL_BYTES:
+                flat.copy_(torch.frombuffer(blob, dtype=torch.uint8, count=flat.numel(), offset=start))
+                start += flat.numel()
 
     def finish(self) -> Message:
         """Return the message; raise ChannelMismatchError if it does not fit the request."""
         if self._mismatch:
             raise ChannelMismatchError(self._mismatch)
-        for target, flat in zip(self.targets, self.flats, strict=True):
+        for target, flat in zip(self._targets, self._flats, strict=True):
             if target.data_ptr() != flat.data_ptr() and target.numel():
                 target.copy_(flat.view(target.dtype).view(target.shape))
         return Message(self._answer, self._tag, self._content)
@@ -169,9 +144,6 @@ def deliver(message: Message, request: Request, who: str) -> Message:
         raise ChannelMismatchError(mismatch)
     if request.targets is None:
         return message
-    if not request.in_place:
-        moved = (t.to(like.device) for t, like in zip(message.tensors, request.targets, strict=True))
-        return Message(tuple(moved), message.tag, message.content)
     for target, tensor in zip(request.targets, message.tensors, strict=True):
         target.detach().copy_(tensor)
     return Message(request.targets, message.tag, message.content)
@@ -195,12 +167,12 @@ def _names(specs: list[Spec]) -> str:
     )
 
 
-def _empty(spec: Spec, device: torch.device | None) -> Tensor:
+def _empty(spec: Spec) -> Tensor:
     name, shape = spec
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise ChannelMismatchError(f"the peer sent a tensor of dtype {name!r}, which this torch does not have")
-    return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty(shape, dtype=dtype)
 
 
 def _staging(tensor: Tensor) -> Tensor:

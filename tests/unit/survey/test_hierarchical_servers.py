@@ -11,7 +11,7 @@ from torch import Tensor
 
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.partition import Slice
-from orchestray.trainers.ps.protocol.seen_shares import Part
+from orchestray.trainers.ps.protocol.requests import Part
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import Residual, pack, threshold
 from support.central_run import central_settings, train_central

@@ -33,7 +33,7 @@ from orchestray.trainers.driver.servers.usage import add_usage, usage_of, usage_
 from orchestray.trainers.driver.servers.worker_group import STAGE_HOST, WORKER_HOST, WorkerGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from orchestray.trainers.driver.control.attempt import Attempt
 
@@ -66,16 +66,13 @@ class CentralDriver:
             OrchestrayError: the run failed; its text says what the user can do.
         """
         self._gangs = acquire_all(self._attempt.cluster, self._shapes, self._progress.event)
-        finished = False
+        end: Callable[[Gang], None] = Gang.close
         try:
             outcome = self._run()
-            finished = True
+            end = release
         finally:
             for gang in self._gangs:
-                if finished:
-                    release(gang)
-                else:
-                    gang.close()
+                end(gang)
             self._writer.actors([])
         return outcome
 
@@ -85,23 +82,22 @@ class CentralDriver:
         self._hang_report = HangReport(self._run_log, [self._workers, self._servers], self._attempt.patience.report_s)
         self._leaves = Leaves(self._gangs[2], self._lose, self._replaced) if len(self._gangs) > 2 else None
         size = self._settings.layout.model_size
-        self._worker_host = WORKER_HOST if size == 1 else STAGE_HOST
-        self._shards = int(self._settings.exchange["shards"])
-        self._primaries = ServerGroup(self._servers, self._shards)
+        worker_host = WORKER_HOST if size == 1 else STAGE_HOST
+        self._primaries = ServerGroup(self._servers, int(self._settings.exchange["shards"]))
         self._worker_group = WorkerGroup(
             self._workers, size, self._primaries, self._leaves, attempt=self._kills_of_workers.num_over
         )
         self._kills = ServerKills(self._settings.faults, [self._servers, *self._gangs[2:]], self._run_log)
         self._lines = Lines(self._primaries, self._run_log)
         self._run_log.fetch_copies = self._lines.copies
-        self._scaling = scaling = Scaling(self._run_log, self._workers, self._worker_host, self._settings)
+        self._scaling = Scaling(self._run_log, self._workers, worker_host, self._settings)
         self._state = controller.State.of(
             len(self._workers.slots), size, max_restarts=self._attempt.max_restarts, restarts=self.run_progress.restarts
         )
         hands_over = self._settings.has_residual and self._leaves is None
         self._resizing = Resizing(
             self._workers,
-            scaling,
+            self._scaling,
             self.run_progress,
             cut=lambda replicas: self._primaries.ask_lead("resize", replicas),
             expel=lambda replica: self._primaries.ask_lead("expel", replica),
@@ -118,8 +114,7 @@ class CentralDriver:
             leaves=self._leaves,
             resizing=self._resizing,
         )
-        hosts = (_SERVER_HOST, self._worker_host, LEAF_HOST)
-        self._hosts = list(zip(self._gangs, hosts, strict=False))
+        self._hosts = list(zip(self._gangs, (_SERVER_HOST, worker_host, LEAF_HOST), strict=False))
         is_together = self._settings.exchange["transport"] == "shared_memory"
         self._evacuation = Evacuation(self._hosts, self._run_log, self._losses, stay_together=is_together)
         for gang in self._gangs:
@@ -128,7 +123,7 @@ class CentralDriver:
         try:
             return self._train_until_done()
         finally:
-            scaling.close()
+            self._scaling.close()
 
     def _train_until_done(self) -> Any:
         building = [(gang, gang.begin_host(host, self._settings)) for gang, host in self._hosts]
@@ -345,7 +340,9 @@ class CentralDriver:
             return False
         self._lead_is_new |= copy == self._primaries.lead
         self._resizing.tell_lead()
-        self._writer.event("server_taken_over", role="parameter_server", rank=copy, shard=rank % self._shards)
+        self._writer.event(
+            "server_taken_over", role="parameter_server", rank=copy, shard=rank % self._primaries.num_shards
+        )
         return True
 
     def _put_another(self, rank: int) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from orchestray.trainers.config.goals import Best
 from orchestray.trainers.ps.protocol.assignments import Deposit, Finish, Order, Save, Validate, Wait
@@ -43,6 +43,7 @@ class _Stop:
     validate: bool
 
 
+@dataclass(eq=False)
 class Barrier:
     """A barrier after a step: its validation, its checkpoint and the end of the run, in this order.
 
@@ -50,21 +51,31 @@ class Barrier:
     saved once all workers have deposited that state.
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        self._settings = settings
-        self.validation: dict[str, float] | None = None
-        """Means of the last validation."""
-        self.best = settings.start_best
-        """Best checkpoint so far; saved before any worker trains on."""
-        self._validated_step = self._saved_step = settings.start_step
-        self._parts: list[_Part] = []
-        self._deposits: dict[int, _Depositing] = {}
-        self._saving: _Saving | None = None
-        self._stop: _Stop | None = None
+    settings: CoordinatorSettings
+    validated_step: int
+    """Last step whose validation is done."""
+    saved_step: int
+    """Last step whose checkpoint is written."""
+    best: Mapping[str, Any] | None
+    """Best checkpoint so far; saved before any worker trains on."""
+    validation: dict[str, float] | None = None
+    """Means of the last validation."""
+    _parts: list[_Part] = field(default_factory=list)
+    _deposits: dict[int, _Depositing] = field(default_factory=dict)
+    _saving: _Saving | None = None
+    _stop: _Stop | None = None
 
-    def is_open_after(self, step: int) -> bool:
-        """Return True if nothing is due after `step`, so that the next batch may begin once `step` has begun."""
-        return step < self._last_step and not self._validates(step) and not self._saves(step)
+    def due_after(self, step: int) -> Literal["validation", "checkpoint", "end"] | None:
+        """Return what is due first after `step`; None: nothing, and the next batch may begin once `step` has begun."""
+        plan, stop = self.settings, self._stop
+        last = plan.last_step if stop is None else min(plan.last_step, stop.step)
+        ends_validated = step == plan.last_step or (stop is not None and stop.validate and step == stop.step)
+        if step > self.validated_step and plan.validates_after(step, ends_validated):
+            return "validation"
+        is_best = self.best is not None and self.best["step"] == step
+        if step > self.saved_step and plan.saves_after(step, step == last, is_best=is_best):
+            return "checkpoint"
+        return "end" if step >= last else None
 
     def next(self, worker: int, step: int, workers: Collection[int], new_id: Callable[[], int]) -> Order:
         """Return the order of a worker for the work that is due after `step`, which is complete.
@@ -75,10 +86,11 @@ class Barrier:
             workers: all present workers.
             new_id: returns an order id that is not in use.
         """
-        if self._validates(step):
+        due = self.due_after(step)
+        if due == "validation":
             return self._next_part(worker, step, len(workers), new_id)
-        if self._saves(step):
-            if self._settings.deposits and (order := self._next_deposit(worker, step, workers, new_id)) is not None:
+        if due == "checkpoint":
+            if self.settings.deposits and (order := self._next_deposit(worker, step, workers, new_id)) is not None:
                 return order
             if self._saving is None:
                 self._saving = _Saving(Save(new_id(), step), None)
@@ -86,13 +98,11 @@ class Barrier:
                 return Wait(drain=self._saving.holder == worker)
             self._saving.holder = worker
             return self._saving.order
-        finish = self.finish(step)
-        assert finish is not None  # otherwise `is_open_after` is true
-        return finish
+        return self.finish()
 
     def _next_part(self, worker: int, step: int, num_workers: int, new_id: Callable[[], int]) -> Order:
         if not self._parts:
-            num_parts = min(num_workers, max(1, self._settings.num_validation_samples))
+            num_parts = min(num_workers, max(1, self.settings.num_validation_samples))
             self._parts = [_Part(Validate(new_id(), step, part, num_parts)) for part in range(num_parts)]
         if any(part.holder == worker for part in self._parts):
             return Wait(drain=True)
@@ -131,13 +141,13 @@ class Barrier:
         if not self._parts or len(reported) < len(self._parts):
             return None
         names = dict.fromkeys(name for sums in reported for name in sums)
-        count = self._settings.num_validation_samples
+        count = self.settings.num_validation_samples
         self.validation = {name: sum(sums.get(name, 0.0) for sums in reported) / count for name in names}
-        self._validated_step = self._parts[0].order.step
+        self.validated_step = self._parts[0].order.step
         self._parts = []
-        if self._settings.best is not None:
-            metric, mode = self._settings.best
-            self.best = Best(metric, mode).after(self.best, self._validated_step, self.validation)
+        if self.settings.best is not None:
+            metric, mode = self.settings.best
+            self.best = Best(metric, mode).after(self.best, self.validated_step, self.validation)
         return self.validation
 
     def saved(self, worker: int, order_id: int) -> bool:
@@ -145,7 +155,7 @@ class Barrier:
         saving = self._saving
         if saving is None or saving.order.order_id != order_id or saving.holder != worker:
             return False
-        self._saved_step, self._saving = saving.order.step, None
+        self.saved_step, self._saving = saving.order.step, None
         self._deposits.clear()
         return True
 
@@ -171,51 +181,9 @@ class Barrier:
         if self._stop is None:
             self._stop = _Stop(reason, step, validate)
 
-    def finish(self, step: int) -> Finish | None:
-        """Return the end of the run if it comes after `step` and nothing is due before it, else None."""
-        if step < self._last_step or self._validates(step) or self._saves(step):
-            return None
+    def finish(self) -> Finish:
+        """Return the end of the run, which is due."""
         stop = self._stop
-        if stop is None or (stop.reason == "interrupted" and stop.step >= self._settings.last_step):
+        if stop is None or (stop.reason == "interrupted" and stop.step >= self.settings.last_step):
             return Finish("finished")  # the interrupt came too late to shorten the run
         return Finish(stop.reason)
-
-    @property
-    def _last_step(self) -> int:
-        last = self._settings.last_step
-        return last if self._stop is None else min(last, self._stop.step)
-
-    def _validates(self, step: int) -> bool:
-        stop = self._stop
-        last = step == self._settings.last_step or (stop is not None and stop.validate and step == stop.step)
-        return step > self._validated_step and self._settings.validates_after(step, last)
-
-    def _saves(self, step: int) -> bool:
-        is_best = self.best is not None and self.best["step"] == step
-        return step > self._saved_step and self._settings.saves_after(step, step == self._last_step, is_best=is_best)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "validation": self.validation,
-            "best": self.best,
-            "validated_step": self._validated_step,
-            "saved_step": self._saved_step,
-            "parts": [asdict(part) for part in self._parts],
-            "deposits": [[worker, asdict(one.order), one.is_done] for worker, one in self._deposits.items()],
-            "saving": None if self._saving is None else asdict(self._saving),
-            "stop": None if self._stop is None else asdict(self._stop),
-        }
-
-    @staticmethod
-    def from_json(settings: CoordinatorSettings, value: Mapping[str, Any]) -> Barrier:
-        barrier = Barrier(settings)
-        barrier.validation, barrier.best = value["validation"], value["best"]
-        barrier._validated_step, barrier._saved_step = value["validated_step"], value["saved_step"]
-        barrier._parts = [_Part(Validate(**part["order"]), part["holder"], part["sums"]) for part in value["parts"]]
-        barrier._deposits = {
-            worker: _Depositing(Deposit(**order), is_done) for worker, order, is_done in value["deposits"]
-        }
-        saving, stop = value["saving"], value["stop"]
-        barrier._saving = None if saving is None else _Saving(Save(**saving["order"]), saving["holder"])
-        barrier._stop = None if stop is None else _Stop(**stop)
-        return barrier

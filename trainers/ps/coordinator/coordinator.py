@@ -7,7 +7,7 @@ receives the inputs in the same order is the same coordinator, and a checkpoint 
 The gradient of a share enters the parameters exactly once, whatever is lost on the way:
 
 1.  `next` hands a worker a `Compute`. Its `order_id` names the share, for every worker that computes it and every time
-    it is handed out. A shard knows the share by its step and its index in the batch (`seen_shares`).
+    it is handed out. A shard knows the share by its step and its index in the batch (`SeenShares`).
 2.  The worker pulls parameters of at least `min_version` from every shard, and computes.
 3.  `claim(worker, order_id)` BEFORE any shard applies the gradient. One worker at a time has the claim. A worker that
     is refused discards its gradient: a copy was first, or the lead has given the worker up.
@@ -43,31 +43,45 @@ worker holds returns the order that the worker did not receive. A `Wait` is not 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.ps.coordinator.barrier import Barrier
 from orchestray.trainers.ps.coordinator.progress import AppliedProgress
 from orchestray.trainers.ps.coordinator.share_scheduler import ShareScheduler
 from orchestray.trainers.ps.protocol.assignments import LEFT, Ack, Compute, Finish, Order, Wait
+from orchestray.trainers.ps.protocol.json_state import Numbers, from_json, to_json
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 
 
+class NotJoinedError(TrainingError, ValueError):
+    """Raised for a worker that has not joined, or was given up; it must say hello again."""
+
+
+@dataclass(init=False, eq=False)
 class Coordinator:
     """The coordinator as a state machine; the module docstring describes the protocol.
 
-    Workers are numbers. `next`, `next_shares` and `claim` raise ValueError for a worker that has not joined.
+    Workers are numbers. `next` and `next_shares` raise NotJoinedError for a worker that has not joined.
     """
 
+    settings: CoordinatorSettings
+    progress: AppliedProgress
+    """Applied steps, and the statistics `staleness`, `samples_by_worker`, `dropped_copies` and `num_pushes`."""
+    _scheduler: ShareScheduler
+    _barrier: Barrier
+    _dismissed: Numbers
+    _acknowledged: dict[int, list[int]]
+    """Last acknowledged order ids of each worker, as many as it may ask about again."""
+
     def __init__(self, settings: CoordinatorSettings) -> None:
+        step = settings.start_step
         self.settings = settings
-        self.progress = AppliedProgress(settings)
-        """Applied steps, and the statistics `staleness`, `samples_by_worker`, `dropped_copies` and `num_pushes`."""
-        self._scheduler = ShareScheduler(settings)
-        self._barrier = Barrier(settings)
-        self._dismissed: set[int] = set()
-        self._acknowledged: dict[int, list[int]] = {}
-        """Last acknowledged order ids of each worker, as many as it may ask about again."""
+        self.progress = AppliedProgress(settings, step, settings.samples_through(step))
+        self._scheduler = ShareScheduler(settings, settings.num_shares, step)
+        self._barrier = Barrier(settings, step, step, settings.start_best)
+        self._dismissed, self._acknowledged = set(), {}
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -111,12 +125,15 @@ class Coordinator:
         """
         self._check(worker)
         held = self._scheduler.held(worker)
-        lost = None if holding is None else self._lost(worker, holding)
-        if lost is not None:
-            return lost
+        if holding is not None:
+            for share in held:
+                if share.order.order_id not in holding:
+                    return self._scheduler.again(worker, share, self.progress.step)
+            if (lost := self._barrier.lost(worker, holding)) is not None:
+                return lost
         if worker in self._dismissed:
             return Wait(drain=True) if held else Finish(LEFT)
-        may_begin = self._barrier.is_open_after(self._scheduler.begun)
+        may_begin = self._barrier.due_after(self._scheduler.begun) is None
         if len(held) < self.settings.lookahead:
             order = self._scheduler.take(worker, self.progress.step, may_begin)
             if order is None and not held:
@@ -137,7 +154,8 @@ class Coordinator:
         scheduler, found = self._scheduler, list[Compute]()
         room = self.settings.lookahead - len(scheduler.held(worker))
         while len(found) < min(number, room):
-            order = scheduler.take(worker, self.progress.step, self._barrier.is_open_after(scheduler.begun))
+            may_begin = self._barrier.due_after(scheduler.begun) is None
+            order = scheduler.take(worker, self.progress.step, may_begin)
             if order is None:
                 break
             found.append(order)
@@ -145,7 +163,6 @@ class Coordinator:
 
     def claim(self, worker: int, order_id: int) -> bool:
         """Return True if a worker's gradient of a share is to be pushed; if False, the worker loses the order."""
-        self._check(worker)
         if order_id in self._acknowledged.get(worker, ()):
             return True
         share = self._scheduler.shares.get(order_id)
@@ -236,14 +253,14 @@ class Coordinator:
     @property
     def ended(self) -> Finish | None:
         """The end of the run once everything due has been done, else None."""
-        if self._scheduler.shares or self._barrier.is_open_after(self._scheduler.begun):
-            return None
-        return self._barrier.finish(self._scheduler.begun)
+        step = self._scheduler.begun
+        is_over = not self._scheduler.shares and self._barrier.due_after(step) == "end"
+        return self._barrier.finish() if is_over else None
 
     @property
     def at_barrier(self) -> bool:
         """True if all that has begun is done, and something is due before more may begin."""
-        return not self._scheduler.shares and not self._barrier.is_open_after(self._scheduler.begun)
+        return not self._scheduler.shares and self._barrier.due_after(self._scheduler.begun) is not None
 
     @property
     def step(self) -> int:
@@ -280,32 +297,14 @@ class Coordinator:
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole state, as JSON values."""
-        return {
-            "settings": asdict(self.settings),
-            "progress": self.progress.to_json(),
-            "scheduler": self._scheduler.to_json(),
-            "barrier": self._barrier.to_json(),
-            "dismissed": sorted(self._dismissed),
-            "acknowledged": [[worker, list(known)] for worker, known in self._acknowledged.items()],
-        }
+        state: dict[str, Any] = to_json(self)
+        return state
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Coordinator:
         """Return the coordinator that `to_json` described; the same inputs give the same outputs."""
-        coordinator = Coordinator(CoordinatorSettings(**value["settings"]))
-        coordinator.progress = AppliedProgress.from_json(coordinator.settings, value["progress"])
-        coordinator._scheduler = ShareScheduler.from_json(coordinator.settings, value["scheduler"])
-        coordinator._barrier = Barrier.from_json(coordinator.settings, value["barrier"])
-        coordinator._dismissed = set(value["dismissed"])
-        coordinator._acknowledged = {worker: list(known) for worker, known in value["acknowledged"]}
-        return coordinator
-
-    def _lost(self, worker: int, holding: Collection[int]) -> Order | None:
-        for share in self._scheduler.held(worker):
-            if share.order.order_id not in holding:
-                return self._scheduler.again(worker, share, self.progress.step)
-        return self._barrier.lost(worker, holding)
+        return from_json(Coordinator, value)
 
     def _check(self, worker: int) -> None:
         if worker not in self._scheduler.clocks:
-            raise ValueError(f"worker {worker} has not joined, or was given up; the workers are {self.workers}")
+            raise NotJoinedError(f"worker {worker} has not joined, or was given up; the workers are {self.workers}")

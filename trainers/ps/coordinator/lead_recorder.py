@@ -147,7 +147,10 @@ class LeadRecorder:
     def _on_step(self, event: Mapping[str, Any]) -> None:
         now_s, position = time.perf_counter(), self.position
         position.complete(event["step"], event["epoch"], event["batch_samples"], event["loss"])
-        line = self._line(loss=event["loss"], lr=self._lr(), samples_per_s=self._rate(event["batch_samples"], now_s))
+        settings = self._settings
+        lr = lr_at(settings.lr_schedule, settings.optimizer["lr"], position.step, self._plan.last_step)
+        samples_per_s = event["batch_samples"] / max(now_s - self._last_s, 1e-9)
+        line = self._line(loss=event["loss"], lr=lr, samples_per_s=samples_per_s)
         if self._plan.bound != 0:
             line["staleness"] = event["staleness"]
         line |= self._exchanged(event.get("traffic"))
@@ -174,10 +177,3 @@ class LeadRecorder:
     def _line(self, **values: Any) -> dict[str, Any]:
         time_s = round(time.time() - self._started_at, 6)
         return {"step": self.position.step, "epoch": self.position.epoch + 1, "time_s": time_s, **values}
-
-    def _lr(self) -> float:
-        settings = self._settings
-        return lr_at(settings.lr_schedule, settings.optimizer["lr"], self.position.step, self._plan.last_step)
-
-    def _rate(self, samples: int, now_s: float) -> float:
-        return samples / max(now_s - self._last_s, 1e-9)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from orchestray.trainers.ps.protocol.assignments import Compute, DoneStep
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
@@ -22,6 +20,7 @@ class _Batch:
     staleness: int = 0
 
 
+@dataclass(eq=False)
 class AppliedProgress:
     """A count of what the shards have applied.
 
@@ -31,27 +30,26 @@ class AppliedProgress:
     steps, in proportion.
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        self._settings = settings
-        self.step = settings.start_step
-        """Number of complete steps."""
-        self.num_pushes = 0
-        """Number of shares that count."""
-        self.dropped_copies = 0
-        """Number of shares that a second worker computed in vain."""
-        self.staleness: Counter[int] = Counter()
-        """Number of pushes by their staleness: the updates between read and write."""
-        self.samples_by_worker: Counter[int] = Counter()
-        self._batches: dict[int, _Batch] = {}
-        self._applied = settings.samples_through(settings.start_step)
-        """Number of samples applied since the start of the run."""
+    settings: CoordinatorSettings
+    step: int
+    """Number of complete steps."""
+    num_samples: int
+    """Number of samples applied since the start of the run."""
+    num_pushes: int = 0
+    """Number of shares that count."""
+    dropped_copies: int = 0
+    """Number of shares that a second worker computed in vain."""
+    staleness: Counter[int] = field(default_factory=Counter)
+    """Number of pushes by their staleness: the updates between read and write."""
+    samples_by_worker: Counter[int] = field(default_factory=Counter)
+    _batches: dict[int, _Batch] = field(default_factory=dict)
 
     def add(self, worker: int, order: Compute, loss_sum: float, staleness: int) -> tuple[DoneStep, ...]:
         """Record an applied share; return the steps that it completes."""
         self.num_pushes += 1
         self.staleness[staleness] += 1
         self.samples_by_worker[worker] += order.num_samples
-        if self._settings.bound is None:
+        if self.settings.bound is None:
             return self._add_samples(order, loss_sum, staleness)
         batch = self._batches.setdefault(order.step, _Batch())
         batch.samples += order.num_samples
@@ -59,7 +57,7 @@ class AppliedProgress:
         batch.staleness = max(batch.staleness, staleness)
         done = []
         while (batch_next := self._batches.get(self.step + 1)) is not None:
-            if batch_next.samples < self._settings.batch_samples(self.step + 1):
+            if batch_next.samples < self.settings.batch_samples(self.step + 1):
                 break
             done.append(self._complete())
         return tuple(done)
@@ -70,15 +68,15 @@ class AppliedProgress:
         done = []
         while left:
             step = self.step + 1
-            end = self._settings.samples_through(step)
-            taken = min(left, end - self._applied)
+            end = self.settings.samples_through(step)
+            taken = min(left, end - self.num_samples)
             batch = self._batches.setdefault(step, _Batch())
             batch.samples += taken
-            batch.losses[len(batch.losses)] = loss * taken / self._settings.batch_samples(step)
+            batch.losses[len(batch.losses)] = loss * taken / self.settings.batch_samples(step)
             batch.staleness = max(batch.staleness, staleness)
-            self._applied += taken
+            self.num_samples += taken
             left -= taken
-            if self._applied == end:
+            if self.num_samples == end:
                 done.append(self._complete())
         return tuple(done)
 
@@ -87,36 +85,10 @@ class AppliedProgress:
         batch = self._batches.pop(self.step)
         return DoneStep(
             step=self.step,
-            epoch=(self.step - 1) // self._settings.steps_per_epoch,
+            epoch=(self.step - 1) // self.settings.steps_per_epoch,
             loss=sum(
                 batch.losses[share] for share in sorted(batch.losses)
             ),  # sorted: the same bits whatever the order of arrival
             batch_samples=batch.samples,
             staleness=batch.staleness,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "applied": self._applied,
-            "num_pushes": self.num_pushes,
-            "dropped_copies": self.dropped_copies,
-            "staleness": [list(item) for item in sorted(self.staleness.items())],
-            "samples_by_worker": [list(item) for item in sorted(self.samples_by_worker.items())],
-            "batches": [
-                [step, batch.samples, [list(item) for item in sorted(batch.losses.items())], batch.staleness]
-                for step, batch in self._batches.items()
-            ],
-        }
-
-    @staticmethod
-    def from_json(settings: CoordinatorSettings, value: Mapping[str, Any]) -> AppliedProgress:
-        progress = AppliedProgress(settings)
-        progress.step, progress._applied = value["step"], value["applied"]
-        progress.num_pushes, progress.dropped_copies = value["num_pushes"], value["dropped_copies"]
-        progress.staleness = Counter(dict(value["staleness"]))
-        progress.samples_by_worker = Counter(dict(value["samples_by_worker"]))
-        progress._batches = {
-            step: _Batch(samples, dict(losses), staleness) for step, samples, losses, staleness in value["batches"]
-        }
-        return progress

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from orchestray.trainers.ps.protocol.assignments import Compute, order_from_json, order_to_json
+from orchestray.trainers.ps.protocol.assignments import Compute
+from orchestray.trainers.ps.protocol.json_state import Numbers
 from orchestray.trainers.ps.protocol.load_balancing import Speeds
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 
@@ -29,6 +28,7 @@ class Share:
     """Worker to whose speed its size is fitted; None: any worker may take it, or that worker is lost."""
 
 
+@dataclass(eq=False)
 class ShareScheduler:
     """A scheduler of the shares in progress, in the global order, which knows how far each worker is.
 
@@ -41,23 +41,22 @@ class ShareScheduler:
     begun.
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        self._settings = settings
-        self.num_shares = settings.num_shares
-        """Number of shares that the next batch is cut into."""
-        self.begun = settings.start_step
-        """Last batch of which a share was handed out."""
-        self.shares: dict[int, Share] = {}
-        """Shares by the id of their order, in rising order."""
-        self.clocks: dict[int, int] = {}
-        """Last batch of which each present worker took a share."""
-        self.speeds = Speeds()
-        """Speeds of the workers, as far as they have been measured."""
-        self._copying: set[int] = set()
-        """Workers that were given a copy and have not asked for more since."""
-        self._answered: set[int] = set()
-        """With `one_share_each`: workers whose gradient of the newest batch has been acknowledged."""
-        self._next_id = 0
+    settings: CoordinatorSettings
+    num_shares: int
+    """Number of shares that the next batch is cut into."""
+    begun: int
+    """Last batch of which a share was handed out."""
+    shares: dict[int, Share] = field(default_factory=dict)
+    """Shares by the id of their order, in rising order."""
+    clocks: dict[int, int] = field(default_factory=dict)
+    """Last batch of which each present worker took a share."""
+    speeds: Speeds = field(default_factory=Speeds)
+    """Speeds of the workers, as far as they have been measured."""
+    _copying: Numbers = field(default_factory=set)
+    """Workers that were given a copy and have not asked for more since."""
+    _answered: Numbers = field(default_factory=set)
+    """With `one_share_each`: workers whose gradient of the newest batch has been acknowledged."""
+    _next_id: int = 0
 
     @property
     def settled(self) -> int:
@@ -92,7 +91,7 @@ class ShareScheduler:
     def settle(self, worker: int, share: Share) -> None:
         """Record that all shards have applied a worker's gradient of a share."""
         del self.shares[share.order.order_id]
-        if self._settings.one_share_each:
+        if self.settings.one_share_each:
             self._answered.add(worker)
 
     # -- handing out -------------------------------------------------------------------------------------------------
@@ -106,10 +105,10 @@ class ShareScheduler:
             may_begin: True if a share of the batch after the newest may be handed out.
         """
         self._copying.discard(worker)
-        share = self._of_begun(worker)
-        if share is None and may_begin and self._may_run_ahead(completed):
+        share, bound = self._of_begun(worker), self.settings.bound
+        if share is None and may_begin and (bound is None or self.begun - completed <= bound):
             share = self._begin(worker)
-        if share is None and self._settings.balance == "speed":
+        if share is None and self.settings.balance == "speed":
             share = self._of_who_is_behind(worker)
         return None if share is None else self._hand(share, worker, completed)
 
@@ -120,9 +119,10 @@ class ShareScheduler:
         including copies that are no longer needed. So a worker that would be free for the next batch is not held up by
         a copy of this one.
         """
-        if len(self._copying) >= self._settings.backup_workers:
+        if len(self._copying) >= self.settings.backup_workers:
             return None
-        others = [share for share in self._open(claimed=False) if share.holders and worker not in share.holders]
+        unclaimed = [share for share in self.shares.values() if share.claimed_by is None]
+        others = [share for share in unclaimed if share.holders and worker not in share.holders]
         if not others or worker in self._answered:
             return None
         self._copying.add(worker)
@@ -131,7 +131,7 @@ class ShareScheduler:
 
     def again(self, worker: int, share: Share, completed: int) -> Compute:
         """Return the order of a share as its worker holds it, with the present `min_version`."""
-        version = completed if self._settings.bound is not None else 0
+        version = completed if self.settings.bound is not None else 0
         order, copy = share.order, share.holders != [worker]
         same = order.min_version == version and order.copy == copy
         return order if same else replace(order, min_version=version, copy=copy)
@@ -140,18 +140,11 @@ class ShareScheduler:
         share.holders.append(worker)
         return self.again(worker, share, completed)
 
-    def _open(self, *, claimed: bool) -> Iterator[Share]:
-        return (share for share in self.shares.values() if (share.claimed_by is not None) == claimed)
-
-    def _may_run_ahead(self, completed: int) -> bool:
-        bound = self._settings.bound
-        return bound is None or self.begun - completed <= bound
-
     def _of_begun(self, worker: int) -> Share | None:
         free = [share for share in self.shares.values() if not share.holders]
-        if self._settings.one_share_each:
+        if self.settings.one_share_each:
             return self._first_of(free, worker)
-        if not free or self._settings.bound is None:
+        if not free or self.settings.bound is None:
             return free[0] if free else None
         clock = self.clocks[worker]
         for share in free:
@@ -210,7 +203,7 @@ class ShareScheduler:
         """Cut the next batch and return a worker's first share of it; None, and do nothing, if the worker would get
         none.
         """
-        settings, step = self._settings, self.begun + 1
+        settings, step = self.settings, self.begun + 1
         owners, cut, owed = self._cut(step)
         first = next((index for index, _ in cut if owners[index] == worker), None)
         first = next((index for index, _ in cut if owners[index] is None), None) if first is None else first
@@ -241,48 +234,9 @@ class ShareScheduler:
 
     def _cut(self, step: int) -> tuple[list[int | None], list[tuple[int, tuple[_Piece, ...]]], dict[int, float]]:
         """Cut a batch; return each share's owner, index and pieces of the shares with samples, and the new `owed`."""
-        settings, workers = self._settings, sorted(self.clocks)
+        settings, workers = self.settings, sorted(self.clocks)
         if settings.balance == "even":
             return [None] * self.num_shares, settings.shares(step, self.num_shares), {}
         num_absent = max(0, self.num_shares - len(workers))
         sizes, owed = self.speeds.parts(workers, num_absent, settings.batch_samples(step))
         return [*workers, *[None] * num_absent], settings.shares_of(step, sizes), owed
-
-    # -- to JSON and back --------------------------------------------------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "num_shares": self.num_shares,
-            "begun": self.begun,
-            "next_id": self._next_id,
-            "clocks": [[worker, clock] for worker, clock in self.clocks.items()],
-            "answered": sorted(self._answered),
-            "copying": sorted(self._copying),
-            "speeds": self.speeds.to_json(),
-            "shares": [
-                {
-                    "order": order_to_json(share.order),
-                    "holders": list(share.holders),
-                    "claimed_by": share.claimed_by,
-                    "returned": share.returned,
-                    "owner": share.owner,
-                }
-                for share in self.shares.values()
-            ],
-        }
-
-    @staticmethod
-    def from_json(settings: CoordinatorSettings, value: Mapping[str, Any]) -> ShareScheduler:
-        scheduler = ShareScheduler(settings)
-        scheduler.num_shares, scheduler.begun = value["num_shares"], value["begun"]
-        scheduler._next_id = value["next_id"]
-        scheduler.clocks = dict(value["clocks"])
-        scheduler._answered = set(value["answered"])
-        scheduler._copying = set(value["copying"])
-        scheduler.speeds = Speeds.from_json(value["speeds"])
-        for saved in value["shares"]:
-            order = order_from_json(saved["order"])
-            assert isinstance(order, Compute)
-            share = Share(order, list(saved["holders"]), saved["claimed_by"], saved["returned"], saved["owner"])
-            scheduler.shares[order.order_id] = share
-        return scheduler

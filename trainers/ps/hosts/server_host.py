@@ -14,7 +14,6 @@ from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers import tasks
 from orchestray.trainers.aggregation.base import Aggregation, make_aggregation
-from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.model_state import load_state
 from orchestray.trainers.core.outcome import Outcome
@@ -32,6 +31,7 @@ from orchestray.trainers.ps.durability.persistence import DiskLog, holds_snapsho
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, MEMORY_KEY, Address, StagePlan
 from orchestray.trainers.ps.protocol.buffers import Buffers
+from orchestray.trainers.ps.protocol.encoding import compressor_of
 from orchestray.trainers.ps.protocol.host_bases import AcceptingHost, dial
 from orchestray.trainers.ps.protocol.partition import Partition, Slice, flatten_parameters
 from orchestray.trainers.ps.protocol.residuals import cut_of, of_file
@@ -42,7 +42,7 @@ from orchestray.trainers.ps.server.server import ShardServer
 from orchestray.trainers.ps.server.shard import Rates, Shard
 from orchestray.trainers.ps.server.state_machine import Machine
 from orchestray.trainers.ps.variants.hierarchy.root_server import RootMachine, RootServer
-from orchestray.trainers.ps.variants.hogwild.server import HogwildServer, OrderingMachine, share, share_state
+from orchestray.trainers.ps.variants.hogwild.server import HogwildServer, OrderingMachine, share
 from orchestray.trainers.ps.variants.model_parallel.parts import cut_slots
 from orchestray.trainers.ps.variants.model_parallel.plan import buffers_of_stage, held_buffers, part_of_stage
 from orchestray.trainers.saved.initial_weights import with_initial_weights
@@ -138,9 +138,10 @@ class ServerHost(AcceptingHost):
                 lines = list(loaded.state.get("lines", [])) if loaded is not None else []
                 self._recorder.record({"event": "agreed", "step": machine.lead.step, "lines": lines})
                 self._lead_recorder.go_on_from(machine.lead, later or ())
-            self._serve(machine)
-            if later is not None:
-                self._server_forgets_everybody(machine)
+            server = self._serve(machine)
+            if later is not None and machine.coordinator is not None:
+                for worker in machine.coordinator.workers:  # what the earlier workers held is handed out again
+                    server.forget(worker)
         store = self._listen()
         if self._shared is not None:
             store.set(MEMORY_KEY, self._shared.address)
@@ -185,12 +186,6 @@ class ServerHost(AcceptingHost):
             )
         return later
 
-    def _server_forgets_everybody(self, machine: Machine) -> None:
-        """Hand out again what the earlier workers held."""
-        if machine.coordinator is not None and self._server is not None:
-            for worker in machine.coordinator.workers:
-                self._server.forget(worker)
-
     @property
     def _log_directory(self) -> Path | None:
         """Directory of this shard's log, whichever server serves the shard: only one does at a time. None: no log is
@@ -200,14 +195,15 @@ class ServerHost(AcceptingHost):
             return None
         return Path(self._settings.model_directory).parent / "servers" / str(self._rank % self._central.shards)
 
-    def _serve(self, machine: Machine) -> None:
+    def _serve(self, machine: Machine) -> ShardServer:
         make = RootServer if self._central.groups > 1 else ShardServer
-        self._server = make(machine) if self._shared is None else HogwildServer(machine, self._shared)
+        self._server = server = make(machine) if self._shared is None else HogwildServer(machine, self._shared)
         if (directory := self._log_directory) is not None:
-            self._server.follow(DiskLog(directory))
+            server.follow(DiskLog(directory))
         if self._lead_recorder is not None:
-            self._server.run_state = self._lead_recorder.checkpoint_state
-            self._lead_recorder.open(self._server, self._started_at)
+            server.run_state = self._lead_recorder.checkpoint_state
+            self._lead_recorder.open(server, self._started_at)
+        return server
 
     def replicate(self, copy: Address) -> None:
         """Have a copy of this server follow it from now on; return once the copy has the present state."""
@@ -267,19 +263,12 @@ class ServerHost(AcceptingHost):
                 stage = index // (central.shards // self._plan.num_workers)
                 optimizer_state = cut_slots(optimizer_state, self._plan.ranges_of(stage))
             shard.load_optimizer(slots_of_shard(slices, optimizer_state))
-        if self._shared is not None:
-            share_state(self._shared, optimizer, slices)
-            return OrderingMachine(
-                shard, coordinator, is_reached=None if self._lead_recorder is None else self._lead_recorder.is_reached
-            )
-        decoder = None
-        if settings.compression.get("type", "none") != "none":
-            decoder = make_compressor(
-                **settings.compression, seed=settings.seed, worker=0, num_workers=settings.layout.data
-            )
         is_reached = None if self._lead_recorder is None else self._lead_recorder.is_reached
+        if self._shared is not None:
+            self._shared.share_state(optimizer, [piece.key for piece in slices], fill=True)
+            return OrderingMachine(shard, coordinator, is_reached=is_reached)
         make = RootMachine if central.groups > 1 else Machine
-        return make(shard, coordinator, decoder, is_reached=is_reached)
+        return make(shard, coordinator, compressor_of(settings, 0), is_reached=is_reached)
 
     def _part(self, model: torch.nn.Module, index: int) -> tuple[list[Slice], Tensor, Buffers | None]:
         """Return a shard's slices of parameters, copies of their values, and the buffers if this shard holds them.
@@ -311,7 +300,7 @@ class ServerHost(AcceptingHost):
         assert self._lead_recorder is not None
         assert self._server is not None
         self._lead_recorder.close()
-        self._server.events.deliver_all()
+        self._server.events.deliver(wait=True)
         coordinator = self._server.machine.lead
         ended = coordinator.ended
         reason = "interrupted" if ended is None else ended.reason

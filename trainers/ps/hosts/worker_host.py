@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from orchestray.platform.comm.channel.base import ChannelError
-from orchestray.platform.data.retries import READS
-from orchestray.trainers.core.faults import FaultPlan, Faults
-from orchestray.trainers.core.model_state import ModelState
-from orchestray.trainers.core.parts import parts_of
-from orchestray.trainers.core.process_memory import peak_memory_bytes
-from orchestray.trainers.loop.checkpoint_source import exported
-from orchestray.trainers.ps.protocol.address import SERVER_LOST, Address
-from orchestray.trainers.ps.protocol.assignments import LEFT
+from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.ps.protocol.address import Address
 from orchestray.trainers.ps.protocol.settings import under_leaf
 from orchestray.trainers.ps.variants.hogwild.hogwild import HogwildWorker, find_memory
 from orchestray.trainers.ps.worker.worker import CentralWorker
 from orchestray.trainers.ps.worker.worker_process import EmployedHost
-from orchestray.trainers.saved.model_json import describe_model
-from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestray.platform.comm.channel.base import Channel
     from orchestray.trainers.config.settings import ReplicaSettings
 
 
@@ -48,51 +40,21 @@ class WorkerHost(EmployedHost):
         """
         self._hang_up()
         self._number, self._aborted = rank, False
-        self._forget_earlier(servers)
-        self._worker.part()
-        plan = FaultPlan.of(
-            self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
-        )
-        try:
-            channels = [self._connect(server, shard) for shard, server in enumerate(servers)]
-            if isinstance(self._worker, HogwildWorker):
-                find_memory(self._worker, servers[0], channels[0])
-            answer = self._worker.run(
-                channels,
-                rank,
-                writer=self._prepare_checkpoints(),
-                faults=Faults(plan),
-                replace=self._await_server if self._worker.central.replicas > 1 else None,
-            )
-        except ChannelError:
-            return SERVER_LOST
-        except BaseException:
-            self._hang_up()  # the lead hands out again what this worker held
-            raise
-        if answer == LEFT:
-            self._hang_up()  # the others' next checkpoint must not wait for it
-        return answer
+        worker = self._worker
+        worker.part()
+
+        def work(channels: list[Channel], faults: Faults) -> str:
+            if isinstance(worker, HogwildWorker):
+                find_memory(worker, servers[0], channels[0])
+            replace = self._await_server if worker.central.replicas > 1 else None
+            return worker.run(channels, rank, writer=self._prepare_checkpoints(), faults=faults, replace=replace)
+
+        return self._employ(rank, attempt, servers, work)
 
     def save_model(self, step: int) -> None:
         """Write the trained model, as the servers hold it after `step`, to the run's directory."""
-        directory = self._settings.model_directory
-        if directory:
-            trained = exported(self._settings, ModelState(self._worker.fetch(step)))
-            described = describe_model(self._settings, self._task)
-            write_model(directory, trained, described, self._task, self._source("train").first_row)
+        if self._settings.model_directory:
+            self._write_model(self._worker.fetch(step))
 
-    # -- beside it, from the driver ------------------------------------------------------------------------
-
-    def usage(self) -> dict[str, Any]:
-        """Return this worker's counters and the peak of its memory."""
-        worker = self._worker
-        return {
-            "memory": peak_memory_bytes(torch.device("cpu")),
-            "shares": worker.num_shares,
-            "samples": worker.num_samples,
-            "busy_s": round(worker.busy_s, 6),
-            "waited_s": round(worker.waited_s, 6),
-            "saved_bytes": worker.bytes_saved,
-            "read_retries": READS.num_retries,
-            "parts": parts_of(self),
-        }
+    def _counts(self) -> Mapping[str, float]:
+        return self._worker.counts()

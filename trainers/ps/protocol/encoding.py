@@ -1,16 +1,24 @@
-"""The encoding of a gradient for each shard: dense, without its zeros, or compressed; and the bytes saved by it."""
+"""The encoding of a gradient for each shard: dense, without its zeros, or compressed; and the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.compression.base import Compressor
-from orchestray.trainers.ps.protocol.partition import Partition, slice_views
+from orchestray.trainers.compression.registry import make_compressor
+from orchestray.trainers.ps.protocol.buffers import BufferPush
+from orchestray.trainers.ps.protocol.partition import Partition, Slice, slice_views
 from orchestray.trainers.ps.protocol.requests import COMPRESSED, DENSE, RUNS, SPARSE, Encoding
 from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.settings import ReplicaSettings
 
 Sparse = tuple[Tensor, Tensor]
 """Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
@@ -27,6 +35,7 @@ class GradientEncoder:
         compressors: one per shard; None: gradients are not compressed.
         bytes_dense: bytes that the gradients would have without compression.
         bytes_saved: bytes saved by it.
+        has_news: True if the compressors' state has changed since this was last set to False.
     """
 
     def __init__(self, partition: Partition, values: Tensor, compressors: Sequence[Compressor] | None) -> None:
@@ -39,20 +48,15 @@ class GradientEncoder:
         self.compressors = compressors
         self.bytes_dense = self.bytes_saved = 0
         self._partition, self._value_bytes = partition, values.element_size()
-        self._has_news = False
-        parts = partition.cut(values)
-        for shard, compressor in enumerate(compressors or ()):
-            compressor.init(slice_views(partition.slices(shard), parts[shard]))
+        self.has_news = False
+        self._slices = [partition.slices(shard) for shard in range(partition.num_shards)]
+        for compressor, slices, part in zip(compressors or (), self._slices, partition.cut(values), strict=False):
+            compressor.init(slice_views(slices, part))
 
     @property
     def error(self) -> float:
         """Norm of the compressors' residuals."""
         return float(sum(compressor.error_norm**2 for compressor in self.compressors or ()) ** 0.5)
-
-    def take_news(self) -> bool:
-        """Return True if the compressors' state has changed since the last call."""
-        has_news, self._has_news = self._has_news, False
-        return has_news
 
     def encode(self, shard: int, gradient: Gradient, step: int) -> tuple[Encoding, list[Tensor]]:
         """Return a shard's part of a gradient: its encoding, and the tensors to send.
@@ -73,14 +77,63 @@ class GradientEncoder:
             places, values = gradient
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
             return SPARSE, [places[begin:end] - first, values[begin:end]]
-        slices = self._partition.slices(shard)
         pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
         if self.compressors is not None:
             whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-            message = self.compressors[shard].compress(slice_views(slices, whole), step=step)
+            message = self.compressors[shard].compress(slice_views(self._slices[shard], whole), step=step)
             self.bytes_saved += dense_bytes - message.nbytes
-            self._has_news = bool(self.compressors[shard].state())
+            self.has_news = bool(self.compressors[shard].state())
             return COMPRESSED, [message]
         if len(pieces) > 1 and dense_bytes < len(pieces) * _PIECE_BYTES:
             return DENSE, [torch.cat(pieces)]
         return DENSE, pieces
+
+
+class GradientDecoder:
+    """A decoder of all workers' gradients for one shard."""
+
+    def __init__(self, slices: Sequence[Slice], like: Tensor, compressor: Compressor | None = None) -> None:
+        """
+        Args:
+            slices: slices of the shard.
+            like: tensor with the shape, dtype and device of the shard's values.
+            compressor: compressor made like the workers' compressors for this shard; initialised here.
+        """
+        self._compressor = compressor
+        self._slices = slices
+        self._memory = partial(torch.empty, like.shape, dtype=like.dtype, device=like.device)
+        if compressor is not None:
+            compressor.init(slice_views(slices, like))
+
+    def decode(self, encoding: Encoding, tensors: Sequence[Tensor]) -> tuple[Tensor, BufferPush | None]:
+        """Return the gradient, `[elements]`, and the changes of the model's buffers, if they follow it.
+
+        Args:
+            encoding: encoding of the gradient.
+            tensors: tensors of the push; those of a dense gradient are one.
+
+        Raises:
+            TrainingError: the gradient is compressed, and this server knows of no compression.
+        """
+        if encoding == DENSE:
+            gradient, rest = tensors[0], tensors[1:]
+        elif encoding == RUNS:
+            gradient, rest = RowSparseGradient(*tensors[:3]).fill(self._memory()), tensors[3:]
+        elif encoding == SPARSE:
+            places, values, *rest = tensors
+            gradient = self._memory().zero_().index_copy_(0, places, values)
+        else:
+            if self._compressor is None:
+                raise TrainingError("A worker sent a compressed gradient, and this server knows of no compression.")
+            gradient, rest = self._memory(), tensors[1:]
+            parts = self._compressor.decompress(tensors[0])
+            for view, part in zip(slice_views(self._slices, gradient), parts, strict=True):
+                view.copy_(part)
+        return gradient, BufferPush(*rest) if rest else None
+
+
+def compressor_of(settings: ReplicaSettings, worker: int) -> Compressor | None:
+    """Return a compressor for the gradients of a worker; None: the run compresses none."""
+    if settings.compression.get("type", "none") == "none":
+        return None
+    return make_compressor(**settings.compression, seed=settings.seed, worker=worker, num_workers=settings.layout.data)

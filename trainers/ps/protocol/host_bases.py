@@ -90,8 +90,7 @@ class AcceptingHost:
 
     def _bytes_moved(self) -> int:
         """Return the bytes that went over its channels, both ways."""
-        moved = sum(channel.bytes_sent + channel.bytes_received for channel in list(self._channels))
-        return self._bytes_of_earlier + moved
+        return self._bytes_of_earlier + sum(channel.bytes_moved for channel in list(self._channels))
 
     def _expect_nobody(self) -> None:
         """Have those that are expected and have not come stop waiting."""

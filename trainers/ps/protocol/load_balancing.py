@@ -13,9 +13,13 @@ workers' parts follow their speeds from one batch to the next (`Speeds`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestray.trainers.ps.protocol.requests import Entry
 
 _KEPT = 0.5
 """Fraction of the known speed of a worker, on a log scale, that is kept when a share of it is timed. A speed that is
@@ -59,20 +63,27 @@ class Stopwatch:
         self._done_s[worker] = now_s
         return now_s - max(begun_s, before_s)
 
+    def timed(self, entry: Entry) -> Entry:
+        """Add how long the acknowledged shares took to an entry of a worker."""
+        if entry.hello is not None:
+            self.forget(entry.worker)
+        took_s = tuple(self.stop(entry.worker, report.order_id) for report in entry.acknowledge)
+        return replace(entry, took_s=took_s) if took_s else entry
+
     def forget(self, worker: int) -> None:
         """Forget a worker, which no longer holds any order."""
         self._begun_s.pop(worker, None)
         self._done_s.pop(worker, None)
 
 
+@dataclass
 class Speeds:
     """The measured samples per second of each worker, and the parts of a batch that follow from them."""
 
-    def __init__(self) -> None:
-        self._logs: dict[int, float] = {}
-        """Natural logarithms of samples/s."""
-        self.owed: dict[int, float] = {}
-        """Samples by which a worker's parts have come out too small, by rounding: between -1 and 1, with sum 0."""
+    _logs: dict[int, float] = field(default_factory=dict)
+    """Natural logarithms of samples/s."""
+    owed: dict[int, float] = field(default_factory=dict)
+    """Samples by which a worker's parts have come out too small, by rounding: between -1 and 1, with sum 0."""
 
     def note(self, worker: int, num_samples: int, took_s: float) -> None:
         """Record how long a worker took for a share."""
@@ -116,15 +127,6 @@ class Speeds:
         left = [want - size for want, size in zip(wanted, sizes, strict=True)][: len(workers)]
         surplus = fmean(left) if left else 0.0  # of workers that were absent or have left
         return sizes, {worker: more - surplus for worker, more in zip(workers, left, strict=True)}
-
-    def to_json(self) -> dict[str, Any]:
-        return {"logs": [list(item) for item in self._logs.items()], "owed": [list(item) for item in self.owed.items()]}
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Speeds:
-        speeds = Speeds()
-        speeds._logs, speeds.owed = dict(value["logs"]), dict(value["owed"])
-        return speeds
 
 
 def _rounded(wanted: Sequence[float], total: int) -> list[int]:

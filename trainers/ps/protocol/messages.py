@@ -1,5 +1,8 @@
 """The sending and receiving of headers and their tensors between workers, leaf servers and servers.
 
+A `Link` is the end of a worker or a leaf server: it keeps requests until they are answered, and sends them again to a
+server that replaces a lost one. A `RequestServer` is the other end.
+
 A message is a `Header` (see `requests`), and a message of tensors if there are any. Between processes of one machine
 tensors need not be sent. A worker offers its servers a block of memory. For tensors in that block the header gives the
 places (`lent`), and the server uses them there until it has answered. It also gives the places where the parameters of
@@ -10,17 +13,21 @@ reads a newer version. It still gets copies of the buffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from orchestray.platform.comm.channel.base import Channel, Handle, Message
-from orchestray.platform.comm.channel.blocks import Place
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
+from orchestray.platform.comm.channel.blocks import Place, SharedBlock
+from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.process.pulse import PULSE
-from orchestray.trainers.ps.protocol.requests import Header, Sections
+from orchestray.trainers.ps.protocol.requests import Answer, Header, Hello, Request, Sections
 
 REQUEST, ANSWER, TENSORS, SNAPSHOT, ENTRY, DONE = "request", "answer", "tensors", "snapshot", "entry", "done"
 
@@ -44,13 +51,13 @@ def start(
         tensors: tensors that go with the header.
         wanted: places where the tensors of the answer are wanted.
     """
-    places = tuple(channel.lend(tensor) for tensor in tensors)
+    places = tuple([channel.lend(tensor) for tensor in tensors])
     if not any(place is not None and tensor.numel() for tensor, place in zip(tensors, places, strict=True)):
         places = (None,) * len(tensors)  # an empty tensor is in every block, and alone it is not lent
     sent = [tensor for tensor, place in zip(tensors, places, strict=True) if place is None]
     lent = places if len(sent) < len(tensors) else ()
     if lent:
-        channel.count_lent(sent_bytes=num_bytes_of(t for t, p in zip(tensors, places, strict=True) if p is not None))
+        channel.count_lent(sent_bytes=num_bytes_of([t for t, p in zip(tensors, places, strict=True) if p is not None]))
     handles = [channel.isend([], tag=tag, meta=Header(sections, len(tensors), lent, tuple(wanted)).encode())]
     if sent:
         handles.append(channel.isend(sent, tag=TENSORS))
@@ -70,45 +77,36 @@ def finish(handles: Sequence[Handle[None]]) -> None:
             handle.future.result()
 
 
-def tensors_of(channel: Channel, header: Header[Any], into: Sequence[Tensor] | None = None) -> list[Tensor]:
-    """Return the tensors that come with a header, in `into` or in new memory."""
-    if not header.lent:
-        return list(result(channel.irecv(into=into, tag=TENSORS)).tensors) if header.num_tensors else []
-    targets: list[Tensor | None] = list(into) if into is not None else [None] * len(header.lent)
-    borrowed = borrow(channel, header)
-    copied = [
-        None if lent is None else (lent.clone() if target is None else target.copy_(lent))
-        for lent, target in zip(borrowed, targets, strict=True)
-    ]
-    return _filled(channel, copied, targets)
+def tensors_of(
+    channel: Channel, header: Header[Any], into: Sequence[Tensor] | None = None, *, borrows: bool = False
+) -> list[Tensor]:
+    """Return the tensors that come with a header.
 
-
-def borrowed_tensors(channel: Channel, header: Header[Any]) -> list[Tensor]:
-    """Return the tensors of a header, with those that are lent left in the other end's memory until the answer."""
-    borrowed = borrow(channel, header)
-    return _filled(channel, borrowed, [None] * len(borrowed))
-
-
-def borrow(channel: Channel, header: Header[Any]) -> list[Tensor | None]:
-    """Return the lent tensors of a header, with None for those that are sent; count their bytes."""
-    borrowed = [None if place is None else channel.borrow(place) for place in header.lent]
-    channel.count_lent(received_bytes=num_bytes_of(tensor for tensor in borrowed if tensor is not None))
-    return borrowed
-
-
-def _filled(channel: Channel, tensors: Sequence[Tensor | None], targets: Sequence[Tensor | None]) -> list[Tensor]:
-    """Replace each None by the next tensor of the message that follows."""
-    wanted = [target for tensor, target in zip(tensors, targets, strict=True) if tensor is None]
-    if not wanted:
-        return [tensor for tensor in tensors if tensor is not None]
-    into = [target for target in wanted if target is not None]
-    sent = iter(result(channel.irecv(into=into if len(into) == len(wanted) else None, tag=TENSORS)).tensors)
-    return [next(sent) if tensor is None else tensor for tensor in tensors]
+    Args:
+        channel: channel that the header came over.
+        header: the header.
+        into: memory for the tensors; default: new memory.
+        borrows: True to leave lent tensors in the other end's memory, where they do not change until the answer.
+    """
+    places = header.lent or (None,) * header.num_tensors
+    targets: Sequence[Tensor | None] = (None,) * len(places) if into is None else into
+    found = [None if place is None else channel.borrow(place) for place in places]
+    if header.lent:
+        channel.count_lent(received_bytes=num_bytes_of([tensor for tensor in found if tensor is not None]))
+    if not borrows:
+        pairs = zip(found, targets, strict=True)
+        found = [lent if lent is None else (lent.clone() if to is None else to.copy_(lent)) for lent, to in pairs]
+    missing = [target for tensor, target in zip(found, targets, strict=True) if tensor is None]
+    if not missing:
+        return [tensor for tensor in found if tensor is not None]
+    given = [target for target in missing if target is not None]
+    sent = iter(result(channel.irecv(into=given if len(given) == len(missing) else None, tag=TENSORS)).tensors)
+    return [next(sent) if tensor is None else tensor for tensor in found]
 
 
 def num_bytes_of(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of all values."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum([tensor.nbytes for tensor in tensors])
 
 
 def flat_state(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], list[Tensor]]:
@@ -116,7 +114,233 @@ def flat_state(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, ...], list[Ten
     return tuple(tensors), [tensor.detach().clone() for tensor in tensors.values()]
 
 
-def sparse_to_dense(indices: Tensor, values: Tensor, into: Tensor) -> Tensor:
-    """Fill `into` with the values at their places, which are all different, and zeros elsewhere; return it."""
-    with torch.no_grad():
-        return into.zero_().index_copy_(0, indices, values)
+@dataclass(eq=False)
+class Asked:
+    """A request in progress."""
+
+    link: Link
+    request: Request
+    sent: Sequence[Tensor]
+    """Tensors of the request, which must not change until it is answered."""
+    into: Sequence[Tensor] | None
+    always: bool
+    """True if every answer brings tensors for `into`; they are then received before anything waits for them."""
+    answer: Answer | None = None
+    tensors: Sequence[Tensor] = ()
+    handles: list[Handle[None]] = field(default_factory=list)
+    header: Handle[Message] | None = None
+    payload: Handle[Message] | None = None
+
+    def wait(self) -> Answer:
+        """Wait for the answer and return it.
+
+        Raises:
+            ServerError: the server could not do it, and says why.
+            ChannelClosedError: the server is lost, and no other replaces it.
+        """
+        while self.answer is None:
+            self.link.finish_first()
+        if self.answer.error is not None:
+            raise ServerError(self.answer.error)
+        return self.answer
+
+    def done(self) -> bool:
+        """Return True if `wait` would return, or raise, soon."""
+        return self.answer is not None or (self.header is not None and self.header.done())
+
+
+class Link:
+    """A connection to one shard, which survives the replacement of the shard's server."""
+
+    def __init__(
+        self,
+        shard: int,
+        channel: Channel,
+        worker: int,
+        *,
+        replace: Callable[[int, Exception], Channel] | None,
+        block: SharedBlock | None = None,
+    ) -> None:
+        self._shard = shard
+        self._channel = channel
+        self._block = block
+        self._worker = worker
+        self._replace = replace
+        self._unanswered: deque[Asked] = deque()
+        self._bytes_of_earlier = 0
+        with suppress(ChannelClosedError):  # the first request handles it
+            self._offer()
+
+    def hello(self, *, is_new: bool) -> Request:
+        """Return the request that introduces the worker."""
+        return Request(hello=Hello(self._worker, is_new))
+
+    def ask(
+        self,
+        request: Request,
+        tensors: Sequence[Tensor] = (),
+        *,
+        into: Sequence[Tensor] | None = None,
+        always: bool = True,
+    ) -> Asked:
+        """Send a request; answers come in the order of the requests.
+
+        Args:
+            request: request to send.
+            tensors: tensors that go with it; they must not change until it is answered.
+            into: memory for the answer's tensors.
+            always: True if every answer brings tensors for `into`.
+        """
+        asked = Asked(self, request, tensors, into, always)
+        self._unanswered.append(asked)
+        try:
+            self._start(asked)
+        except ChannelClosedError as error:
+            self._recover(error)
+        return asked
+
+    def finish_first(self) -> None:
+        """Wait for the answer to the oldest request."""
+        asked = self._unanswered[0]
+        try:
+            self._finish(asked)
+        except ChannelClosedError as error:
+            self._recover(error)
+            return
+        self._unanswered.popleft()
+
+    def reconnect(self, channel: Channel) -> None:
+        """Continue over another channel, and send again what was not answered."""
+        self._bytes_of_earlier += self._channel.bytes_sent
+        self._channel.close()
+        self._channel = channel
+        self._offer()
+        greeting = Asked(self, self.hello(is_new=False), (), None, always=True)
+        again = [asked for asked in self._unanswered if asked.request.hello is None]
+        for asked in self._unanswered:
+            if asked.request.hello is not None:
+                greeting = asked
+        self._unanswered = deque([greeting, *again])
+        for asked in self._unanswered:
+            self._start(asked)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_of_earlier + self._channel.bytes_sent
+
+    @property
+    def bytes_moved(self) -> int:
+        """Number of bytes sent and received over the present channel, and sent over the earlier ones."""
+        return self.bytes_sent + self._channel.bytes_received
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _offer(self) -> None:
+        if self._block is not None:
+            self._channel.offer(self._block)
+
+    def _start(self, asked: Asked) -> None:
+        # The receives begin now, so that a large answer arrives while the worker computes.
+        channel, request = self._channel, asked.request
+        found = [] if request.pull is None else [channel.lend(tensor) for tensor in asked.into or ()]
+        places = [place for place in found if place is not None]
+        is_placed = bool(found) and len(places) == len(found)
+        asked.handles = start(channel, REQUEST, request, asked.sent, places if is_placed else ())
+        asked.header = channel.irecv(tag=ANSWER)
+        asked.payload = None
+        if asked.into is not None and asked.always and not is_placed:
+            asked.payload = self._channel.irecv(into=asked.into, tag=TENSORS)
+
+    def _finish(self, asked: Asked) -> None:
+        assert asked.header is not None
+        header = Header.decode(Answer, result(asked.header).content)
+        answer = header.sections
+        if answer.placed:
+            assert asked.into is not None
+            asked.tensors = asked.into
+            if answer.found is not None:
+                asked.tensors = [self._channel.borrow(answer.found), *asked.into[1:]]
+            self._channel.count_lent(received_bytes=num_bytes_of(asked.into))
+        elif header.num_tensors:
+            payload = asked.payload or self._channel.irecv(into=asked.into, tag=TENSORS)
+            asked.tensors = result(payload).tensors
+        elif asked.payload is not None:
+            asked.payload.cancel()  # the answer is an error
+        for handle in asked.handles:
+            handle.future.result()
+        asked.answer = answer
+
+    def _recover(self, error: ChannelClosedError) -> None:
+        """Connect to another server instead of the lost one; raise the error if there is none."""
+        failure: ChannelClosedError = error
+        while self._replace is not None:
+            channel = self._replace(self._shard, failure)  # raises if no server replaces it
+            try:
+                self.reconnect(channel)
+            except ChannelClosedError as again:
+                failure = again
+            else:
+                return
+        raise failure
+
+
+class RequestServer(ABC):
+    """A server that answers the requests of each channel in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        """Lock of the server, notified when something has changed that a request may wait for."""
+        self._channels: set[Channel] = set()
+        self._closed = False
+
+    def serve(self, channel: Channel) -> int | None:
+        """Answer a worker until its channel ends. Blocks.
+
+        Returns:
+            The worker's number; None if it sent no `hello`.
+        """
+        worker: int | None = None
+        with self._changed:
+            self._channels.add(channel)
+            if self._closed:
+                channel.close()
+        try:
+            asked = channel.irecv()
+            while True:
+                header = Header.decode(Request, result(asked).content)
+                if header.sections.hello is not None:
+                    worker = header.sections.hello.worker
+                asked = self._serve_one(channel, worker, header)
+        except ChannelClosedError:
+            pass
+        except TrainingError as error:  # a message that cannot be understood, and so nothing after it
+            with suppress(ChannelClosedError):
+                finish(start(channel, ANSWER, Answer(error=str(error))))
+        finally:
+            channel.close()
+            with self._changed:
+                self._channels.discard(channel)
+            self._gone(worker, channel)
+        return worker
+
+    @abstractmethod
+    def _serve_one(self, channel: Channel, worker: int | None, header: Header[Request]) -> Handle[Message]:
+        """Answer one request; return the receive of the next."""
+
+    @abstractmethod
+    def _gone(self, worker: int | None, channel: Channel) -> None:
+        """Handle the end of a channel; the server is not locked."""
+
+    def _wake(self, _: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _hang_up(self) -> None:
+        """End every channel, and every later one at once."""
+        with self._changed:
+            self._closed = True
+            channels = list(self._channels)
+            self._changed.notify_all()
+        for channel in channels:
+            channel.close()

@@ -41,11 +41,16 @@ class Slice:
     shape: tuple[int, ...]
     """Shape of the whole parameter."""
 
-    @property
+    @cached_property
+    def key(self) -> str:
+        """Name of the part in an optimizer."""
+        return f"{self.name}:{self.start}"
+
+    @cached_property
     def num_elements(self) -> int:
         return self.stop - self.start
 
-    @property
+    @cached_property
     def is_whole(self) -> bool:
         return self.num_elements == math.prod(self.shape)
 
@@ -164,6 +169,8 @@ class FlatModel:
         self.values = flatten_parameters(model, names)
         self._gathered = torch.empty(0)
         self._is_gathered = False
+        self._parts: dict[str, Tensor] = {}
+        """Part of each parameter, in its shape, in the memory of `gradient`; empty until there is such memory."""
         self._at_home: set[str] = set()
         """Parameters whose gradients have been made in their parts of `gradient`."""
         self._restore: list[Callable[[], None]] = []
@@ -183,7 +190,7 @@ class FlatModel:
         with torch.no_grad():
             self.values = take(self.values).copy_(self.values)
         _make_views(self.values, [parameter for _, parameter in self._named])
-        self._gathered, self._is_gathered = take(self.values), False
+        self._gather_in(take(self.values))
 
     def look_at(self, values: Tensor) -> None:
         """Make the parameters views of other memory, with the values in it, `[num_elements]`; gradients stay."""
@@ -216,13 +223,15 @@ class FlatModel:
         if name in self._at_home or name in self._used:
             return None
         self._at_home.add(name)
-        return dict(zip((key for key, _ in self._named), self._parts(), strict=True))[name]
+        if not self._parts:
+            self._gather_in(torch.empty_like(self.values))
+        return self._parts[name].detach()  # autograd copies a tensor that somebody else refers to
 
-    def _parts(self) -> list[Tensor]:
-        """Return each parameter's part of `gradient`, in its shape."""
-        if not self._gathered.numel():
-            self._gathered = torch.empty_like(self.values)
-        return unflatten(self._gathered, [parameter for _, parameter in self._named])
+    def _gather_in(self, memory: Tensor) -> None:
+        """Make `gradient` in this memory from now on."""
+        self._gathered, self._is_gathered = memory, False
+        parts = unflatten(memory, [parameter for _, parameter in self._named])
+        self._parts = {name: part for (name, _), part in zip(self._named, parts, strict=True)}
 
     @property
     def gradients(self) -> list[Tensor]:
@@ -242,17 +251,21 @@ class FlatModel:
             of: sum of gradients, `[num_elements]`, whose zero rows are left out. Default: the present gradients,
                 without a dense copy of them.
         """
+        if not self._sparse:
+            return None
         if of is not None:
             is_sparse = [name in self._sparse for name, _ in self._named]
-            return zero_rows_left_out(of, [p.shape for _, p in self._named], is_sparse) if self._sparse else None
+            return zero_rows_left_out(of, [p.shape for _, p in self._named], is_sparse)
         gradients = [parameter.grad for _, parameter in self._named]
         return runs_of(gradients, [parameter.numel() for _, parameter in self._named], self.values.dtype)
 
     @property
     def gradient(self) -> Tensor:
         """All gradients, `[num_elements]`: a copy made at the first access, in the same memory each time."""
+        if not self._parts:
+            self._gather_in(torch.empty_like(self.values))
         if not self._is_gathered:
-            parts = [part.view(-1) for part in self._parts()]
+            parts = [part.view(-1) for part in self._parts.values()]
             moves = [(to, of) for to, of in zip(parts, self.gradients, strict=True) if to.data_ptr() != of.data_ptr()]
             if moves:
                 torch._foreach_copy_([to for to, _ in moves], [of for _, of in moves])  # faster than `cat`
@@ -268,7 +281,8 @@ class FlatModel:
         Returns:
             The present gradient, `[num_elements]`.
         """
-        given, self._gathered, self._is_gathered = self.gradient, other, False
+        given = self.gradient
+        self._gather_in(other)
         return given
 
     def unused(self) -> list[str]:

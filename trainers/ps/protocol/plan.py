@@ -70,7 +70,7 @@ class CoordinatorSettings:
         if self.one_share_each and self.consistency != "synchronous":
             raise ValueError(f"one share each is of one batch at a time, and {self.consistency} ones are several")
 
-    @property
+    @cached_property
     def last_step(self) -> int:
         """Last step of the run, unless it is stopped earlier."""
         if self.total_steps is not None:
@@ -82,7 +82,7 @@ class CoordinatorSettings:
         """Number of batches of an epoch; the last one may be short."""
         return -(-self.num_samples // self.batch_size)
 
-    @property
+    @cached_property
     def bound(self) -> int | None:
         """Number of batches that may begin before the oldest incomplete one is complete, less one; None: any number."""
         return {"synchronous": 0, "stale": self.staleness, "asynchronous": None}[self.consistency]
@@ -106,15 +106,10 @@ class CoordinatorSettings:
         Returns:
             For each share its index, and for each micro-batch its positions in the epoch, from and up to.
         """
+        first, size = (step - 1) % self.steps_per_epoch * self.batch_size, self.batch_samples(step)
         cut = []
         for share in range(num_shares):
-            pieces = share_pieces(
-                (step - 1) % self.steps_per_epoch * self.batch_size,
-                self.batch_samples(step),
-                accumulate=self.accumulate,
-                num_shares=num_shares,
-                share=share,
-            )
+            pieces = share_pieces(first, size, accumulate=self.accumulate, num_shares=num_shares, share=share)
             if pieces:
                 cut.append((share, tuple(pieces)))
         return cut

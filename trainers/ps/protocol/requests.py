@@ -15,7 +15,6 @@ from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, V
 from orchestray.platform.comm.channel.blocks import Place
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, order_from_json, order_to_json
-from orchestray.trainers.ps.protocol.seen_shares import Part
 
 NOBODY: Final = -1 << 30
 """In place of a worker's number: the server itself, its driver, or someone who has sent no `hello`."""
@@ -28,11 +27,7 @@ COMPRESSED: Final = "compressed"
 Encoding: TypeAlias = Literal["dense", "sparse", "runs", "compressed"]
 """Form of a gradient: all its values; its places and values; runs of rows; or as a compressor sends it."""
 
-AnyOrder = Annotated[
-    Order,
-    PlainValidator(lambda value: order_from_json(value) if isinstance(value, dict) else value),
-    PlainSerializer(order_to_json),
-]
+AnyOrder = Annotated[Order, PlainValidator(order_from_json), PlainSerializer(order_to_json)]
 _STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
@@ -44,6 +39,17 @@ class Hello:
     """Number of the worker; leaf k has -1 - k."""
     is_new: bool
     """True if it has just started, and holds nothing; False: it goes on with what it held."""
+
+
+class Part(NamedTuple):
+    """A share of a batch."""
+
+    step: int
+    """Number of the batch, from 1."""
+    share: int
+    """Index of the share in its batch, from 0, in the order of its samples."""
+    num_samples: int
+    batch_samples: int
 
 
 @dataclass(frozen=True)

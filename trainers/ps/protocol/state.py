@@ -12,7 +12,8 @@ from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.ps.protocol.buffers import Buffers
 from orchestray.trainers.ps.protocol.partition import Partition, Slice
 
-_SLOTS = "optimizer/"
+SLOTS = "optimizer/"
+"""Prefix of the names of the optimizer's state, in a snapshot of a shard."""
 
 
 def slots_of_shard(slices: Sequence[Slice], optimizer: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -32,7 +33,7 @@ def slots_of_shard(slices: Sequence[Slice], optimizer: Mapping[str, Tensor]) -> 
             if name != piece.name:
                 continue
             is_whole = tensor.dim() == 0 or piece.is_whole
-            found[f"{name}:{piece.start}.{slot}"] = tensor if is_whole else tensor.reshape(-1)[piece.start : piece.stop]
+            found[f"{piece.key}.{slot}"] = tensor if is_whole else tensor.reshape(-1)[piece.start : piece.stop]
     return found
 
 
@@ -41,11 +42,11 @@ def whole_slots(partition: Partition, snapshots: Sequence[Mapping[str, Tensor]])
     parts: dict[str, list[Tensor]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for shard, snapshot in enumerate(snapshots):
-        by_key = {f"{piece.name}:{piece.start}": piece for piece in partition.slices(shard)}
+        by_key = {piece.key: piece for piece in partition.slices(shard)}
         for key, tensor in snapshot.items():
-            if not key.startswith(_SLOTS):
+            if not key.startswith(SLOTS):
                 continue
-            owner, _, slot = key.removeprefix(_SLOTS).rpartition(".")
+            owner, _, slot = key.removeprefix(SLOTS).rpartition(".")
             piece = by_key[owner]
             name = f"{piece.name}.{slot}"
             # A slot that is kept beside a whole parameter may have a shape of its own.

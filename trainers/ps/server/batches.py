@@ -1,4 +1,7 @@
-"""Batches that are not complete yet: their shares are summed in the order of their samples, not in that of arrival."""
+"""The batches of a shard: the shares that it has applied, and the sum of those of a batch that is not complete.
+
+Shares are summed in the order of their samples, not in that of arrival.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from torch import Tensor
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.aggregation.base import Aggregation
 from orchestray.trainers.ps.protocol.buffers import BufferPush
+from orchestray.trainers.ps.protocol.json_state import Numbers
+from orchestray.trainers.ps.protocol.requests import Part
 
 
 @dataclass
@@ -135,3 +140,38 @@ class Batches:
                 batch.early[min(shares)] = push
             else:
                 batch.total = push
+
+
+@dataclass
+class SeenShares:
+    """A set of shares.
+
+    A complete batch is remembered as a whole, and all batches up to the first incomplete one as one number.
+    """
+
+    complete_to: int = 0
+    """Step up to which all steps are complete."""
+    _complete: Numbers = field(default_factory=set)
+    _shares: dict[int, Numbers] = field(default_factory=dict)
+    _samples: dict[int, int] = field(default_factory=dict)
+
+    def __contains__(self, part: Part) -> bool:
+        return self.is_complete(part.step) or part.share in self._shares.get(part.step, ())
+
+    def add(self, part: Part) -> None:
+        self._shares.setdefault(part.step, set()).add(part.share)
+        self._samples[part.step] = self._samples.get(part.step, 0) + part.num_samples
+        if self._samples[part.step] >= part.batch_samples:
+            del self._shares[part.step], self._samples[part.step]
+            self._complete.add(part.step)
+            while self.complete_to + 1 in self._complete:
+                self.complete_to += 1
+                self._complete.remove(self.complete_to)
+
+    def is_complete(self, step: int) -> bool:
+        return step <= self.complete_to or step in self._complete
+
+    @property
+    def num_remembered(self) -> int:
+        """Number of entries held in memory."""
+        return len(self._complete) + sum(len(shares) for shares in self._shares.values())

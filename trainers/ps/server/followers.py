@@ -12,7 +12,7 @@ from orchestray.platform.comm.channel.base import ChannelClosedError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -50,13 +50,13 @@ class Followers:
         """
         self._lock = lock
         self._lost = lost
-        self._present: list[Follower] = []
-        self._unsafe: dict[Follower, Callable[[], None]] = {}
+        self.present: list[Follower] = []
+        self.unsafe: dict[Follower, Callable[[], None]] = {}
         """Maps each follower to the wait for its newest entry, which implies the earlier ones."""
 
     def add(self, follower: Follower, machine: Machine) -> None:
         """Add a follower, which starts from the machine's present state; the server is locked."""
-        self._present.append(follower)
+        self.present.append(follower)
         try:
             follower.begin(machine)
         except ChannelClosedError:
@@ -64,38 +64,33 @@ class Followers:
 
     def tell(self, entry: Entry, tensors: Sequence[Tensor]) -> None:
         """Pass on an entry; the server is locked."""
-        for follower in self._present:
+        for follower in self.present:
             try:
-                self._unsafe[follower] = follower.append(entry, tensors)
+                self.unsafe[follower] = follower.append(entry, tensors)
             except ChannelClosedError:
-                self._unsafe[follower] = _raise_lost
+                self.unsafe[follower] = _raise_lost
 
-    def barrier(self) -> Callable[[], None]:
-        """Return a function that waits until every follower has all entries up to now; the server is locked."""
-        unsafe = list(self._unsafe.items())
-
-        def wait() -> None:
-            for follower, reached in unsafe:
-                try:
-                    reached()
-                except ChannelClosedError:
-                    self._drop(follower)
-
-        return wait
+    def wait(self, unsafe: Mapping[Follower, Callable[[], None]]) -> None:
+        """Wait until every follower has the entries of an earlier `unsafe`."""
+        for follower, reached in unsafe.items():
+            try:
+                reached()
+            except ChannelClosedError:
+                self._drop(follower)
 
     def close(self) -> None:
         """End all followers."""
         with self._lock:  # a worker that leaves now is not written to a closed log
-            present, self._present = self._present, []
+            present, self.present = self.present, []
         for follower in present:
             follower.close()
 
     def _drop(self, follower: Follower) -> None:
         with self._lock:
-            if follower not in self._present:
+            if follower not in self.present:
                 return
-            self._present.remove(follower)
-            self._unsafe.pop(follower, None)
+            self.present.remove(follower)
+            self.unsafe.pop(follower, None)
             self._lost(follower)
         follower.close()
 

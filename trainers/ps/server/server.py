@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
-from orchestray.platform.errors import OrchestrayError, TrainingError
-from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
+from orchestray.platform.errors import OrchestrayError
+from orchestray.trainers.ps.protocol.assignments import Compute, Wait
 from orchestray.trainers.ps.protocol.load_balancing import Stopwatch
 from orchestray.trainers.ps.protocol.messages import (
     ANSWER,
-    borrowed_tensors,
+    RequestServer,
     finish,
     flat_state,
     num_bytes_of,
@@ -28,8 +27,7 @@ from orchestray.trainers.ps.protocol.messages import (
     tensors_of,
 )
 from orchestray.trainers.ps.protocol.requests import DENSE, NOBODY, Answer, Entry, Header, Pull, Request, Stop
-from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
-from orchestray.trainers.ps.server.event_queue import EventQueue
+from orchestray.trainers.ps.server.events import EventQueue, TrafficCounter
 from orchestray.trainers.ps.server.followers import Follower, Followers
 from orchestray.trainers.ps.server.snapshots import Versions
 from orchestray.trainers.ps.server.state_machine import Listener, Machine
@@ -48,11 +46,13 @@ class Asker:
     """Its memory, where it wants the parameters."""
     reusable: Tensor | None = None
     """Memory of its gradient, if that is the server's own."""
+    sent: Tensor | None = None
+    """The server's values, which must not change until they have been sent to it."""
     found: Tensor | None = None
-    """The server's values, if they are lent to it."""
+    """The server's values, if it reads them in place."""
 
 
-class ShardServer:
+class ShardServer(RequestServer):
     """A server that applies the requests of workers to a state machine and answers them.
 
     An answer is sent once every follower has the entry that it reports, and all entries before it. So a follower that
@@ -79,24 +79,22 @@ class ShardServer:
                 Those of a step have the `traffic` since the one before (`TrafficCounter.take`). Default: the machine's.
             clock: returns seconds. It times the workers where the sizes of their shares follow their speed.
         """
+        super().__init__()
         self._machine = machine
         self.events = EventQueue(machine.listener if listener is None else listener)
         machine.listener = self._note
-        self._changed = threading.Condition()
         self._followers = Followers(
             self._changed, lambda lost: self._note({"event": "follower_lost", "name": lost.name})
         )
         self._spare: list[Tensor] = []
         """Unused memory of the shard's size."""
         self._versions = Versions(machine.shard)
-        self._channels: set[Channel] = set()
         self._serving: dict[int, Channel] = {}
         """Newest channel of each worker."""
         self._tally = TrafficCounter()
         coordinator = machine.coordinator
         is_timed = coordinator is not None and coordinator.settings.balance == "speed"
         self._stopwatch = Stopwatch(clock) if is_timed else None
-        self._closed = False
         for follower in followers:
             self.follow(follower)
 
@@ -110,30 +108,9 @@ class ShardServer:
         Returns:
             The worker's number; None if it sent no `hello`.
         """
-        worker: int | None = None
-        try:
-            with self._changed:
-                self._channels.add(channel)
-                self._tally.open(channel)
-                if self._closed:
-                    channel.close()
-            asked = channel.irecv()
-            while True:
-                header = Header.decode(Request, result(asked).content)
-                if header.sections.hello is not None:
-                    worker = header.sections.hello.worker
-                    with self._changed:
-                        self._serving[worker] = channel
-                asked = self._serve_one(channel, worker, header)
-        except ChannelClosedError:
-            pass
-        except TrainingError as error:  # a message that cannot be understood, and so nothing after it
-            with suppress(ChannelClosedError):
-                finish(start(channel, ANSWER, Answer(error=str(error))))
-        finally:
-            channel.close()
-            self._gone(worker, channel)
-        return worker
+        with self._changed:
+            self._tally.open(channel)
+        return super().serve(channel)
 
     def follow(self, follower: Follower) -> None:
         """Add a follower, which starts from the present state."""
@@ -159,12 +136,8 @@ class ShardServer:
 
     def change(self, entry: Entry, tensors: Sequence[Tensor] = ()) -> Answer:
         """Apply an entry; return its answer once every follower has the entry."""
-        with self._changed:
-            answer = self._apply(entry, tensors)
-            safe = self._followers.barrier()
-        safe()
-        self.events.deliver()
-        return answer
+        with self._changing():
+            return self._apply(entry, tensors)
 
     def snapshot(self, step: int | None = None) -> dict[str, Tensor]:
         """Return copies of the shard's state by name.
@@ -178,11 +151,7 @@ class ShardServer:
         with self._changed:
             if step is not None and step > self._machine.shard.version:
                 self._apply(Entry(advance=step), ())
-            shard = self._machine.shard
-            state = {"values": shard.values}
-            state |= {f"optimizer/{name}": tensor for name, tensor in shard.optimizer_slots().items()}
-            if shard.buffers is not None:
-                state |= {"buffers/floats": shard.buffers.floats, "buffers/integers": shard.buffers.integers}
+            state = self._machine.shard.tensors()
             if self._machine.residuals is not None:
                 state |= self._machine.residuals.tensors()
             return {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -199,81 +168,83 @@ class ShardServer:
 
     def close(self) -> None:
         """End every connection and every follower."""
-        with self._changed:
-            self._closed = True
-            channels = list(self._channels)
-        for channel in channels:  # before the followers: an answer must not be sent that no follower has
-            channel.close()
+        self._hang_up()  # before the followers: an answer must not be sent that no follower has
         self._followers.close()
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
     def _serve_one(self, channel: Channel, worker: int | None, header: Header[Request]) -> Handle[Message]:
-        """Answer one request; return the receive of the next."""
         request = header.sections
-        is_dense = request.push is not None and request.push.encoding == DENSE
-        tensors = self._received_dense(channel, header) if is_dense else tensors_of(channel, header)
+        if request.hello is not None and worker is not None:
+            with self._changed:
+                self._serving[worker] = channel
+        tensors, reusable = self._received(channel, header)
         asker = Asker(
             worker,
             channel,
             asked=channel.irecv(),
-            targets=tuple(channel.borrow(place) for place in header.wanted),
-            reusable=tensors[0] if is_dense and not self._is_borrowed(header) else None,
+            targets=tuple([channel.borrow(place) for place in header.wanted]),
+            reusable=reusable,
         )
         try:
-            answer, reply = self._answer(request, asker, tensors)
-        except ChannelClosedError:
-            raise
-        except OrchestrayError as error:
-            answer, reply = Answer(error=str(error)), []
-        if answer.placed:
-            channel.count_lent(sent_bytes=num_bytes_of(asker.targets))
-        if asker.found is not None:
-            answer.found = self._versions.show(channel, asker.found)
-        try:
+            try:
+                answer, reply = self._answer(request, asker, tensors)
+            except ChannelClosedError:
+                raise
+            except OrchestrayError as error:
+                answer, reply = Answer(error=str(error)), []
+            if answer.placed:
+                channel.count_lent(sent_bytes=num_bytes_of(asker.targets))
+            if asker.found is not None:
+                answer.found = self._versions.show(channel, asker.found)
             finish(start(channel, ANSWER, answer, reply))
         finally:
-            self._end_loan(request, reply)
+            if asker.sent is not None:
+                with self._changed:
+                    self._machine.shard.give_back(asker.sent)
         return asker.asked
 
-    def _received_dense(self, channel: Channel, header: Header[Request]) -> list[Tensor]:
-        """Return the gradient of a push, whole even if it came in pieces, and the tensors that came with it."""
-        if self._is_borrowed(header):
-            return borrowed_tensors(channel, header)
-        assert header.sections.push is not None
-        memory, num_pieces = self._memory(), header.sections.push.pieces
-        sizes = [piece.num_elements for piece in self._machine.shard.slices]
-        into = [memory] if num_pieces == 1 else list(memory.split_with_sizes(sizes))
-        received = tensors_of(channel, header, [*into, *self._buffer_memory(header.num_tensors - num_pieces)])
-        return [memory, *received[num_pieces:]]
+    def _received(self, channel: Channel, header: Header[Request]) -> tuple[list[Tensor], Tensor | None]:
+        """Return the tensors of a request, with a dense gradient whole even if it came in pieces.
 
-    def _is_borrowed(self, header: Header[Request]) -> bool:
-        """Return True if a gradient can stay in the worker's memory; the worker may send it again if this server is
-        lost.
+        And the memory of the gradient, if that is the server's own. A gradient can stay in the worker's memory unless
+        the shard changes it: the worker may send it again if this server is lost.
         """
-        push = header.sections.push
-        is_lent = push is not None and push.pieces == 1 and bool(header.lent) and header.lent[0] is not None
-        return is_lent and not self._machine.shard.changes_gradients
+        push, shard = header.sections.push, self._machine.shard
+        if push is None or push.encoding != DENSE:
+            return tensors_of(channel, header), None
+        if push.pieces == 1 and header.lent and header.lent[0] is not None and not shard.changes_gradients:
+            return tensors_of(channel, header, borrows=True), None
+        with self._changed:
+            memory = self._spare.pop() if self._spare else torch.empty_like(shard.values)
+        sizes = [piece.num_elements for piece in shard.slices]
+        into = [memory] if push.pieces == 1 else list(memory.split_with_sizes(sizes))
+        if header.num_tensors > push.pieces and shard.buffers is not None:
+            into += [torch.empty_like(shard.buffers.floats), torch.empty_like(shard.buffers.integers)]
+        return [memory, *tensors_of(channel, header, into)[push.pieces :]], memory
 
     def _answer(self, request: Request, asker: Asker, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
-        """Return the answer and its tensors. The first tensor of a pull is lent by the shard."""
+        """Return the answer and its tensors."""
         reply: list[Tensor] = []
-        worker, changes = asker.worker, request.changes
-        answer = Answer()
-        with self._changed:
+        worker, answer = asker.worker, Answer()
+        is_of_checkpoint = request.snapshot is not None or request.run_state
+        with self._changing(wait=is_of_checkpoint):
             if request.tally is not None:
                 self._tally.add(request.tally)
-            if changes:
+            if changes := request.changes:
                 entry = Entry(worker=NOBODY if worker is None else worker, **changes)
-                answer = self._apply(self._timed(entry), tensors)
+                if self._stopwatch is not None and worker is not None:
+                    entry = self._stopwatch.timed(entry)
+                answer = self._apply(entry, tensors)
             if asker.reusable is not None and not self._machine.keeps_gradient:
                 self._spare.append(asker.reusable)
             if request.next is not None:
                 if answer.order is None:
                     again = Entry(worker=NOBODY if worker is None else worker, next=request.next)
-                    found = self._until(lambda: self._try_next(again), asker.asked)
+                    found = self._until(lambda: self._try(again), asker.asked)
                     answer.order, answer.more = (found.order, found.more) if found else (Wait(), ())
-                self._start_timing(worker, answer.order)
+                if self._stopwatch is not None and worker is not None and isinstance(answer.order, Compute):
+                    self._stopwatch.start(worker, answer.order.order_id)
             if request.residual and worker is not None and self._machine.residuals is not None:
                 kept, answer.heard = self._machine.residuals.of(worker)
                 answer.names, reply = flat_state(kept)
@@ -281,49 +252,35 @@ class ShardServer:
                 answer.names, reply = flat_state(self.snapshot(request.snapshot.step))
             if request.pull is not None:
                 reply = self._pulled(request.pull, asker, answer)
-            safe = self._followers.barrier()
-        try:
-            safe()
-            if request.snapshot is not None or request.run_state:  # for a checkpoint: nothing happens until it is saved
-                self.events.deliver_all()
-                answer.run_state = json.dumps(self.run_state())
-            else:
-                self.events.deliver()
-        except BaseException:
-            self._end_loan(request, reply)
-            raise
+        if is_of_checkpoint:
+            answer.run_state = json.dumps(self.run_state())
         return answer, reply
 
+    @torch.no_grad()
     def _pulled(self, pull: Pull, asker: Asker, answer: Answer) -> list[Tensor]:
-        """Return the parameters, or leave them where the worker can read them; the server is locked."""
-        self._until(lambda: self._reached(pull.min_version), asker.asked)
-        answer.version = self._machine.shard.version
+        """Return the parameters, or leave them where the worker can read them; the server is locked.
+
+        They are written into the worker's memory, or stay in the server's if the worker says which version it reads.
+        """
+        shard = self._machine.shard
+        if shard.needs(pull.min_version):
+            self._until(lambda: self._reached(pull.min_version), asker.asked)
+        answer.version = shard.version
         if pull.newer_than is not None and answer.version <= pull.newer_than:
             return []
+        held = [shard.values] if shard.buffers is None else [shard.values, shard.buffers.floats, shard.buffers.integers]
         if not asker.targets:
-            return self._published()
-        self._place(pull, asker)
+            asker.sent = shard.lend()
+            return [asker.sent, *(buffer.clone() for buffer in held[1:])]
         answer.placed = True
+        if pull.reads is None:
+            self._versions.end(asker.channel, reads_on=False)  # it asks for a copy
+        else:
+            self._versions.settle(asker.channel, pull.reads)
+            asker.found = self._versions.lend(asker.channel)
+        for target, tensor in list(zip(asker.targets, held, strict=True))[0 if asker.found is None else 1 :]:
+            target.copy_(tensor)
         return []
-
-    def _end_loan(self, request: Request, reply: Sequence[Tensor]) -> None:
-        """End the loan of what `_published` lent for an answer, if anything."""
-        if reply and request.pull is not None:
-            with self._changed:
-                self._machine.shard.give_back(reply[0])
-
-    def _timed(self, entry: Entry) -> Entry:
-        """Add how long the acknowledged shares took to an entry."""
-        if self._stopwatch is None or entry.worker == NOBODY:
-            return entry
-        if entry.hello is not None:
-            self._stopwatch.forget(entry.worker)
-        took_s = tuple(self._stopwatch.stop(entry.worker, report.order_id) for report in entry.acknowledge)
-        return replace(entry, took_s=took_s) if took_s else entry
-
-    def _start_timing(self, worker: int | None, order: Order | None) -> None:
-        if self._stopwatch is not None and worker is not None and isinstance(order, Compute):
-            self._stopwatch.start(worker, order.order_id)
 
     # -- events and entries ------------------------------------------------------------------------------------------
 
@@ -331,16 +288,32 @@ class ShardServer:
         """Take note of an event for the listener; the server is locked."""
         self.events.put({**event, "traffic": self._tally.take()} if event["event"] == "step" else event)
 
+    @contextmanager
+    def _changing(self, *, wait: bool = False) -> Iterator[None]:
+        """Lock the server; then wait until all followers have what was applied, and deliver the events.
+
+        Args:
+            wait: True to return only once the listener has received them.
+        """
+        with self._changed:
+            yield
+            unsafe = dict(self._followers.unsafe)
+        if unsafe:
+            self._followers.wait(unsafe)
+        self.events.deliver(wait=wait)
+
     def _apply(self, entry: Entry, tensors: Sequence[Tensor]) -> Answer:
-        self._followers.tell(entry, tensors)
+        if self._followers.present:
+            self._followers.tell(entry, tensors)
         try:
             return self._machine.apply(entry, tensors)
         finally:
             self._changed.notify_all()
 
-    def _try_next(self, again: Entry) -> Answer | None:
+    def _try(self, again: Entry) -> Answer | None:
+        """Apply a request for orders; return None if there is none yet."""
         answer = self._machine.apply(again)
-        if answer.order is None:
+        if answer.order is None and not (answer.flush or any(answer.orders)):
             return None  # nothing has changed, so the followers need no entry
         self._followers.tell(again, ())
         self._changed.notify_all()
@@ -367,13 +340,8 @@ class ShardServer:
             result(asked)
         return found
 
-    def _wake(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
     def _gone(self, worker: int | None, channel: Channel) -> None:
         with self._changed:
-            self._channels.discard(channel)
             self._tally.end(channel)
             is_newest = worker is not None and self._serving.get(worker) is channel
             # A worker that comes back may still push what it computes; pushes of one that has left are refused.
@@ -386,36 +354,3 @@ class ShardServer:
             self._tally.forget(worker)
         if self._machine.coordinator is not None and not self._closed:
             self.forget(worker)
-
-    # -- memory --------------------------------------------------------------------------------------------------------
-
-    def _published(self) -> list[Tensor]:
-        values, buffers = self._machine.shard.lend(), self._machine.shard.buffers
-        return [values] if buffers is None else [values, buffers.floats.clone(), buffers.integers.clone()]
-
-    @torch.no_grad()
-    def _place(self, pull: Pull, asker: Asker) -> None:
-        """Write the present parameters into the worker's memory, or lend it the server's.
-
-        They are lent if the worker says which version it reads.
-        """
-        shard = self._machine.shard
-        held = [shard.values] if shard.buffers is None else [shard.values, shard.buffers.floats, shard.buffers.integers]
-        num_lent = 0 if pull.reads is None else 1
-        for target, tensor in list(zip(asker.targets, held, strict=True))[num_lent:]:
-            target.copy_(tensor)
-        if pull.reads is None:  # it asks for a copy, so it no longer reads the server's memory
-            self._versions.end(asker.channel, reads_on=False)
-            return
-        self._versions.settle(asker.channel, pull.reads)
-        asker.found = self._versions.lend(asker.channel)
-
-    def _memory(self) -> Tensor:
-        with self._changed:
-            return self._spare.pop() if self._spare else torch.empty_like(self._machine.shard.values)
-
-    def _buffer_memory(self, num: int) -> list[Tensor]:
-        buffers = self._machine.shard.buffers
-        if not num or buffers is None:
-            return []
-        return [torch.empty_like(buffers.floats), torch.empty_like(buffers.integers)]

@@ -24,14 +24,14 @@ from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
+from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.partition import Slice, slice_views
-from orchestray.trainers.ps.protocol.requests import Origin
-from orchestray.trainers.ps.protocol.seen_shares import Part, SeenShares
-from orchestray.trainers.ps.server.batches import Batches, Push
+from orchestray.trainers.ps.protocol.requests import Origin, Part
+from orchestray.trainers.ps.protocol.state import SLOTS
+from orchestray.trainers.ps.server.batches import Batches, Push, SeenShares
 from orchestray.trainers.ps.server.dyn_sgd import Revision
 
 Consistency = Literal["synchronous", "stale", "asynchronous"]
-_SLOTS = "optimizer/"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Shard:
         self.buffers = buffers
         self._views = slice_views(slices, values)
         self._optimizer = optimizer
-        optimizer.init([(self._key(piece), view) for piece, view in zip(self.slices, self._views, strict=True)])
+        optimizer.init([(piece.key, view) for piece, view in zip(self.slices, self._views, strict=True)])
         self._rates = rates
         self._revision = revision
         self._by_batch = consistency != "asynchronous"
@@ -281,17 +281,21 @@ class Shard:
         if self.values.data_ptr() in self._lent:
             self._move_to(self._free_memory())
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return values, optimizer's state and buffers, by the names of `ShardServer.snapshot`; not copied."""
+        tensors = {"values": self.values}
+        tensors |= {f"{SLOTS}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
+        if self.buffers is not None:
+            tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
+        return tensors
+
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return all that a copy of this shard needs to continue: JSON values, and tensors that are the shard's own
         memory.
         """
-        tensors = {"values": self.values}
-        tensors |= {f"{_SLOTS}{name}": tensor for name, tensor in self._optimizer.state_tensors().items()}
         pending, gradients = self._batches.state()
-        tensors |= gradients
-        if self.buffers is not None:
-            tensors |= {"buffers/floats": self.buffers.floats, "buffers/integers": self.buffers.integers}
-        state: dict[str, Any] = {"version": self.version, "applied": self._applied.to_json(), "pending": pending}
+        tensors = self.tensors() | gradients
+        state: dict[str, Any] = {"version": self.version, "applied": to_json(self._applied), "pending": pending}
         if self._revision is not None:
             state["rounds"], means = self._revision.state()
             tensors |= means
@@ -303,10 +307,10 @@ class Shard:
         self._make_writable()
         self.values.copy_(tensors["values"])
         self.load_optimizer(
-            {key.removeprefix(_SLOTS): tensor for key, tensor in tensors.items() if key.startswith(_SLOTS)}
+            {key.removeprefix(SLOTS): tensor for key, tensor in tensors.items() if key.startswith(SLOTS)}
         )
         self.version = int(state["version"])
-        self._applied = SeenShares.from_json(state["applied"])
+        self._applied = from_json(SeenShares, state["applied"])
         if self._revision is not None:
             self._revision.load_state(state["rounds"], tensors)
         self._batches.load_state(state["pending"], tensors)
@@ -321,7 +325,3 @@ class Shard:
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue with a copy of what `optimizer_slots` returned."""
         self._optimizer.load_state_tensors(tensors)
-
-    @staticmethod
-    def _key(piece: Slice) -> str:
-        return f"{piece.name}:{piece.start}"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from orchestray.platform.errors import TrainingError
@@ -18,22 +17,9 @@ from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.assignments import Order, Wait
 from orchestray.trainers.ps.protocol.buffers import BufferPush
-from orchestray.trainers.ps.protocol.messages import sparse_to_dense
-from orchestray.trainers.ps.protocol.partition import slice_views
-from orchestray.trainers.ps.protocol.requests import (
-    COMPRESSED,
-    RUNS,
-    SPARSE,
-    Answer,
-    Asking,
-    Encoding,
-    Entry,
-    Push,
-    Report,
-    Validated,
-)
+from orchestray.trainers.ps.protocol.encoding import GradientDecoder
+from orchestray.trainers.ps.protocol.requests import COMPRESSED, Answer, Asking, Entry, Push, Report, Validated
 from orchestray.trainers.ps.protocol.residuals import Residuals
-from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
 from orchestray.trainers.ps.server.shard import Applied, Shard
 
 Listener = Callable[[dict[str, Any]], None]
@@ -73,9 +59,7 @@ class Machine:
         self.listener: Listener = silent
         self.keeps_gradient = False
         self._is_reached = is_reached
-        self._decoder = decoder
-        if decoder is not None:
-            decoder.init(slice_views(shard.slices, shard.values))
+        self._decoder = GradientDecoder(shard.slices, shard.values, decoder)
         self.residuals = None if decoder is None else Residuals(decoder)
         """State of the workers' compressors; None if gradients are not compressed."""
 
@@ -90,11 +74,17 @@ class Machine:
         """
         worker, answer = entry.worker, Answer()
         self.keeps_gradient = False
-        if entry.hello is not None:
-            self._greet(worker, entry.hello.is_new)
+        lead, hello = self.coordinator, entry.hello
+        if hello is not None and lead is not None and (hello.is_new or worker not in lead.workers):
+            lead.join(worker)
         if entry.leave:
             self.lead.leave(worker)
-        self._drive(entry)
+        if entry.stop is not None:
+            self.lead.request_stop(entry.stop.reason, validate=entry.stop.validate)
+        if entry.resize is not None:
+            self.lead.resize(entry.resize)
+        if entry.dismiss:
+            self.lead.dismiss(worker)
         if entry.push is not None:
             self._push(entry, entry.push, tensors, answer)
         elif entry.acknowledge:
@@ -140,28 +130,14 @@ class Machine:
             self.residuals.load_state(state["residuals"], tensors)
         self.coordinator = None if state["coordinator"] is None else Coordinator.from_json(state["coordinator"])
 
-    def _drive(self, entry: Entry) -> None:
-        """Pass what the run's driver wants to the coordinator."""
-        if entry.stop is not None:
-            self.lead.request_stop(entry.stop.reason, validate=entry.stop.validate)
-        if entry.resize is not None:
-            self.lead.resize(entry.resize)
-        if entry.dismiss:
-            self.lead.dismiss(entry.worker)
-
-    def _greet(self, worker: int, is_new: bool) -> None:
-        if self.coordinator is not None and (is_new or worker not in self.coordinator.workers):
-            self.coordinator.join(worker)
-
     def _push(self, entry: Entry, push: Push, tensors: Sequence[Tensor], answer: Answer) -> None:
         worker, answer.claimed = entry.worker, push.orders
         if self.coordinator is not None:
-            known = worker in self.coordinator.workers
-            answer.claimed = tuple(one for one in push.orders if known and self.coordinator.claim(worker, one))
+            answer.claimed = tuple([one for one in push.orders if self.coordinator.claim(worker, one)])
             if len(answer.claimed) < len(push.orders):
                 answer.version = self.shard.version
                 return
-        gradient, buffers = self._decoded(push.encoding, list(tensors))
+        gradient, buffers = self._decoder.decode(push.encoding, tensors)
         residuals = self.residuals if push.encoding == COMPRESSED else None
         if residuals is not None:
             residuals.add_owed(gradient)
@@ -191,23 +167,6 @@ class Machine:
         if entry.deposited is not None:
             answer.deposited = self.lead.deposited(entry.worker, entry.deposited)
 
-    def _decoded(self, encoding: Encoding, tensors: list[Tensor]) -> tuple[Tensor, BufferPush | None]:
-        if encoding == COMPRESSED:
-            if self._decoder is None:
-                raise TrainingError("A worker sent a compressed gradient, and this server knows of no compression.")
-            parts = self._decoder.decompress(tensors[0])
-            gradient, rest = self.shard.values.new_empty(self.shard.values.shape), tensors[1:]
-            for view, part in zip(slice_views(self.shard.slices, gradient), parts, strict=True):
-                view.copy_(part)
-        elif encoding == SPARSE:
-            gradient = sparse_to_dense(tensors[0], tensors[1], self.shard.values.new_empty(self.shard.values.shape))
-            rest = tensors[2:]
-        elif encoding == RUNS:
-            gradient, rest = RowSparseGradient(*tensors[:3]).fill(torch.empty_like(self.shard.values)), tensors[3:]
-        else:
-            gradient, rest = tensors[0], tensors[1:]
-        return gradient, BufferPush(rest[0], rest[1]) if rest else None
-
     def _acknowledge(self, worker: int, reports: Sequence[Report], took_s: Sequence[float | None] = ()) -> bool:
         counts = []
         for (order_id, loss_sum, read, write), seconds in zip_longest(reports, took_s):
@@ -233,7 +192,5 @@ class Machine:
 
     def _next(self, worker: int, asking: Asking) -> Order | None:
         """Return the next order; None if there is none yet and nothing has changed."""
-        if worker not in self.lead.workers:
-            raise TrainingError(f"Worker {worker} was given up by the lead server; it must say hello again.")
         order = self.lead.next(worker, asking.holding)
         return None if isinstance(order, Wait) and asking.wait and not order.drain else order

@@ -8,6 +8,7 @@ arrived.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,12 +25,13 @@ from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
 from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
 from orchestray.trainers.ps.protocol.encoding import Gradient, GradientEncoder
-from orchestray.trainers.ps.protocol.link import Asked, Link
+from orchestray.trainers.ps.protocol.messages import Asked, Link
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.requests import (
     Answer,
     Asking,
     Origin,
+    Part,
     Pull,
     Push,
     Report,
@@ -38,7 +40,6 @@ from orchestray.trainers.ps.protocol.requests import (
     Traffic,
     Validated,
 )
-from orchestray.trainers.ps.protocol.seen_shares import Part
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class ShardClient:
         encoder: encoder of gradients, for each shard.
         waited_s: seconds spent waiting for answers, and for servers that replace lost ones.
         run_state: state of the run that the lead sent with the last snapshot.
+        others_bytes: bytes that other stages of this worker, and their servers, have sent.
+        others_saved: bytes that other stages' compressors have saved.
+        others_errors: norms of the residuals of other stages' compressors.
     """
 
     def __init__(
@@ -107,6 +111,8 @@ class ShardClient:
         self._clock, self._is_waiting = clock, False
         self.encoder = GradientEncoder(partition, values, compressors)
         self.run_state: Mapping[str, Any] = {}
+        self.others_bytes = self.others_saved = 0
+        self.others_errors: Sequence[float] = ()
         self._bytes_reported = self._saved_reported = 0
         """Bytes that the other shards sent and received, as far as the lead has been sent them."""
         self._partition = partition
@@ -119,10 +125,10 @@ class ShardClient:
         self._reads_version: int | None = None
         """Version of the server's memory that `values` is, or was last."""
         self.stays_there = stays_there
-        self._said: list[str] = []
-        """All warnings for the user."""
         self._warnings: list[str] = []
-        """Warnings that have not been sent to the lead."""
+        """All warnings for the user."""
+        self._num_told = 0
+        """Number of those that have been sent to the lead."""
 
     @property
     def stays_there(self) -> bool:
@@ -143,7 +149,6 @@ class ShardClient:
 
     def warn(self, text: str) -> None:
         """Add a warning for the user, which goes to the lead with the next traffic report."""
-        self._said.append(text)
         self._warnings.append(text)
 
     # -- orders --------------------------------------------------------------------------------------------------------
@@ -158,25 +163,19 @@ class ShardClient:
 
     def next(self, *, wait: bool = True) -> Order:
         """Return the next order, once there is one; with `wait=False` it may be `Wait`."""
-        asked = self._links[0].ask(Request(next=self._asking(wait), tally=self._tally()))
-        return self._received(self._one(asked).order)
+        return self._received(self._ask_lead(Request(next=self._asking(wait), tally=self._tally())).order)
 
     def validated(self, order: Validate, sums: Mapping[str, float]) -> dict[str, float] | None:
         """Report a part of a validation; return the means if it was the last part."""
-        answer = self._one(self._links[0].ask(Request(validated=Validated(order.order_id, dict(sums)))))
-        self._drop([order.order_id])
-        return answer.means
+        return self._ask_lead(Request(validated=Validated(order.order_id, dict(sums))), ends=[order.order_id]).means
 
     def saved(self, order: Save) -> bool:
         """Report a checkpoint as written; return False if the order belongs to another worker by now."""
-        answer = self._one(self._links[0].ask(Request(saved=order.order_id)))
-        self._drop([order.order_id])
-        return answer.saved
+        return self._ask_lead(Request(saved=order.order_id), ends=[order.order_id]).saved
 
     def deposited(self, order: Deposit) -> None:
         """Report that all shards have a copy of the compressors' state."""
-        self._one(self._links[0].ask(Request(deposited=order.order_id)))
-        self._drop([order.order_id])
+        self._ask_lead(Request(deposited=order.order_id), ends=[order.order_id])
 
     def ask_each(self, requests: Sequence[tuple[Request, Sequence[Tensor]]]) -> list[tuple[Answer, Sequence[Tensor]]]:
         """Send each shard a request of its own, with tensors, all at once; return the answers and their tensors."""
@@ -208,10 +207,9 @@ class ShardClient:
 
     def snapshot(self, step: int | None = None) -> list[dict[str, Tensor]]:
         """Return `values` and the optimizer's state of each shard, by name; see `ShardServer.snapshot`."""
-        asked = [link.ask(Request(snapshot=Snapshot(step))) for link in self._links]
-        answers = self._all(asked)
-        self.run_state = json.loads(answers[0].run_state or "{}")
-        return [dict(zip(a.names, one.tensors, strict=True)) for a, one in zip(answers, asked, strict=True)]
+        found = self.ask_each([(Request(snapshot=Snapshot(step)), ())] * len(self._links))
+        self.run_state = json.loads(found[0][0].run_state or "{}")
+        return [dict(zip(answer.names, tensors, strict=True)) for answer, tensors in found]
 
     # -- gradients -----------------------------------------------------------------------------------------------------
 
@@ -224,7 +222,7 @@ class ShardClient:
         orders: Sequence[Compute],
         gradient: Gradient,
         *,
-        loss_sums: Sequence[float],
+        loss_sums: Sequence[float] | None,
         unused: Sequence[str] = (),
         buffers: BufferPush | None = None,
         versions: Sequence[int] | None = None,
@@ -236,7 +234,7 @@ class ShardClient:
         Args:
             orders: orders of the shares whose gradients it sums, each weighted by num_samples / batch_samples.
             gradient: gradient, which must not change until the push has ended.
-            loss_sums: part of the batch's mean loss, for each order.
+            loss_sums: part of the batch's mean loss, for each order; None: the caller acknowledges the shares.
             unused: parameters that no share had a gradient for.
             buffers: changes that the shares made to the model's buffers, if the lead has buffers.
             versions: versions of the parameters it was computed with; default: those of the last pull.
@@ -250,7 +248,7 @@ class ShardClient:
         read = list(self.versions if versions is None else versions)
         parts = tuple(Part(order.step, order.share, order.num_samples, order.batch_samples) for order in orders)
         ids = tuple(order.order_id for order in orders)
-        single = len(self._links) == 1
+        reports = tuple(map(Report, ids, loss_sums)) if loss_sums is not None and len(self._links) == 1 else ()
         into = None if pull_into is None else self._partition.cut(pull_into)
         asked = []
         for shard, link in enumerate(self._links):
@@ -264,27 +262,42 @@ class ShardClient:
             )
             request = Request(
                 push=push,
-                tally=None if shard else self._tally(),
-                acknowledge=tuple(map(Report, ids, loss_sums)) if single else (),
-                next=self._asking(next_order, without=ids) if single and next_order is not None else None,
+                tally=None if shard or loss_sums is None else self._tally(),
+                acknowledge=reports,
+                next=self._asking(next_order, without=ids) if reports and next_order is not None else None,
                 pull=None if into is None else Pull(reads=self._reads_version),
             )
             if shard == 0 and buffers is not None:
                 tensors += [buffers.floats, buffers.integers]
             asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
-        return PushHandle(self, asked, ids, list(loss_sums), read[0], next_order, pulls=into is not None)
+        return PushHandle(self, asked, ids, loss_sums, read[0], next_order, pulls=into is not None)
+
+    def acknowledge(self, reports: Sequence[Report], next_order: bool | None = None) -> Answer:
+        """Report shares to the lead that all shards have applied; return its answer.
+
+        Args:
+            reports: report on each share.
+            next_order: same as for `start_push`.
+        """
+        asking = None if next_order is None else self._asking(next_order)
+        return self._ask_lead(Request(acknowledge=tuple(reports), tally=self._tally(), next=asking))
 
     # -- servers that are replaced -------------------------------------------------------------------------------------
 
     def reconnect(self, shard: int, channel: Channel) -> None:
         """Continue a shard over a channel to its new server, which is sent again what the old one did not answer."""
         self._links[shard].reconnect(channel)
-        self._warnings = list(self._said)  # the old one may not have passed them on; the recorder drops repeated ones
+        self._num_told = 0  # the old one may not have passed them on; the recorder drops repeated ones
 
     @property
     def bytes_sent(self) -> int:
         """Number of bytes sent to all servers, including lost ones."""
         return sum(link.bytes_sent for link in self._links)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Number of bytes sent to all servers and received from them."""
+        return sum(link.bytes_moved for link in self._links)
 
     def close(self) -> None:
         """End the connections; the lead then removes the worker."""
@@ -293,30 +306,25 @@ class ShardClient:
 
     def _tally(self) -> Traffic | None:
         """Return the traffic section of a request to the lead; None if nothing is new."""
-        moved = self._moved_elsewhere()
-        new_bytes, self._bytes_reported = max(0, moved - self._bytes_reported), moved
-        saved = self._saved_by_all()
-        new_saved, self._saved_reported = saved - self._saved_reported, saved
-        errors = ((self.worker, self._error()),) if self.encoder.take_news() else ()
-        warnings, self._warnings = self._warnings, []
-        traffic = Traffic(new_bytes, new_saved, errors, tuple(warnings))
+        moved = self.others_bytes + sum([link.bytes_moved for link in self._links[1:]])
+        saved = self.others_saved + self.encoder.bytes_saved
+        new_bytes, new_saved = max(0, moved - self._bytes_reported), saved - self._saved_reported
+        self._bytes_reported, self._saved_reported = moved, saved
+        errors: tuple[tuple[int, float], ...] = ()
+        if self.encoder.has_news:
+            self.encoder.has_news = False
+            errors = ((self.worker, math.hypot(self.encoder.error, *self.others_errors)),)
+        warnings, self._num_told = tuple(self._warnings[self._num_told :]), len(self._warnings)
+        traffic = Traffic(new_bytes, new_saved, errors, warnings)
         return None if traffic == Traffic() else traffic
-
-    def _moved_elsewhere(self) -> int:
-        """Return the bytes, both ways, that did not pass the lead."""
-        return sum(link.bytes_moved for link in self._links[1:])
-
-    def _saved_by_all(self) -> int:
-        """Return the bytes that compression has saved so far."""
-        return self.encoder.bytes_saved
-
-    def _error(self) -> float:
-        return self.encoder.error
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
-    def _one(self, asked: Asked) -> Answer:
-        return self._all([asked])[0]
+    def _ask_lead(self, request: Request, ends: Sequence[int] = ()) -> Answer:
+        """Send a request to the lead and wait for the answer; then the worker no longer holds the orders `ends`."""
+        (answer,) = self._all([self._links[0].ask(request)])
+        self._drop(ends)
+        return answer
 
     def _all(self, asked: Sequence[Asked]) -> list[Answer]:
         with self._waiting():
@@ -368,66 +376,45 @@ class ShardClient:
         return [parts[shard], self.buffers.floats, self.buffers.integers]
 
 
+@dataclass(eq=False)
 class PushHandle:
     """A push in progress."""
 
-    def __init__(
-        self,
-        client: ShardClient,
-        asked: Sequence[Asked],
-        ids: Sequence[int],
-        loss_sums: Sequence[float],
-        read_version: int,
-        next_order: bool | None,
-        *,
-        pulls: bool,
-    ) -> None:
-        self._client = client
-        self._asked = asked
-        self._ids = list(ids)
-        self._loss_sums = loss_sums
-        self._read_version = read_version
-        self._next_order = next_order
-        self._pulls = pulls
-        self._result: PushResult | None = None
+    client: ShardClient
+    asked: Sequence[Asked]
+    ids: Sequence[int]
+    loss_sums: Sequence[float] | None
+    read_version: int
+    next_order: bool | None
+    pulls: bool
+    _result: PushResult | None = None
 
     def done(self) -> bool:
         """Return True if the shards have answered."""
-        return all(one.done() for one in self._asked)
+        return all(one.done() for one in self.asked)
 
     def wait(self) -> PushResult:
         """Wait until all shards have the gradient and the lead has the acknowledgement. May be called again.
 
         If the push pulls, the client's `versions` are then those of the pulled parameters.
         """
-        if self._result is None:
-            self._result = self._end()
-        return self._result
-
-    def _end(self) -> PushResult:
-        client = self._client
-        answers = client._all(self._asked)
-        if self._pulls:
+        if self._result is not None:
+            return self._result
+        client, ids = self.client, self.ids
+        answers = client._all(self.asked)
+        if self.pulls:
             client.versions = [answer.version for answer in answers]
-            client._adopt(self._asked[0])
-        lead, staleness = answers[0], answers[0].staleness
-        whole = len(lead.claimed) == len(self._ids)
-        again = len(self._ids) > 1 and (any(a.missing for a in answers) or (bool(lead.claimed) and not whole))
-        client._drop([i for i in self._ids if not again or i not in lead.claimed])
-        if len(answers) == 1:
-            answer = lead
-        elif whole and not again:
-            answer = self._acknowledge(staleness)
-        else:
-            answer = Answer()
+            client._adopt(self.asked[0])
+        answer = lead = answers[0]
+        is_whole = len(lead.claimed) == len(ids)
+        again = len(ids) > 1 and (any(one.missing for one in answers) or (bool(lead.claimed) and not is_whole))
+        client._drop([i for i in ids if not again or i not in lead.claimed])
+        if len(answers) > 1 and self.loss_sums is not None:
+            read, write = self.read_version, self.read_version + lead.staleness
+            reports = [Report(i, loss, read, write) for i, loss in zip(ids, self.loss_sums, strict=True)]
+            answer = client.acknowledge(reports, self.next_order) if is_whole and not again else Answer()
         order = None if answer.order is None else client._received(answer.order)
-        if order is None and self._next_order is not None and not again:
-            order = client.next(wait=self._next_order)
-        return PushResult(answer.counts, staleness, order, lead.claimed if again else ())
-
-    def _acknowledge(self, staleness: int) -> Answer:
-        client, read = self._client, self._read_version
-        reports = [Report(i, loss, read, read + staleness) for i, loss in zip(self._ids, self._loss_sums, strict=True)]
-        asking = None if self._next_order is None else client._asking(self._next_order)
-        request = Request(acknowledge=tuple(reports), tally=client._tally(), next=asking)
-        return client._one(client._links[0].ask(request))
+        if order is None and self.next_order is not None and not again:
+            order = client.next(wait=self.next_order)
+        self._result = PushResult(answer.counts, lead.staleness, order, lead.claimed if again else ())
+        return self._result

@@ -18,17 +18,22 @@ from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.task import training_batch_of
-from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.buffers import untouched
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.loop.batch_loss import why_no_mean
+from orchestray.trainers.loop.error_feedback import RESIDUALS
 from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
+from orchestray.trainers.ps.protocol.buffers import BufferPlaces, Buffers
+from orchestray.trainers.ps.protocol.encoding import compressor_of
+from orchestray.trainers.ps.protocol.residuals import cut_of
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from torch import Tensor
 
     from orchestray.platform.data.source import Source
     from orchestray.platform.data.stream import SampleStream, Share
@@ -38,7 +43,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.rng import RngKey
-    from orchestray.trainers.ps.protocol.buffers import BufferPlaces
+    from orchestray.trainers.ps.protocol.buffers import BufferPush
+    from orchestray.trainers.ps.worker.client import ShardClient
 
 
 class OrderLoop(ABC):
@@ -53,6 +59,7 @@ class OrderLoop(ABC):
     """
 
     network: Network
+    _places: BufferPlaces
 
     def __init__(
         self, task: Task, settings: ReplicaSettings, stream_of: Callable[[str, int, int], SampleStream], source: Source
@@ -71,6 +78,9 @@ class OrderLoop(ABC):
         """True if versions of the parameters count batches; False if they count pushes."""
         self._exchange = AllReduce()  # of a single worker: a network needs an exchange
         self._faults = Faults()
+        self._client: ShardClient | None = None
+        self._buffers: Buffers | None = None
+        """Buffers as they were last pulled; None: the model has none."""
         self._fixed_buffers: BufferPlaces | None = None
         """Places of the buffers, which must keep their sizes; None: they are not looked at."""
 
@@ -78,6 +88,15 @@ class OrderLoop(ABC):
         """Use a network."""
         self.network = network
         self._exchange.attach(network.model, SoloCollective())
+        self._places = BufferPlaces(network.model)
+        held = Buffers.of(self._places)
+        self._buffers = held if held.floats.numel() or held.integers.numel() else None
+
+    @property
+    def client(self) -> ShardClient:
+        """The connection to the servers."""
+        assert self._client is not None
+        return self._client
 
     def _work(self, writer: CheckpointWriter | None) -> str:
         """Do what is ordered until there is nothing more to do; return the reason of the end.
@@ -173,6 +192,49 @@ class OrderLoop(ABC):
         self.num_shares += 1
         self.num_samples += order.num_samples
 
+    @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """Seconds spent waiting for servers, and for other workers."""
+
+    @property
+    @abstractmethod
+    def bytes_saved(self) -> int:
+        """Number of bytes saved by compressing gradients."""
+
+    def counts(self) -> dict[str, float]:
+        """Return this worker's counters, by their names in the result."""
+        return {
+            "shares": self.num_shares,
+            "samples": self.num_samples,
+            "busy_s": self.busy_s,
+            "waited_s": self.waited_s,
+            "saved_bytes": self.bytes_saved,
+        }
+
+    def _buffer_push(self, order: Compute) -> BufferPush | None:
+        """Return the change that a share has made to the model's buffers, and undo it."""
+        if self._buffers is None:
+            return None
+        change = self._buffers.change_of(self._places, order.num_samples / order.batch_samples)
+        self._buffers.write_to(self._places)
+        return change
+
+    def _write(
+        self,
+        writer: CheckpointWriter,
+        order: Save,
+        tensors: Mapping[str, Tensor],
+        slots: Mapping[str, Tensor],
+        *,
+        kept: Mapping[str, Tensor],
+        beside: Mapping[str, Tensor],
+    ) -> None:
+        """Write a checkpoint with the lead's state of the run, and the state `kept` of all workers' compressors."""
+        state = {**self.client.run_state, RESIDUALS: cut_of(self.settings)} if kept else self.client.run_state
+        writer.save_async(order.step, tensors, slots, state, exchange=kept or None, resume=beside)
+        writer.wait()
+
     def _evaluate(self, order: Validate, draw: RngKey) -> dict[str, float]:
         """Return loss and metrics, summed over the order's part of the validation samples."""
         draw.step = order.step
@@ -185,10 +247,5 @@ class OrderLoop(ABC):
 
     def _compressors(self, worker: int, num_shards: int) -> list[Compressor] | None:
         """Return a compressor of gradients for each shard; None without compression."""
-        settings = self.settings
-        if settings.compression.get("type", "none") == "none":
-            return None
-        return [
-            make_compressor(**settings.compression, seed=settings.seed, worker=worker, num_workers=settings.layout.data)
-            for _ in range(num_shards)
-        ]
+        made = [compressor_of(self.settings, worker) for _ in range(num_shards)]
+        return [one for one in made if one is not None] or None

@@ -17,15 +17,12 @@ from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.core.model_state import buffers_beside
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.loop.error_feedback import RESIDUALS
 from orchestray.trainers.loop.saving import refuse_own_saving
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
-from orchestray.trainers.ps.protocol.buffers import BufferPlaces, BufferPush, Buffers
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
 from orchestray.trainers.ps.protocol.residuals import (
     Kept,
-    cut_of,
     deposit,
     hand_over,
     kept_by,
@@ -78,9 +75,7 @@ class CentralWorker(OrderLoop):
         self._assembled(self._assembler.assemble(lambda: groups))
         self.flat = FlatModel(self.network.model)
         self.partition = Partition.of(self.network.model, self.central.shards)
-        self._places = self._fixed_buffers = BufferPlaces(self.network.model)
-        held = Buffers.of(self._places)
-        self._buffers = held if held.floats.numel() or held.integers.numel() else None
+        self._fixed_buffers = self._places
         last_step = self.central.coordinator_settings(settings, source.num_rows, 0, {}).last_step
         self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)
         whole = Partition.of(self.network.model).slices(0)
@@ -88,19 +83,12 @@ class CentralWorker(OrderLoop):
         self.local_steps = steps if self.central.decouples_rates else None
         """Makes steps of the worker's own, where workers push changes instead of gradients; else None."""
         self._writes = InPlaceWrites(trainable(self.network.model))
-        self._client: ShardClient | None = None
         self._waited_s, self._bytes_saved = 0.0, 0
         """Totals of the clients of earlier runs."""
         self._kept: tuple[int, Kept | None] = (-1, None)
         """Number of this worker in the last run, and the state of its compressors then."""
         self._block: SharedBlock | None = None
         self._pusher: Pusher = PushesEach(self)
-
-    @property
-    def client(self) -> ShardClient:
-        """The connection to the servers."""
-        assert self._client is not None
-        return self._client
 
     @property
     def waited_s(self) -> float:
@@ -301,13 +289,6 @@ class CentralWorker(OrderLoop):
                 "strategy.exchange.type: allreduce, or have the model compute with a changed copy."
             )
 
-    def _buffer_push(self, order: Compute) -> BufferPush | None:
-        if self._buffers is None:
-            return None
-        change = self._buffers.change_of(self._places, order.num_samples / order.batch_samples)
-        self._buffers.write_to(self._places)
-        return change
-
     def _validate(self, order: Validate) -> None:
         self.pull(order.step if self._by_batch else 0)
         self.client.validated(order, self._evaluate(order, self._assembler.draw))
@@ -318,10 +299,6 @@ class CentralWorker(OrderLoop):
         if writer is not None:
             self.flat.look_at(self.client.home)
             tensors = load_values(self.network.model, self.flat.values, snapshots)
-            slots = whole_slots(self.partition, snapshots)
-            kept = to_file(snapshots)
-            state = {**self.client.run_state, RESIDUALS: cut_of(self.settings)} if kept else self.client.run_state
-            beside = buffers_beside(self.network.model)
-            writer.save_async(order.step, tensors, slots, state, exchange=kept or None, resume=beside)
-            writer.wait()
+            slots, beside = whole_slots(self.partition, snapshots), buffers_beside(self.network.model)
+            self._write(writer, order, tensors, slots, kept=to_file(snapshots), beside=beside)
         self.client.saved(order)

@@ -14,16 +14,13 @@ Sources: Gupta et al. 2016 (Rudra), section 3.2; Hsieh et al. 2017 (Gaia), secti
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
-from orchestray.platform.errors import TrainingError
-from orchestray.trainers.ps.protocol.messages import ANSWER, finish, result, start, tensors_of
-from orchestray.trainers.ps.protocol.requests import NOBODY, Answer, Header, Request
-from orchestray.trainers.ps.variants.hierarchy.decode import Decode
+from orchestray.trainers.ps.protocol.encoding import GradientDecoder
+from orchestray.trainers.ps.protocol.messages import ANSWER, RequestServer, finish, result, start, tensors_of
+from orchestray.trainers.ps.protocol.requests import NOBODY, Header, Request
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
 from orchestray.trainers.ps.variants.hierarchy.leaf_requests import Asker, Requests
@@ -35,65 +32,39 @@ class _Gone:
     channel: Channel
 
 
-class LeafServer:
+class LeafServer(RequestServer):
     """A leaf server. Each worker has a thread that calls `serve`; one more thread calls `run` for all of them."""
 
     def __init__(
-        self, upstream: Upstream, copy: BatchCopy | LocalCopy, decode: Decode, *, sums_whole_batches: bool = True
+        self,
+        upstream: Upstream,
+        copy: BatchCopy | LocalCopy,
+        decoder: GradientDecoder,
+        *,
+        sums_whole_batches: bool = True,
     ) -> None:
         """
         Args:
             upstream: connection to the shards, after `hello`.
             copy: copy of the parameters.
-            decode: makes gradients of what workers send.
+            decoder: decoder of workers' gradients, for a single shard of all parameters.
             sums_whole_batches: True to wait for the shares of a batch that its other workers compute.
         """
+        super().__init__()
         self._upstream = upstream
         self._copy = copy
-        self._changed = threading.Condition()
-        self._requests = Requests(upstream, copy, decode, self._changed, sums_whole_batches=sums_whole_batches)
+        self._requests = Requests(upstream, copy, decoder, self._changed, sums_whole_batches=sums_whole_batches)
         self._inbox: deque[Asker | _Gone] = deque()
-        self._channels: set[Channel] = set()
-        self._closed = False
         self._heard: Handle[Message] | None = None
 
     # -- a worker's thread -------------------------------------------------------------------------------------------
 
-    def serve(self, channel: Channel) -> int | None:
-        """Answer a worker until its channel ends. Blocks.
-
-        Returns:
-            The worker's number; None if it sent no `hello`.
-        """
-        worker: int | None = None
-        with self._changed:
-            self._channels.add(channel)
-            if self._closed:
-                channel.close()
-        try:
-            asked = channel.irecv()
-            while True:
-                header = Header.decode(Request, result(asked).content)
-                if header.sections.hello is not None:
-                    worker = header.sections.hello.worker
-                tensors = tensors_of(channel, header)
-                asked = channel.irecv()
-                self._serve_one(Asker(NOBODY if worker is None else worker, header.sections, tensors, channel), asked)
-        except ChannelClosedError:
-            pass
-        except TrainingError as error:  # a message that cannot be understood, and so nothing after it
-            with suppress(ChannelClosedError):
-                finish(start(channel, ANSWER, Answer(error=str(error))))
-        finally:
-            channel.close()
-            with self._changed:
-                self._channels.discard(channel)
-                if worker is not None:
-                    self._inbox.append(_Gone(worker, channel))
-                    self._changed.notify_all()
-        return worker
-
-    def _serve_one(self, asker: Asker, following: Handle[Message]) -> None:
+    def _serve_one(self, channel: Channel, worker: int | None, header: Header[Request]) -> Handle[Message]:
+        tensors = tensors_of(channel, header)
+        asker, following = (
+            Asker(NOBODY if worker is None else worker, header.sections, tensors, channel),
+            channel.irecv(),
+        )
         following.future.add_done_callback(self._wake)
         with self._changed:
             self._inbox.append(asker)
@@ -105,15 +76,18 @@ class LeafServer:
                     result(following)  # raises: the worker has died
                 raise ChannelClosedError("the leaf server is closed")
         try:
-            finish(start(asker.channel, ANSWER, asker.answer, asker.reply))
+            finish(start(channel, ANSWER, asker.answer, asker.reply))
         finally:
             if asker.lent:
                 with self._changed:
                     self._copy.give_back(asker.reply)
+        return following
 
-    def _wake(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _gone(self, worker: int | None, channel: Channel) -> None:
+        if worker is not None:
+            with self._changed:
+                self._inbox.append(_Gone(worker, channel))
+                self._changed.notify_all()
 
     # -- the thread that runs ----------------------------------------------------------------------------------------
 
@@ -134,12 +108,7 @@ class LeafServer:
 
     def close(self) -> None:
         """End every connection."""
-        with self._changed:
-            self._closed = True
-            channels = list(self._channels)
-            self._changed.notify_all()
-        for channel in channels:
-            channel.close()
+        self._hang_up()
         self._upstream.close()
 
     def _turn(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel
 from orchestray.trainers.ps.protocol.buffers import BufferPush
-from orchestray.trainers.ps.protocol.link import Asked, Link
+from orchestray.trainers.ps.protocol.messages import Asked, Link
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.requests import (
     Answer,
@@ -19,6 +19,7 @@ from orchestray.trainers.ps.protocol.requests import (
     Change,
     Entry,
     Origin,
+    Part,
     Pull,
     Push,
     ReportOf,
@@ -26,7 +27,6 @@ from orchestray.trainers.ps.protocol.requests import (
     Snapshot,
     Traffic,
 )
-from orchestray.trainers.ps.protocol.seen_shares import Part
 from orchestray.trainers.ps.variants.hierarchy.root_server import number_of_leaf
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import pack, unpack
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from orchestray.trainers.ps.protocol.buffers import BufferPush
+from orchestray.trainers.ps.protocol.messages import flat_state
 from orchestray.trainers.ps.protocol.requests import Origin, ReportOf
+from orchestray.trainers.ps.protocol.state import SLOTS, whole_slots
 from orchestray.trainers.ps.server.shard import Applied, Shard
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import Residual
@@ -167,3 +169,31 @@ class LocalCopy:
                 shard.buffers.floats.copy_(upstream.buffer_values[0])
                 shard.buffers.integers.copy_(upstream.buffer_values[1])
         self._seen = list(upstream.versions)
+
+
+def snapshot_of(
+    upstream: Upstream, copy: BatchCopy | LocalCopy, step: int | None
+) -> tuple[tuple[str, ...], list[Tensor], str | None]:
+    """Return the state of all shards in the form of a single server's snapshot.
+
+    If leaf servers have optimizers, the optimizer state is this leaf's.
+
+    Args:
+        upstream: connection to the shards.
+        copy: the leaf's copy of the parameters.
+        step: see `ShardServer.snapshot`.
+
+    Returns:
+        Names, tensors, and the lead's state of the run as JSON.
+    """
+    snapshots, run_state = upstream.snapshots(step)
+    whole = {"values": torch.cat([snapshot["values"] for snapshot in snapshots])}
+    if isinstance(copy, LocalCopy):
+        whole |= {f"{SLOTS}{name}": tensor for name, tensor in copy.shard.optimizer_slots().items()}
+    else:
+        for name, tensor in whole_slots(upstream.partition, snapshots).items():
+            owner, _, slot = name.rpartition(".")
+            whole[f"{SLOTS}{owner}:0.{slot}"] = tensor
+    whole |= {name: tensor for name, tensor in snapshots[0].items() if name.startswith("buffers/")}
+    names, tensors = flat_state(whole)
+    return names, tensors, run_state

@@ -9,18 +9,17 @@ import torch
 
 from orchestray.platform.comm.channel.base import ChannelClosedError
 from orchestray.trainers import tasks
-from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.core.parts import parts_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import newest
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.buffers import Buffers
+from orchestray.trainers.ps.protocol.encoding import GradientDecoder, compressor_of
 from orchestray.trainers.ps.protocol.host_bases import AcceptingHost, ReroutedHost, dial
 from orchestray.trainers.ps.protocol.partition import Partition, flatten_parameters
 from orchestray.trainers.ps.protocol.settings import CentralSettings
 from orchestray.trainers.ps.protocol.state import slots_of_shard
 from orchestray.trainers.ps.server.shard import Rates, Shard
-from orchestray.trainers.ps.variants.hierarchy.decode import Decode
 from orchestray.trainers.ps.variants.hierarchy.leaf import LeafServer
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
@@ -90,13 +89,8 @@ class LeafHost(AcceptingHost, ReroutedHost):
             copy = LocalCopy(upstream, shard, float(settings.exchange["significance"]))
         else:
             copy = BatchCopy(upstream, always_newest=central.consistency == "stale")
-        decoder = None
-        if settings.compression.get("type", "none") != "none":
-            decoder = make_compressor(
-                **settings.compression, seed=settings.seed, worker=0, num_workers=settings.layout.data
-            )
-        decode = Decode(whole, values, has_buffers=buffers is not None, decoder=decoder)
-        server = LeafServer(upstream, copy, decode, sums_whole_batches=central.consistency == "synchronous")
+        decoder = GradientDecoder(whole.slices(0), values, compressor_of(settings, 0))
+        server = LeafServer(upstream, copy, decoder, sums_whole_batches=central.consistency == "synchronous")
         self._server, self._upstream = server, upstream
         store = self._listen()
 

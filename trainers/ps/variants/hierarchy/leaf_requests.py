@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
+from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.errors import OrchestrayError
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
-from orchestray.trainers.ps.protocol.link import Asked
-from orchestray.trainers.ps.protocol.messages import ServerError
-from orchestray.trainers.ps.protocol.requests import Answer, AskingOf, Entry, Push, Report, ReportOf, Request
-from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
-from orchestray.trainers.ps.variants.hierarchy.decode import Decode, snapshot_of
+from orchestray.trainers.ps.protocol.encoding import GradientDecoder
+from orchestray.trainers.ps.protocol.messages import Asked, ServerError
+from orchestray.trainers.ps.protocol.requests import DENSE, Answer, AskingOf, Entry, Push, Report, ReportOf, Request
+from orchestray.trainers.ps.server.events import TrafficCounter
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
-from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
+from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy, snapshot_of
 
 _RELAYED = ("hello", "validated", "saved", "acknowledge")
 
@@ -64,7 +64,7 @@ class Requests:
         self,
         upstream: Upstream,
         copy: BatchCopy | LocalCopy,
-        decode: Decode,
+        decoder: GradientDecoder,
         changed: threading.Condition,
         *,
         sums_whole_batches: bool,
@@ -73,11 +73,11 @@ class Requests:
         Args:
             upstream: same as in `LeafServer`.
             copy: same as in `LeafServer`.
-            decode: same as in `LeafServer`.
+            decoder: same as in `LeafServer`.
             changed: notified when a request has been completed.
             sums_whole_batches: same as in `LeafServer`.
         """
-        self._upstream, self._copy, self._decode, self._changed = upstream, copy, decode, changed
+        self._upstream, self._copy, self._decoder, self._changed = upstream, copy, decoder, changed
         self._sums_whole_batches = sums_whole_batches
         self._connected: dict[int, Channel] = {}
         self._waiting: list[Asker] = []
@@ -163,8 +163,20 @@ class Requests:
     # -- gradients ---------------------------------------------------------------------------------------------------
 
     def _collect(self, asker: Asker, push: Push) -> None:
-        collected = self._decode(asker.worker, push, asker.request.acknowledge, asker.tensors)
-        asker.tensors = []
+        tensors, asker.tensors = asker.tensors, []
+        if push.encoding == DENSE and push.pieces > 1:
+            tensors = [flatten(tensors[: push.pieces]), *tensors[push.pieces :]]
+        gradient, buffers = self._decoder.decode(push.encoding, tensors)
+        collected = Collected(
+            worker=asker.worker,
+            orders=push.orders,
+            loss_sums=tuple(report.loss_sum for report in asker.request.acknowledge),
+            parts=push.origin.parts,
+            read_version=push.origin.read_version,
+            gradient=gradient,
+            unused=frozenset(push.unused),
+            buffers=buffers,
+        )
         for order in collected.orders:
             self._out.pop(order, None)
         answer = asker.answer

@@ -91,13 +91,11 @@ class RootMachine(Machine):
     def _push_sum(self, push: Push, tensors: Sequence[Tensor], answer: Answer) -> None:
         answer.version = self.shard.version
         if self.coordinator is not None:
-            there, orders = self.coordinator.workers, zip(push.workers, push.orders, strict=True)
-            answer.claimed = tuple(
-                order for worker, order in orders if worker in there and self.lead.claim(worker, order)
-            )
+            orders = zip(push.workers, push.orders, strict=True)
+            answer.claimed = tuple(order for worker, order in orders if self.coordinator.claim(worker, order))
             if len(answer.claimed) < len(push.orders):
                 return
-        self._applied(push, *self._decoded(push.encoding, list(tensors)), answer)
+        self._applied(push, *self._decoder.decode(push.encoding, tensors), answer)
 
     def _change(self, leaf: int, change: Change, tensors: list[Tensor]) -> None:
         known = self._changes.get(leaf)
@@ -155,28 +153,17 @@ class RootServer(ShardServer):
         if request.change is not None:
             self._own_change(leaf, list(tensors))
         answer, reply = super()._answer(replace(request, asks=None, refresh=None), asker, tensors)
-        with self._changed:
+        with self._changing():
             if asks is not None:
                 again = Entry(worker=leaf, asks=asks)
-                found = self._try_asks(again)
+                found = self._try(again)
                 if found is None and any(asking.wait for _, asking in asks):
-                    found = self._until(lambda: self._try_asks(again), asker.asked)
+                    found = self._until(lambda: self._try(again), asker.asked)
                 answer.orders, answer.flush = (found.orders, found.flush) if found else ((None,) * len(asks), False)
             if request.refresh is not None:
                 reply = self._news(leaf, request.refresh)
                 answer.version = self._machine.shard.version
-            safe = self._followers.barrier()
-        safe()
-        self.events.deliver()
         return answer, reply
-
-    def _try_asks(self, again: Entry) -> Answer | None:
-        answer = self._machine.apply(again)
-        if not (answer.flush or any(answer.orders)):
-            return None  # nothing has changed, so the followers need no entry
-        self._followers.tell(again, ())
-        self._changed.notify_all()
-        return answer
 
     @torch.no_grad()
     def _own_change(self, leaf: int, tensors: list[Tensor]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from orchestray.trainers.ps.protocol.assignments import Compute, Order, Wait
-from orchestray.trainers.ps.protocol.link import Asked
+from orchestray.trainers.ps.protocol.messages import Asked
 from orchestray.trainers.ps.protocol.partition import Partition
 from orchestray.trainers.ps.protocol.requests import Report, Request
 from orchestray.trainers.ps.protocol.settings import MAX_AHEAD
@@ -74,7 +74,7 @@ class HogwildClient(ShardClient):
 
     def flush_reports(self) -> Mapping[str, Any]:
         """Report what is done, without a request for orders; return the lead's state of the run."""
-        answer = self._one(self._links[0].ask(Request(acknowledge=self._acknowledged(), run_state=True)))
+        answer = self._ask_lead(Request(acknowledge=self._acknowledged(), run_state=True))
         run_state: Mapping[str, Any] = json.loads(answer.run_state or "{}")
         return run_state
 
@@ -96,7 +96,7 @@ class HogwildClient(ShardClient):
         return tuple(reports)
 
     def _receive(self, asked: Asked) -> None:
-        answer = self._one(asked)
+        (answer,) = self._all([asked])
         self._asked = None
         order = self._received(answer.order)
         if isinstance(order, Wait):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from orchestray.trainers.ps.protocol.assignments import Compute
-from orchestray.trainers.ps.protocol.partition import Slice
 from orchestray.trainers.ps.protocol.requests import Answer, Entry, Report
 from orchestray.trainers.ps.protocol.settings import MAX_AHEAD
 from orchestray.trainers.ps.server.server import ShardServer
@@ -41,17 +40,6 @@ def share(settings: ReplicaSettings, model: nn.Module, optimizer: Optimizer, buf
     shared.buffers.floats.copy_(buffers.floats)
     shared.buffers.integers.copy_(buffers.integers)
     return shared
-
-
-def share_state(shared: SharedValues, optimizer: Optimizer, slices: Sequence[Slice]) -> None:
-    """Move the state of the server's optimizer into the shared memory.
-
-    Args:
-        shared: memory of the run.
-        optimizer: optimizer of the server's shard.
-        slices: slices of the shard.
-    """
-    shared.share_state(optimizer, [f"{piece.name}:{piece.start}" for piece in slices], fill=True)
 
 
 class OrderingMachine(Machine):

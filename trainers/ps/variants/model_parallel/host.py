@@ -8,40 +8,34 @@ from __future__ import annotations
 
 import ipaddress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
 from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, where type checkers find it
 from torch.distributed.distributed_c10d import PrefixStore
 
 from orchestray.platform.actors.member import pin_gloo_interface
-from orchestray.platform.comm.channel.base import ChannelError
 from orchestray.platform.comm.channel.gloo import address_towards
 from orchestray.platform.comm.collective import Collective, PeerLostError
-from orchestray.platform.data.retries import READS
 from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.sockets import listens
-from orchestray.trainers.core.faults import FaultPlan, Faults
-from orchestray.trainers.core.model_state import ModelState
-from orchestray.trainers.core.outcome import PEER_LOST
-from orchestray.trainers.core.parts import parts_of
-from orchestray.trainers.core.process_memory import peak_memory_bytes
-from orchestray.trainers.loop.checkpoint_source import exported
-from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, SERVER_LOST, Address, StagePlan
-from orchestray.trainers.ps.protocol.assignments import LEFT
+from orchestray.trainers.core.faults import Faults
+from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, Address, StagePlan
 from orchestray.trainers.ps.variants.model_parallel.plan import plan_stages
 from orchestray.trainers.ps.variants.model_parallel.worker import StagedWorker
 from orchestray.trainers.ps.worker.worker_process import EmployedHost
-from orchestray.trainers.saved.model_json import describe_model
-from orchestray.trainers.saved.trained_model import write_model
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestray.platform.comm.channel.base import Channel
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.ps.protocol.residuals import Kept
 
 _CONNECT_TIMEOUT_S = 60.0
 _MEET_TIMEOUT_S = 600.0
 """Seconds; longer than a server's timeout, because the other stages may have to start a process first."""
+
+_COUNTED = ("shares", "samples", "busy_s", "waited_s", "bytes", "saved_bytes")
 
 
 class StageHost(EmployedHost):
@@ -54,11 +48,10 @@ class StageHost(EmployedHost):
         self._world: Collective | None = None
         self._meeting = self._called_off = ""
         self._rank = -1
-        self._num_shares, self._num_samples, self._busy_s, self._waited_s = 0, 0, 0.0, 0.0
+        self._earlier: dict[str, float] = dict.fromkeys(_COUNTED, 0)
+        """Totals of the workers of earlier meetings."""
         self._kept: tuple[int, Kept | None] = (-1, None)
         """Number of this worker, and the state of its compressors then."""
-        self._bytes_sent = self._bytes_saved = 0
-        """Totals of the workers of earlier meetings."""
 
     def plan(self) -> StagePlan:
         """Decide where the network is cut; see `plan_stages`."""
@@ -83,13 +76,9 @@ class StageHost(EmployedHost):
         replica, stage = divmod(rank, plan.num_workers)
         with self._closing:
             self._number, self._aborted, self._meeting = replica, False, meeting.name
-        self._forget_earlier(servers)
-        kills = FaultPlan.of(
-            self._settings.faults, "worker", rank, attempt=attempt, is_alone=True, seed=self._settings.seed
-        )
-        try:
-            # The servers first: they wait for a shorter time than the stages wait for each other.
-            channels = [self._connect(server, shard) for shard, server in enumerate(servers)]
+
+        def work(channels: list[Channel], faults: Faults) -> str:
+            # The servers come first: they wait for a shorter time than the stages wait for each other.
             world = self._enter(meet(meeting, stage, plan.num_workers))
             worker = self._worker = StagedWorker(
                 self._task,
@@ -101,62 +90,33 @@ class StageHost(EmployedHost):
                 bounds=list(plan.bounds),
                 device=self._device,
             )
-            answer = worker.run(
+            return worker.run(
                 channels,
                 replica,
                 writer=self._prepare_checkpoints() if worker.is_first else None,
-                faults=Faults(kills),
+                faults=faults,
                 replace_server=self._await_server if self._settings.exchange["replicas"] > 1 else None,
                 kept=kept,
             )
-        except PeerLostError:
-            return PEER_LOST
-        except ChannelError:
-            return SERVER_LOST
-        except BaseException:
-            self._dissolve()  # the lead hands the shares out again, and the other stages see at once that this one left
-            raise
-        if answer == LEFT:
-            self._dissolve()  # the others' next checkpoint must not wait for it
-        return answer
+
+        return self._employ(rank, attempt, servers, work)
 
     def save_model(self, step: int) -> None:
         """Write the trained model, as the servers hold it after `step`, to the run's directory. All stages must call
         it.
         """
-        worker, directory = self._worker, self._settings.model_directory
+        worker = self._worker
         assert worker is not None
-        if directory:
-            trained = ModelState(worker.trained_model(step))
+        if self._settings.model_directory:
+            trained = worker.trained_model(step)
             if worker.is_first:
-                described = describe_model(self._settings, self._task)
-                row = self._source("train").first_row
-                write_model(directory, exported(self._settings, trained), described, self._task, row)
+                self._write_model(trained)
 
     # -- beside it, from the driver ------------------------------------------------------------------------
 
-    def usage(self) -> dict[str, Any]:
-        """Return this stage's counters and the peak of its memory."""
-        worker = self._worker
-        done: dict[str, Any] = {
-            "memory": peak_memory_bytes(torch.device("cpu")),
-            "shares": self._num_shares,
-            "samples": self._num_samples,
-            "busy_s": self._busy_s,
-            "waited_s": self._waited_s,
-            "bytes": self._bytes_sent,
-            "saved_bytes": self._bytes_saved,
-            "read_retries": READS.num_retries,
-            "parts": parts_of(self),
-        }
-        if worker is not None:
-            done["shares"] += worker.num_shares
-            done["samples"] += worker.num_samples
-            done["busy_s"] += worker.busy_s
-            done["waited_s"] += worker.waited_s
-            done["bytes"] += worker.bytes_sent
-            done["saved_bytes"] += worker.bytes_saved
-        return {**done, "busy_s": round(done["busy_s"], 6), "waited_s": round(done["waited_s"], 6)}
+    def _counts(self) -> Mapping[str, float]:
+        present = {} if self._worker is None else self._worker.counts()
+        return {name: count + present.get(name, 0) for name, count in self._earlier.items()}
 
     def abort(self) -> None:
         """End every wait for the servers and for the other stages."""
@@ -190,22 +150,17 @@ class StageHost(EmployedHost):
         return world
 
     def _dissolve(self) -> None:
-        """Leave the other stages and the servers."""
+        """Leave the other stages and the servers, and keep the counts and the compressors' state."""
+        self._earlier = dict(self._counts())
         worker, self._worker = self._worker, None
         with self._closing:
             world, self._world = self._world, None
         if worker is not None:
-            self._num_shares += worker.num_shares
-            self._num_samples += worker.num_samples
-            self._busy_s += worker.busy_s
-            self._waited_s += worker.waited_s
-            self._bytes_sent += worker.bytes_sent
-            self._bytes_saved += worker.bytes_saved
             self._kept = self._rank, worker.kept
             worker.close()
         if world is not None:
             world.abort()
-        self._hang_up()
+        super()._dissolve()
 
 
 def meet(meeting: Address, stage: int, num_stages: int) -> Collective:

@@ -8,8 +8,7 @@ has servers for it, and sends its values to the others of its group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.comm.objects import gather_json, share_tensors
 from orchestray.trainers.layout.tensor_slice import Ranges, TensorSlice
+from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.partition import trainable
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ class StageParts:
         self.names = owned_names(network)
         self._groups = groups
         self._parameters = dict(trainable(network.model))
-        own = {name: asdict(piece) for name, piece in network.pieces.items()}
-        self._pieces = [_from_json(value) for value in gather_json(groups.model, own)]
+        own = {name: to_json(piece) for name, piece in network.pieces.items()}
+        held = gather_json(groups.model, own)
+        self._pieces = [{name: from_json(TensorSlice, piece) for name, piece in each.items()} for each in held]
         """Pieces of every worker of the replica."""
         lacking = [name for name in self._parameters if name not in self.names]
         wanted = {name for names in gather_json(groups.tensor, lacking) for name in names}
@@ -139,15 +140,3 @@ def cut_module(model: nn.Module, names: tuple[str, ...], ranges: Mapping[str, tu
     for name in names:
         holder.register_buffer(name.replace(".", "/"), cut_tensor(found[name], name, ranges))
     return holder
-
-
-def _from_json(value: Mapping[str, Any]) -> dict[str, TensorSlice]:
-    return {
-        name: TensorSlice(
-            piece["name"],
-            tuple(piece["shape"]),
-            tuple(tuple((start, stop) for start, stop in ranges) for ranges in piece["ranges"]),
-            piece["is_counted"],
-        )
-        for name, piece in value.items()
-    }

@@ -31,7 +31,6 @@ from orchestray.trainers.core.model_state import BUFFER
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
-from orchestray.trainers.loop.error_feedback import RESIDUALS
 from orchestray.trainers.loop.saving import refuse_own_saving
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import (
@@ -43,11 +42,10 @@ from orchestray.trainers.ps.protocol.assignments import (
     order_from_json,
     order_to_json,
 )
-from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
+from orchestray.trainers.ps.protocol.requests import Report
 from orchestray.trainers.ps.protocol.residuals import (
     Kept,
-    cut_of,
     deposit,
     hand_over,
     kept_by,
@@ -56,9 +54,9 @@ from orchestray.trainers.ps.protocol.residuals import (
     to_file,
 )
 from orchestray.trainers.ps.protocol.state import load_values, whole_slots
-from orchestray.trainers.ps.variants.model_parallel.client import StageClient
 from orchestray.trainers.ps.variants.model_parallel.parts import StageParts
-from orchestray.trainers.ps.variants.model_parallel.plan import held_buffers, in_stages
+from orchestray.trainers.ps.variants.model_parallel.plan import in_stages
+from orchestray.trainers.ps.worker.client import ShardClient
 from orchestray.trainers.ps.worker.order_loop import OrderLoop
 
 if TYPE_CHECKING:
@@ -126,8 +124,6 @@ class StagedWorker(OrderLoop):
         names = frozenset(self._parts.names)
         self.flat = FlatModel(self.network.model, names)
         self.partition = Partition.of(self.network.model, num_shards, names)
-        self._buffers = held_buffers(self.network.model)
-        self._client: StageClient | None = None
         self._waited_before_s = self._groups.waiting.total_s
 
     @property
@@ -146,6 +142,9 @@ class StagedWorker(OrderLoop):
         """Number of bytes saved by compressing gradients."""
         return 0 if self._client is None else self._client.encoder.bytes_saved
 
+    def counts(self) -> dict[str, float]:
+        return {**super().counts(), "bytes": self.bytes_sent}
+
     @property
     def kept(self) -> Kept | None:
         """State of this stage's compressors; None without compression."""
@@ -155,12 +154,6 @@ class StagedWorker(OrderLoop):
     def is_first(self) -> bool:
         """True if the lead server knows this stage."""
         return self._world.rank == FIRST
-
-    @property
-    def client(self) -> StageClient:
-        """The connection to this stage's servers."""
-        assert self._client is not None
-        return self._client
 
     def run(
         self,
@@ -191,7 +184,7 @@ class StagedWorker(OrderLoop):
             TrainingError: the loss is not a finite scalar, or the user's code failed.
         """
         self._faults = faults or Faults()
-        self._client = StageClient(
+        self._client = ShardClient(
             channels,
             self.partition,
             replica,
@@ -228,7 +221,7 @@ class StagedWorker(OrderLoop):
             if self.is_first and any(lost):
                 self.client.warn(lost_text(self.client.worker))
 
-    def _deposit_with(self, send: Callable[[StageClient], None]) -> None:
+    def _deposit_with(self, send: Callable[[ShardClient], None]) -> None:
         """Send the compressors' state to the servers of this stage, and wait for the other stages to do the same."""
         send(self.client)
         gather_json(self._world, None)
@@ -252,7 +245,7 @@ class StagedWorker(OrderLoop):
         self.client.pull(min_version if self._by_batch else 0, only_newer=not self._by_batch)
         self._parts.spread()
         if self._buffers is not None:
-            self._buffers.write_to(self.network.model)
+            self._buffers.write_to(self._places)
 
     def _compute(self, order: Compute, reader: ShareReader) -> list[Order]:
         self._pull(order.min_version)
@@ -264,9 +257,9 @@ class StagedWorker(OrderLoop):
         # Not `flat.unused`: a schedule that splits the backward pass makes gradients without calling its hooks.
         named = trainable(self.network.model, self._parts.names)
         unused = [name for name, parameter in named if parameter.grad is None]
-        staleness = self.client.push_only(order, self.flat.gradients, unused, self._buffer_push(order))
+        client, buffers = self.client, self._buffer_push(order)
+        staleness = client.push([order], self.flat.gradients, loss_sums=None, unused=unused, buffers=buffers).staleness
         loss = loss_sum if self.network.is_reporting else None
-        client = self.client
         own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.encoder.bytes_saved, client.encoder.error]
         reports = gather_json(self._world, own)
         if not self.is_first:
@@ -274,7 +267,8 @@ class StagedWorker(OrderLoop):
         losses, late, moved, sent, saved, errors = zip(*reports, strict=True)
         client.others_bytes, client.others_saved = sum(moved[1:]) + sum(sent), sum(saved[1:])
         client.others_errors = errors[1:]
-        client.acknowledge(order, next(loss for loss in losses if loss is not None), max(late))
+        loss, read = next(loss for loss in losses if loss is not None), client.versions[0]
+        client.acknowledge([Report(order.order_id, loss, read, read + max(late))])
         return []
 
     def _combine(self) -> None:
@@ -285,13 +279,6 @@ class StagedWorker(OrderLoop):
         self.network.combine(updates, gradients)
         for update, gradient in zip(updates, gradients, strict=True):
             parameters[update.name].grad = gradient
-
-    def _buffer_push(self, order: Compute) -> BufferPush | None:
-        if self._buffers is None:
-            return None
-        change = self._buffers.change_of(self.network.model, order.num_samples / order.batch_samples)
-        self._buffers.write_to(self.network.model)
-        return change
 
     def _validate(self, order: Validate) -> None:
         self._pull(order.step)
@@ -310,10 +297,8 @@ class StagedWorker(OrderLoop):
         if not self.is_first:
             return
         if writer is not None:
-            state = {**self.client.run_state, RESIDUALS: cut_of(self.settings)} if kept else self.client.run_state
-            resume = {BUFFER + name: tensor for name, tensor in beside.items()}
-            writer.save_async(order.step, tensors, slots, state, exchange=kept or None, resume=resume)
-            writer.wait()
+            named = {BUFFER + name: tensor for name, tensor in beside.items()}
+            self._write(writer, order, tensors, slots, kept=kept, beside=named)
         self.client.saved(order)
 
     def _all_kept(self, snapshots: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

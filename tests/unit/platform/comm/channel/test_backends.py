@@ -21,7 +21,7 @@ from orchestray.platform.comm.channel import (
     connect_shared_memory,
     thread_pair,
 )
-from orchestray.platform.comm.channel.ring import NUM_SLOTS, SLOT_BYTES
+from orchestray.platform.comm.channel.blocks import NUM_SLOTS, SLOT_BYTES
 from orchestray.platform.errors import OrchestrayError
 from support.channel_pair import connect_gloo
 

@@ -20,7 +20,7 @@ from orchestray.platform.comm.channel import (
     nearest,
     open_channel,
 )
-from orchestray.platform.comm.channel.ring import SLOT_BYTES
+from orchestray.platform.comm.channel.blocks import SLOT_BYTES
 from orchestray.platform.comm.channel.shared_memory import SharedMemoryChannel
 from support.channel_pair import TIMEOUT_S
 

@@ -19,6 +19,7 @@ from orchestray.platform.run.checkpoint import latest_good
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Wait
+from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.load_balancing import Speeds, Stopwatch
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 from support.central import JOIN_S, Plan, Servers, Worker, spawn, train_plain
@@ -85,7 +86,7 @@ def test_over_the_batches_each_worker_gets_its_exact_part_and_every_batch_is_who
         for worker, rate in rates.items():
             wanted[worker] += num_samples * rate / sum(rates.values())  # type: ignore[assignment]
         assert all(abs(given[worker] - wanted[worker]) < 2 for worker in rates)
-    assert Speeds.from_json(json.loads(json.dumps(speeds.to_json()))).to_json() == speeds.to_json()
+    assert from_json(Speeds, json.loads(json.dumps(to_json(speeds)))) == speeds
 
 
 def test_batches_stay_whole_while_workers_come_and_go() -> None:

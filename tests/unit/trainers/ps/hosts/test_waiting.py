@@ -63,7 +63,7 @@ def test_a_worker_waited_as_long_as_its_servers_took_and_not_while_it_computed()
     loss_sum, push = worker.compute(order)
     clock.now_s += 10.0
     under_way = client.start_push([order], worker.flat.gradient, loss_sums=[loss_sum], **push)
-    for asked in under_way._asked:  # answered while the worker computes the next
+    for asked in under_way.asked:  # answered while the worker computes the next
         assert asked.header is not None
         asked.header.wait(JOIN_S)
     clock.now_s += 10.0

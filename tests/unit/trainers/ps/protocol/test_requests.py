@@ -17,6 +17,7 @@ from orchestray.trainers.ps.protocol.requests import (
     Header,
     Hello,
     Origin,
+    Part,
     Pull,
     Push,
     Report,
@@ -28,7 +29,6 @@ from orchestray.trainers.ps.protocol.requests import (
     Traffic,
     Validated,
 )
-from orchestray.trainers.ps.protocol.seen_shares import Part
 
 COMPUTE = Compute(7, 2, 0, 1, 0, 2, ((0, 3), (6, 8)), 8, 5, 2, 1, copy=True)
 ORDERS = (COMPUTE, Validate(8, 2, 0, 3), Save(9, 2), Deposit(10, 2), Finish("left"), Wait(drain=True))

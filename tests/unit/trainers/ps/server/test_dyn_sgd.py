@@ -14,7 +14,7 @@ from torch import Tensor
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.partition import Partition
-from orchestray.trainers.ps.protocol.seen_shares import Part
+from orchestray.trainers.ps.protocol.requests import Part
 from orchestray.trainers.ps.server.dyn_sgd import NUM_ROUNDS, Revision
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
 from orchestray.trainers.ps.worker.local_steps import LocalSteps

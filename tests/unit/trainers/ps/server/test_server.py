@@ -13,8 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from orchestray.platform.comm.channel import Channel, ChannelClosedError, FaultScript, GlooChannel
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
 from orchestray.trainers.ps.protocol.messages import ANSWER, REQUEST, ServerError
-from orchestray.trainers.ps.protocol.requests import Answer, Entry, Header, Origin, Push
-from orchestray.trainers.ps.protocol.seen_shares import Part
+from orchestray.trainers.ps.protocol.requests import Answer, Entry, Header, Origin, Part, Push
 from orchestray.trainers.ps.server.state_machine import Machine
 from support.central import JOIN_S, Plan, Schedule, Servers, Worker, run_all, spawn, train_central, train_plain
 
@@ -387,7 +386,7 @@ def test_what_a_slow_recorder_writes_keeps_no_other_worker_waiting_and_stays_in_
     may_go_on.set()
     other.client.close()  # what it holds is handed to the first
     first.join(JOIN_S)
-    servers.servers[0].events.deliver_all()
+    servers.servers[0].events.deliver(wait=True)
     assert heard == list(range(1, 7))
     servers.close()
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.partition import Partition
-from orchestray.trainers.ps.protocol.seen_shares import Part, SeenShares
+from orchestray.trainers.ps.protocol.requests import Part
+from orchestray.trainers.ps.server.batches import SeenShares
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
 
 PARTITION = Partition((("a", (3, 2)), ("b", (5,))))
@@ -196,7 +198,7 @@ def test_what_is_remembered_of_applied_shares_does_not_grow_with_the_run() -> No
                 assert part in applied
         most = max(most, applied.num_remembered)
     assert most <= 4 * SHARES
-    again = SeenShares.from_json(json.loads(json.dumps(applied.to_json())))
+    again = from_json(SeenShares, json.loads(json.dumps(to_json(applied))))
     assert Part(497, 3, 2, 8) not in again
     assert Part(497, 2, 2, 8) in again
     assert Part(12, 3, 2, 8) in again

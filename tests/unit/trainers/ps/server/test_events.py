@@ -11,7 +11,7 @@ import torch
 
 from orchestray.platform.comm.channel import thread_pair
 from orchestray.trainers.ps.protocol.requests import Traffic
-from orchestray.trainers.ps.protocol.traffic_counter import TrafficCounter
+from orchestray.trainers.ps.server.events import TrafficCounter
 from support.central import Plan, Servers, Worker
 from support.central_run import central_settings, train_central
 from support.training import few_digits
