@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.optim.sgd import sgd
 
 from orchestray.platform.comm.collective import Collective
@@ -140,7 +140,7 @@ class Optimizer(ABC):
         if len(params) != len(self._names) or len(grads) != len(params):
             raise ValueError(f"Expected {len(self._names)} parameters and gradients, got {len(params)}, {len(grads)}.")
         used = [index for index, grad in enumerate(grads) if grad is not None]
-        if sparse := [index for index in used if is_sparse(grads[index])]:
+        if sparse := [index for index, grad in enumerate(grads) if grad is not None and grad.layout is not strided]:
             if self.takes_sparse:
                 self._update_some(sparse, params, grads, lr, fused=False)
                 used = [index for index in used if index not in sparse]

@@ -109,8 +109,8 @@ class CompressedAveraging(Averaging):
         self._coded.keep({kind: [tensors.get(f"{kind}.{name}") for name in names] for kind in kinds})
 
     @property
-    def bytes_dense_total(self) -> int:
-        return self.bytes_sent_total + self._saved_bytes
+    def bytes_saved(self) -> int:
+        return self._saved_bytes
 
     def _remember(self) -> None:
         if not self._base:  # not when attached: a checkpoint may have been loaded since

@@ -129,8 +129,8 @@ class CompressedGossip(Gossip):
         return {**super().summary(), "consensus_step_size": self._step_size}
 
     @property
-    def bytes_dense_total(self) -> int:
-        return self.bytes_sent_total + round(self._saved_bytes)
+    def bytes_saved(self) -> int:
+        return round(self._saved_bytes)
 
     def _names(self) -> list[str]:
         return [name for name, held in self._own.items() if held.tensor.is_floating_point()]

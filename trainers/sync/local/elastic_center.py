@@ -64,15 +64,8 @@ class Centre(ABC):
         return self._values
 
     @property
-    def bytes_beside(self) -> int:
-        """Bytes that this replica has sent for the centre outside the collective."""
-        return 0
-
-    @property
     def asked_bytes(self) -> int:
-        """Bytes that this replica's own pulls have sent outside the collective, both ways; known when a pull is done.
-        The sum over all replicas equals that of `bytes_beside`.
-        """
+        """Bytes that this replica's pulls have sent outside the collective, both ways; known when a pull is done."""
         return 0
 
     @property
@@ -169,10 +162,6 @@ class ServedCentre(Centre):
         for value in values:
             self._collective.broadcast(value, 0)
         return values
-
-    @property
-    def bytes_beside(self) -> int:
-        return sum(channel.bytes_sent for channel in self._channels.values())
 
     def close(self) -> None:
         self._closing()
