@@ -166,16 +166,20 @@ class Optimizer(ABC):
     def _update_some(
         self, indices: list[int], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float, *, fused: bool
     ) -> None:
-        chosen = [params[index] for index in indices]
         present = [grad for index in indices if (grad := grads[index]) is not None]
+        if len(indices) == len(self._names):  # all of them, as in most steps: nothing is chosen, or put back
+            chosen, state, self._updated_names = list(params), self._state, self._names
+        else:
+            chosen = [params[index] for index in indices]
+            state = {slot: [tensors[index] for index in indices] for slot, tensors in self._state.items()}
+            self._updated_names = [self._names[index] for index in indices]
         if fused:
             present = [_alike(*pair) for pair in zip(present, chosen, strict=True)]
-        state = {slot: [tensors[index] for index in indices] for slot, tensors in self._state.items()}
-        self._updated_names = [self._names[index] for index in indices]
         self._update(chosen, present, state, lr, fused=fused)
-        for slot, tensors in state.items():
-            for index, tensor in zip(indices, tensors, strict=True):
-                self._state[slot][index] = tensor
+        if state is not self._state:
+            for slot, tensors in state.items():
+                for index, tensor in zip(indices, tensors, strict=True):
+                    self._state[slot][index] = tensor
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state as "<parameter>.<slot>", without unset slots.
