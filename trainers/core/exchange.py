@@ -55,6 +55,10 @@ class Exchange(Protocol):
     """The scheme's entries in the metric line of the last step, once `after_step` has returned."""
     bytes_beyond: int
     """Bytes that all replicas sent in this step beyond their number times what this one sent."""
+    bytes_saved: int
+    """Bytes that compression has kept this replica from sending since the exchange was created."""
+    asked_bytes: int
+    """Bytes sent, both ways, over connections of the scheme's own because of this replica's requests."""
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         """Synchronize `model`, whose parameters and their order are the same on every replica. All replicas call this.
@@ -145,11 +149,3 @@ class Exchange(Protocol):
 
     def summary(self) -> dict[str, Any]:
         """Return the scheme's entries in the run's result, as JSON values."""
-
-    @property
-    def bytes_saved(self) -> int:
-        """Bytes that compression has kept this replica from sending since the exchange was created."""
-
-    @property
-    def asked_bytes(self) -> int:
-        """Bytes sent, both ways, over connections of the scheme's own because of this replica's requests."""

@@ -37,7 +37,6 @@ class CombinedGradients(ExchangeBase, ABC):
         self._slots = torch.empty(0)
         self._step = 0
         self._ever_used: list[bool] = []
-        self._bytes_saved = 0
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
@@ -85,7 +84,7 @@ class CombinedGradients(ExchangeBase, ABC):
         sent_before = collective.own_bytes_sent
         combined = self.combine(whole, anywhere[len(gradients) :])
         dense_bytes = sum(ring_bytes(parameter, collective.size) for parameter in self._parameters)
-        self._bytes_saved += dense_bytes - (collective.own_bytes_sent - sent_before)
+        self.bytes_saved += dense_bytes - (collective.own_bytes_sent - sent_before)
         for parameter, gradient, is_used in zip(self._parameters, combined, used, strict=True):
             parameter.grad = gradient if is_used else None
         return totals[: len(extras)]
@@ -155,10 +154,6 @@ class CombinedGradients(ExchangeBase, ABC):
     def keep(self, kept: Mapping[str, Sequence[Tensor | None]]) -> None:
         """Restore what `kept` returned, here or on a worker that held the same parts of parameters."""
         return
-
-    @property
-    def bytes_saved(self) -> int:
-        return self._bytes_saved
 
 
 def units_of(updates: Sequence[OptimizedTensor]) -> list[list[int]]:

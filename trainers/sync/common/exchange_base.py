@@ -28,12 +28,12 @@ class ExchangeBase(ABC):
     shared_names: Collection[str] = ()
     takes_complex = False
     """True if replicas may train complex numbers."""
-    bytes_beyond = 0
 
     def __init__(self) -> None:
         self.samples_after: Callable[[int], int] = int
         self.fraction = 1.0
         self.step_metrics: dict[str, float] = {}
+        self.bytes_saved = self.asked_bytes = self.bytes_beyond = 0
         self._collective: Collective | None = None
         self._parameters: list[Tensor] = []
         """Parameters that are trained."""
@@ -135,14 +135,6 @@ class ExchangeBase(ABC):
 
     def summary(self) -> dict[str, Any]:
         return {}
-
-    @property
-    def bytes_saved(self) -> int:
-        return 0
-
-    @property
-    def asked_bytes(self) -> int:
-        return 0
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:

@@ -63,9 +63,8 @@ class ElasticAveraging(LocalUpdates):
         """Names of the tensors that are pulled."""
         self._centre: Centre | None = None
         self._pull: Pull | None = None
-        self._saved_earlier = 0.0
-        self._asked_earlier = 0
-        """Bytes asked of earlier centres."""
+        self._earlier = 0, 0
+        """Bytes asked of earlier centres, and saved by them."""
 
     @property
     def alpha(self) -> float:
@@ -79,10 +78,8 @@ class ElasticAveraging(LocalUpdates):
         self._names = [name for name, held in self._own.items() if held.tensor.is_floating_point()]
 
     def detach(self) -> None:
-        if self._centre is not None:
-            self._centre.close()
-            self._keep_count()
-        self._centre = self._pull = None
+        self._close_centre()
+        self._pull = None
         super().detach()
 
     def before_step(self, step: int) -> None:
@@ -98,6 +95,7 @@ class ElasticAveraging(LocalUpdates):
             return
         pulls, self._pull = self._pull.wait(), None
         torch._foreach_sub_(self._shared, self._flat.views(pulls))
+        self._count_bytes()
         if self.alpha > 0:
             square = sum(float(pull.double().square().sum()) for pull in pulls)
             self.step_metrics = {"disagreement": square**0.5 / self.alpha}
@@ -156,22 +154,18 @@ class ElasticAveraging(LocalUpdates):
             flats = self._flat.pack()
         for flat in flats:
             collective.broadcast(flat, 0)
-        if self._centre is not None:
-            self._centre.close()
-            self._keep_count()
+        self._close_centre()
         self._centre = self._new_centre(flats)
 
-    @property
-    def bytes_saved(self) -> int:
-        saved = self._centre.saved_bytes if self._centre is not None else 0.0
-        return round(self._saved_earlier + saved)
+    def _close_centre(self) -> None:
+        if self._centre is not None:
+            self._centre.close()
+            self._count_bytes()
+            self._earlier = self.asked_bytes, self.bytes_saved
+            self._centre = None
 
-    @property
-    def asked_bytes(self) -> int:
-        return self._asked_earlier + (self._centre.asked_bytes if self._centre is not None else 0)
-
-    def _keep_count(self) -> None:
-        """Add the byte counts of a centre that is closed."""
+    def _count_bytes(self) -> None:
+        """Add the bytes of the present centre to those of earlier ones."""
         assert self._centre is not None
-        self._saved_earlier += self._centre.saved_bytes
-        self._asked_earlier += self._centre.asked_bytes
+        self.asked_bytes = self._earlier[0] + self._centre.asked_bytes
+        self.bytes_saved = self._earlier[1] + self._centre.saved_bytes
