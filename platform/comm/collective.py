@@ -8,7 +8,7 @@ With gloo, a member that is not a ring neighbour of the dead one would otherwise
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Self
 
@@ -55,7 +55,8 @@ class Collective:
         self.timeout_s = timeout_s
         self.waiting = Waiting()
         """Clock of the time this member waits for others, including the operations of its siblings."""
-        self._sent_bytes = 0
+        self.own_bytes_sent = 0
+        """Bytes sent by this group's own operations alone."""
         self._group: Any = group
         self._store = store
         self._path = path
@@ -110,15 +111,7 @@ class Collective:
         2(P-1)/P n each (Patarasuk and Yuan 2009, section 2); reduce-scatter and all-gather (P-1)/P n of the whole;
         broadcast (P-1) n at the source; exchange the bytes sent; barrier 0.
         """
-        sent = 0
-        for member in self._family:
-            sent += member._sent_bytes
-        return sent
-
-    @property
-    def own_bytes_sent(self) -> int:
-        """Bytes sent by this group's own operations alone."""
-        return self._sent_bytes
+        return sum([member.own_bytes_sent for member in self._family])
 
     def all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> None:
         """Combine `tensor` (contiguous, same shape on every rank) over all ranks in place, bit-identical on each."""
@@ -130,7 +123,7 @@ class Collective:
             raise ValueError("all_reduce needs a contiguous tensor: its memory is combined in place.")
         if tensor.numel() == 0:
             return DONE
-        self._sent_bytes += ring_bytes(tensor, self.size)
+        self.own_bytes_sent += ring_bytes(tensor, self.size)
         reduce, real = _OPERATIONS[operation], _real(tensor)
         return self._start("all-reduce", lambda group: group.allreduce([real], reduce))
 
@@ -139,7 +132,7 @@ class Collective:
         gathered = tensor.new_empty((self.size, *tensor.shape))
         if tensor.numel() == 0:
             return gathered
-        self._sent_bytes += (self.size - 1) * tensor.nbytes
+        self.own_bytes_sent += (self.size - 1) * tensor.nbytes
         rows, own = list(_real(gathered).unbind(0)), _real(tensor.contiguous())
         self._start("all-gather", lambda group: group.allgather([rows], [own])).wait()
         return gathered
@@ -153,7 +146,7 @@ class Collective:
         self._check_parts(part, whole)
         if part.numel() == 0:
             return DONE
-        self._sent_bytes += (self.size - 1) * part.nbytes
+        self.own_bytes_sent += (self.size - 1) * part.nbytes
         into, of = _real(part).view(-1), _real(whole).view(-1)
         return self._start("reduce-scatter", lambda group: group._reduce_scatter_base(into, of))
 
@@ -162,7 +155,7 @@ class Collective:
         self._check_parts(part, whole)
         if part.numel() == 0:
             return DONE
-        self._sent_bytes += (self.size - 1) * part.nbytes
+        self.own_bytes_sent += (self.size - 1) * part.nbytes
         into, of = _real(whole).view(-1), _real(part).view(-1)
         return self._start("all-gather", lambda group: group._allgather_base(into, of))
 
@@ -186,11 +179,11 @@ class Collective:
         works: list[Pending] = []
         for peer, tensor in receive.items():
             if tensor.numel():
-                works.append(self._start("exchange", _receive(tensor, peer)))
+                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.recv(of, peer, 0)))
         for peer, tensor in send.items():
             if tensor.numel():
-                self._sent_bytes += tensor.nbytes
-                works.append(self._start("exchange", _send(tensor, peer)))
+                self.own_bytes_sent += tensor.nbytes
+                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.send(of, peer, 0)))
         return AllPending(works)
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
@@ -200,7 +193,7 @@ class Collective:
         if tensor.numel() == 0:
             return
         if self.rank == source:
-            self._sent_bytes += (self.size - 1) * tensor.nbytes
+            self.own_bytes_sent += (self.size - 1) * tensor.nbytes
         raw = tensor.detach().view(-1).view(torch.uint8)  # gloo supports few dtypes; bytes always work
         self._start("broadcast", lambda group: group.broadcast(raw, source)).wait()
 
@@ -311,7 +304,7 @@ class Collective:
                     groups.append(member._group)
                 member._group = None
                 for work in tuple(member._works):
-                    work.drop()
+                    work._work = None
                 member._works.clear()
         if groups:
             disconnect(groups)
@@ -346,9 +339,6 @@ class _Work:
             raise collective._fail(self._what, error) from error
         self._work = None
         collective._works.discard(self)
-
-    def drop(self) -> None:
-        self._work = None
 
 
 class SoloCollective(Collective):
@@ -405,14 +395,6 @@ def ring_bytes(tensor: Tensor, size: int) -> int:
 def _real(tensor: Tensor) -> Tensor:
     """Return a view of complex numbers as pairs, which the backends can add; other tensors as they are."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _send(tensor: Tensor, peer: int) -> Callable[[Any], Any]:
-    return lambda group: group.send([tensor], peer, 0)
-
-
-def _receive(tensor: Tensor, peer: int) -> Callable[[Any], Any]:
-    return lambda group: group.recv([tensor], peer, 0)
 
 
 def _sentence(what: str, rank: int, size: int, error: RuntimeError) -> str:

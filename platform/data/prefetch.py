@@ -55,7 +55,8 @@ class Prefetch(Generic[Item]):
             PULSE.beats += 1
             PULSE.shares += 1
             return item
-        self._start()
+        if self._thread is None:
+            self._start()
         with self._changed:
             while not self._ready and not self._ended and not self._closed:
                 self._changed.wait()

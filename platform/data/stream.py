@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -46,11 +46,11 @@ class MicroBatch:
     """Row of each sample in the dataset, [num_samples]."""
     own_weight: float | None = None
     """Weight that the task gives its loss; None: the number of samples."""
+    weight: float = field(init=False)
+    """Weight of its loss among those of the batch."""
 
-    @property
-    def weight(self) -> float:
-        """Weight of its loss among those of the batch."""
-        return self.num_samples if self.own_weight is None else self.own_weight
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight", self.num_samples if self.own_weight is None else self.own_weight)
 
 
 @dataclass(frozen=True)
@@ -74,24 +74,22 @@ class Share:
     """Parts of the micro-batches, none empty: a replica without samples of one has none of later ones either."""
     num_micro_batches: int
     """Micro-batches of the whole batch, the same on every replica."""
-    batch_weight: float | None = None
-    """Weight of the whole batch, over all replicas; None: its number of samples."""
+    batch_weight: float = 0.0
+    """Weight of the whole batch, over all replicas; 0: its number of samples, which it becomes.
+
+    Samples of weight w have the part w / batch_weight in the mean loss of the batch.
+    """
     cut: Cut | None = None
     """Some samples of the batch cut into smaller parts, if that was asked for."""
+    num_samples: int = field(init=False)
+    """Number of samples of this part."""
+    weight: float = field(init=False)
+    """Weight of this part."""
 
-    @cached_property
-    def num_samples(self) -> int:
-        """Number of samples of this part."""
-        return sum(micro_batch.num_samples for micro_batch in self.micro_batches)
-
-    @cached_property
-    def weight(self) -> float:
-        """Weight of this part."""
-        return sum(micro_batch.weight for micro_batch in self.micro_batches)
-
-    def fraction(self, weight: float) -> float:
-        """Return the part that samples of this weight have in the mean loss of the batch."""
-        return weight / (self.batch_samples if self.batch_weight is None else self.batch_weight)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "batch_weight", self.batch_weight or self.batch_samples)
+        object.__setattr__(self, "num_samples", sum(each.num_samples for each in self.micro_batches))
+        object.__setattr__(self, "weight", sum(each.weight for each in self.micro_batches))
 
 
 class SampleStream:

@@ -64,14 +64,15 @@ def exchange_by_hand(
         sent = []
         for step in range(1, num_steps + 1):
             exchange.before_step(step)
+            before = collective.own_bytes_sent
             for parameter, value in zip(own.parameters(), gradients(collective.rank, step), strict=True):
                 parameter.grad = None if value is None else value.clone()
-            exchange.weigh(1 / size)
+            exchange.fraction = 1 / size
             assert exchange.finish([1.5, float(collective.rank)]) == [1.5 * size, size * (size - 1) / 2]
             seen.append([None if g is None else g.clone() for g in exchange.gradients()])
-            sent.append(exchange.bytes_sent)
+            sent.append(collective.own_bytes_sent - before)
         kept = {kind: [None if t is None else t.clone() for t in row] for kind, row in exchange.kept().items()}
-        return Exchanged(seen, kept, sent, exchange.bytes_dense_total, exchange)
+        return Exchanged(seen, kept, sent, sum(sent) + exchange.bytes_saved, exchange)
 
     return run_replicas(size, run)
 

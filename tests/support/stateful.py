@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -376,19 +377,19 @@ def trained_with_a_loss(task: Any, settings: ReplicaSettings, *, lost: int, at_s
     def until_loss(world: Collective) -> None:
         replica = replicas[world.rank]
         replica.connect(world)
-        draw = replica.draw
+        passes = replica.passes
 
-        def draw_or_end(step: int, share: int) -> None:
+        def passes_or_end(step: int) -> AbstractContextManager[object]:
             if world.rank == lost and step == at_step:
                 world.abort()
                 raise _KilledError
-            draw(step, share)
+            return passes(step)
 
-        replica.draw = draw_or_end  # type: ignore[method-assign]
+        replica.passes = passes_or_end  # type: ignore[method-assign]
         try:
             replica.run(time.time())
         except (PeerLostError, _KilledError):
-            replica.draw = draw  # type: ignore[method-assign]
+            replica.passes = passes  # type: ignore[method-assign]
             return
         raise AssertionError("no worker was lost")
 

@@ -99,6 +99,13 @@ class Trained:
     """Collective operations in order, each with its number of elements."""
 
     @property
+    def sent_by_exchange(self) -> int:
+        """Bytes that this replica sent in the group of its exchange, which has one of its own or sends nothing else."""
+        exchange: Any = self.replica.exchange
+        sent: int = exchange.joined().own_bytes_sent
+        return sent
+
+    @property
     def after(self) -> State:
         return self.weights[-1]
 

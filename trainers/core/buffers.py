@@ -192,7 +192,7 @@ class BufferCopies:
             for name, tensor in module._buffers.items():
                 if name in left_out or not _is_copied(tensor):
                     continue
-                before = before or self._by_place()
+                before = before or self.values_before()
                 kept = before.get((module, name))
                 if kept is None or not is_same(tensor, kept):
                     found.append((number, module, name))
@@ -209,7 +209,7 @@ class BufferCopies:
         Returns:
             Module and name of a buffer that has another dtype or shape now, or did not exist; None: there is none.
         """
-        before = self._by_place()
+        before = self.values_before()
         for module in self.modules:
             for name, tensor in module._buffers.items():
                 if not _is_copied(tensor):
@@ -225,9 +225,6 @@ class BufferCopies:
 
     def values_before(self) -> dict[tuple[nn.Module, str], Tensor]:
         """Return the copies by module and name of the buffer."""
-        return self._by_place()
-
-    def _by_place(self) -> dict[tuple[nn.Module, str], Tensor]:
         copies = iter(self._copies)
         return {
             (module, name): next(copies)

@@ -49,6 +49,16 @@ class Exchange(Protocol):
     """Names of parameters that replicas with models of their own share."""
     samples_after: Callable[[int], int]
     """Returns the samples of all replicas in the first steps, given their number; the loop sets it."""
+    fraction: float
+    """Part of the step's samples that this replica has computed; the loop sets it before `finish`."""
+    step_metrics: dict[str, float]
+    """The scheme's entries in the metric line of the last step, once `after_step` has returned."""
+    bytes_beyond: int
+    """Bytes that all replicas sent in this step beyond their number times what this one sent."""
+    bytes_saved: int
+    """Bytes that compression has kept this replica from sending since the exchange was created."""
+    asked_bytes: int
+    """Bytes sent, both ways, over connections of the scheme's own because of this replica's requests."""
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         """Synchronize `model`, whose parameters and their order are the same on every replica. All replicas call this.
@@ -85,9 +95,6 @@ class Exchange(Protocol):
         Args:
             last_micro_batch: True if the gradients are complete after this pass, because it is the share's last.
         """
-
-    def weigh(self, fraction: float) -> None:
-        """Set the fraction of the step's samples that this replica has computed; called before `finish`."""
 
     def finish(self, extras: Sequence[float]) -> list[float]:
         """Wait until every `.grad` holds the gradient that the scheme updates from.
@@ -140,28 +147,5 @@ class Exchange(Protocol):
         Not called if another scheme or another number of replicas saved it: the scheme then starts from scratch.
         """
 
-    def step_metrics(self) -> dict[str, float]:
-        """Return the scheme's entries in the metric line of the last step."""
-
     def summary(self) -> dict[str, Any]:
         """Return the scheme's entries in the run's result, as JSON values."""
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that this replica sent in this step (between steps: in the last one)."""
-
-    @property
-    def bytes_sent_total(self) -> int:
-        """Bytes that this replica sent since the exchange was created."""
-
-    @property
-    def bytes_dense_total(self) -> int:
-        """Bytes that this replica would have sent without compression."""
-
-    @property
-    def asked_bytes(self) -> int:
-        """Bytes sent, both ways, over connections of the scheme's own because of this replica's requests."""
-
-    @property
-    def bytes_beyond(self) -> int:
-        """Bytes that all replicas sent in this step beyond their number times what this one sent."""

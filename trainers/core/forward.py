@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import OrchestrayError, TrainingError
+from orchestray.platform.task import asked_by
 from orchestray.trainers.core.batch_norm import has_synchronized, not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
 from orchestray.trainers.core.own_gradients import Noting, WithoutGradients
@@ -37,7 +39,10 @@ class Forward:
         self.device = device
         self.gather: Gather = alone
         """Joins the tensors of all replicas, for losses between samples."""
-        self._double = precision == "float64"
+        self._asks = bool(asked_by(task))
+        self._placed: Callable[[Tensor], Tensor] = operator.methodcaller("to", device)
+        if precision == "float64":
+            self._placed = lambda tensor: tensor.to(device, in_precision(tensor.dtype, torch.float64))
         self.precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         """Returns the context in which model and loss are called."""
         if precision == "bfloat16":
@@ -62,34 +67,34 @@ class Forward:
             for name, value in batch.items()
         }
 
-    def _placed(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.device, in_precision(tensor.dtype, torch.float64) if self._double else tensor.dtype)
+    def loss_of(self, outputs: Any, batch: Batch, *, step: int) -> Any:
+        """Return what the task's `loss` returns, given the step and the gathering function if it asks for them."""
+        if not self._asks:
+            return self.task.loss(outputs, batch)
+        return loss_of(self.task, outputs, batch, step=step, gather=self.gather)
 
     def loss(self, micro_batch: MicroBatch, *, step: int, rank: int) -> tuple[Tensor, float]:
         """Return the mean loss over a micro-batch, as a tensor to differentiate and as a number.
 
         Raises:
-            TrainingError: the loss is not a finite scalar, or the user's code failed.
+            TrainingError: the loss is not a finite scalar.
         """
-        with user_code(step, rank):
-            outputs, batch = self.outputs(micro_batch.batch)
-            with self.precision():
-                loss = loss_of(self.task, outputs, batch, step=step, gather=self.gather)
-        loss = scalar(loss)
+        outputs, batch = self.outputs(micro_batch.batch)
+        with self.precision():
+            loss = scalar(self.loss_of(outputs, batch, step=step))
         value = float(loss.item())
         if not -float("inf") < value < float("inf"):
             raise TrainingError(_not_finite(value, micro_batch, step, rank))
         return loss, value
 
-    def backward(self, loss: Tensor, weight: float = 1.0, *, step: int, rank: int) -> None:
+    def backward(self, loss: Tensor, weight: float = 1.0) -> None:
         """Add the gradient of `weight` times the loss to every `.grad`."""
-        with user_code(step, rank):
-            if weight == 1.0:  # an explicit gradient makes torch import sympy, 0.2 s
-                loss.backward()  # type: ignore[no-untyped-call]
-                return
-            # The weight is the initial gradient: multiplying the loss would add two operations.
-            start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
-            loss.backward(start)  # type: ignore[no-untyped-call]
+        if weight == 1.0:  # an explicit gradient makes torch import sympy, 0.2 s
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        # The weight is the initial gradient: multiplying the loss would add two operations.
+        start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
+        loss.backward(start)  # type: ignore[no-untyped-call]
 
     def metrics(self, micro_batch: MicroBatch, *, step: int = 1, loss_only: bool = False) -> dict[str, Any]:
         """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up.
@@ -102,7 +107,7 @@ class Forward:
         outputs, batch = self.outputs(micro_batch.batch)
         size, weight = micro_batch.num_samples, micro_batch.weight
         with self.precision():
-            loss = loss_of(self.task, outputs, batch, step=step, gather=self.gather)
+            loss = self.loss_of(outputs, batch, step=step)
             if loss_only:
                 return {"loss": weighted(loss, weight)}
             return measure(self.task, outputs, batch, loss=loss, num_samples=size, weight=weight)
@@ -123,7 +128,7 @@ def scalar(loss: Any) -> Tensor:
     return loss.reshape(()) if loss.dim() else loss
 
 
-def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None:
+def empty_pass(forward: Forward, sample: Batch, *, step: int) -> None:
     """Run a pass that counts nowhere: batch normalisation over the replicas needs those without samples as well.
 
     The model and the loss see a sample of the data, as a batch without any is more than many of them can take.
@@ -131,13 +136,12 @@ def empty_pass(forward: Forward, sample: Batch, *, step: int, rank: int) -> None
     Args:
         forward: calls the model.
         sample: a batch of one sample.
-        step: number of the step, for messages.
-        rank: this worker's rank, for messages.
+        step: number of the step.
     """
-    with user_code(step, rank), not_counted(forward.model):
+    with not_counted(forward.model):
         outputs, batch = forward.outputs(sample)
         with Noting() as noting, forward.precision():
-            loss = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
+            loss = forward.loss_of(outputs, batch, step=step)
         if loss.requires_grad:
             _go_back_without_effect([loss], [*tensors_in(outputs), *noting.taken])
 
@@ -179,7 +183,7 @@ def _loss_without_samples(
     """Return the loss of samples of weight 0, if it can be computed, and the gradients that it has taken."""
     with Noting() as noting, forward.precision():
         try:
-            loss: Any = loss_of(forward.task, outputs, batch, step=step, gather=forward.gather)
+            loss = forward.loss_of(outputs, batch, step=step)
         except (OrchestrayError, PeerLostError):
             raise
         except Exception:  # noqa: BLE001 - a loss need not be able to do without samples that count
@@ -201,16 +205,14 @@ def refuse_hidden(outputs: Any) -> None:
         )
 
 
-def passing(forward: Forward, stream: SampleStream, *, step: int, rank: int) -> None:
+def passing(forward: Forward, stream: SampleStream) -> None:
     """Run a forward pass of one sample, which counts nowhere but in what the pass itself does to the model's buffers.
 
     Args:
         forward: calls the model.
         stream: samples of this replica.
-        step: number of the step, for messages.
-        rank: this worker's rank, for messages.
     """
-    with user_code(step, rank), not_counted(forward.model):
+    with not_counted(forward.model):
         forward.without_gradients(forward.outputs, stream.one_sample())
 
 

@@ -42,12 +42,14 @@ class Network(Protocol):
     """True if this worker's loss and metrics count: those of one worker of each copy do."""
     streams: bool
     """True if it trains by a schedule of its own on a stream of batches (`run_segment` of PipeDream)."""
+    combines: bool
+    """True if `combine` is to be called."""
 
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
         """Run forward and backward of a share; afterwards every `.grad` is this copy's part of the gradient.
 
         `exchange.begin_backward` is called before each backward pass. The loss of each micro-batch is weighted by its
-        part of the batch (`Share.fraction`).
+        part of the batch (its weight by `Share.batch_weight`).
 
         Returns:
             The share's part of the batch's mean loss; 0 if this worker does not know the loss.
@@ -73,8 +75,8 @@ class Network(Protocol):
             loss_only: leave out the task's metrics, which may not take batches to train on.
         """
 
-    def usage(self) -> Usage:
-        """Return this worker's usage since the last call."""
+    def usage(self) -> Usage | None:
+        """Return this worker's usage since the last call; None if it holds the whole model."""
 
     def close(self) -> None:
         """Remove hooks and close channels; another network may be assembled afterwards."""

@@ -72,12 +72,16 @@ def seed_everything(seed: int) -> None:
         torch.cuda.manual_seed_all(seed)
 
 
-def seed_pass(draw: RngKey, device: torch.device) -> None:
-    """Set torch's seed for a forward pass of a micro-batch.
+def seed_pass(draw: RngKey, device: torch.device, key: int = 0) -> None:
+    """Set torch's seed for a forward pass of a micro-batch, or for a module's call in it.
 
-    It applies to code that draws random numbers outside the modules that are seeded by name.
+    Args:
+        draw: step, replica and micro-batch.
+        device: device of the model.
+        key: number of the module; 0 is for code that draws outside the modules that are seeded by name.
     """
-    _seed(_mixed(draw, 0), device)
+    mixed = (draw.seed * 1_000_003 + draw.step) * 4099 + draw.replica
+    _seed(((mixed * 65_537 + draw.micro_batch) * 4_294_967_311 + key) % _GENERATOR_SEEDS, device)
 
 
 def seed_modules(model: nn.Module, draw: RngKey, device: torch.device) -> list[torch.utils.hooks.RemovableHandle]:
@@ -97,7 +101,7 @@ def seed_modules(model: nn.Module, draw: RngKey, device: torch.device) -> list[t
 
             def seed(called: nn.Module, _inputs: object, key: int = key) -> None:
                 if called.training:
-                    _seed(_mixed(draw, key), device)
+                    seed_pass(draw, device, key)
 
             handles.append(module.register_forward_pre_hook(seed))
     return handles
@@ -116,11 +120,6 @@ def draws(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase):
         return bool(module.dropout > 0)
     return isinstance(module, nn.RReLU) or bool(getattr(module, "draws_random", False))
-
-
-def _mixed(draw: RngKey, key: int) -> int:
-    mixed = (draw.seed * 1_000_003 + draw.step) * 4099 + draw.replica
-    return ((mixed * 65_537 + draw.micro_batch) * 4_294_967_311 + key) % _GENERATOR_SEEDS
 
 
 def _seed(seed: int, device: torch.device) -> None:

@@ -72,10 +72,7 @@ class Groups:
     @property
     def bytes_sent(self) -> int:
         """Bytes that this worker sent in all its groups and channels."""
-        sent = self.world.bytes_sent
-        for channel in self._channels:
-            sent += channel.bytes_sent
-        return sent
+        return self.world.bytes_sent + sum([channel.bytes_sent for channel in self._channels])
 
     @property
     def waiting(self) -> Waiting:

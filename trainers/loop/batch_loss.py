@@ -76,7 +76,7 @@ def checked(replica: Replica, shares: Iterator[Share]) -> Iterator[Share]:
     """
     share = next(shares)
     with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
-        replica.draw(replica.position.step + 1, replica.settings.share_of(replica.groups.coordinate.data))
+        replica.draw.step = replica.position.step + 1
         own = why_no_mean(replica.network, share, replica.settings)
         replica.exchange.rest()
         # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.

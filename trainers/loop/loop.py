@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
@@ -62,8 +63,7 @@ class Loop:
         index = replica.groups.coordinate.data
         self._own = settings.of_member(index) if settings.members else settings
         """The run's settings, or those of the ensemble member that is trained here."""
-        self._share = settings.share_of(index)
-        self._network, self._meter = replica.network, replica.meter
+        self._network = replica.network
         self._updates = replica.exchange.updates()
         self._tensors = [update.tensor for update in self._updates]
         bounds = bounds_of(self._network.model)
@@ -77,8 +77,8 @@ class Loop:
         self._solving: Solving | None = None
         if isinstance(replica.optimizer, SolverOptimizer):
             self._solving = Solving(replica, replica.optimizer, self._stream)
-        self._usual_lr = self._own.lr
-        self._lr(self._total)  # a schedule that ends before the run does is refused here
+        self._lr_at = partial(lr_at, self._own.lr_schedule, self._own.lr, total_steps=self._total)
+        self._lr_at(self._total)  # a schedule that ends before the run does is refused here
         if goals := settings.validation_goals:  # only then, as reading the validation data early takes time
             refuse_without_validation(goals, replica.stream("validation").num_samples)
         self._has_weight = has_weight(replica.task)
@@ -141,7 +141,7 @@ class Loop:
             stream = self._stream.resized(part.batch_size, part.first)
             index = position.step - part.start_step
             with stream.epoch(part.epoch, start_step=index, cuts_first=is_to_check) as prepared:
-                shares = self._log.shares(prepared)
+                shares: Iterator[Share] = prepared
                 if is_to_check:
                     shares, is_to_check, position.has_checked_loss = checked(replica, shares), False, True
                 while ended is None and position.step < min(self._end, part.end_step):
@@ -157,7 +157,7 @@ class Loop:
         """Train until all workers agree on what they did: after one step, or after several where they need not wait."""
         replica, epoch = self._replica, part.epoch
         first = replica.position.step + 1
-        replica.begin_step()
+        replica.buffers.begin()
         if self._network.streams:
             steps = self._stream_steps(islice(shares, self._num_steps(part)), epoch, first)
         elif replica.exchange.diverges:
@@ -167,7 +167,7 @@ class Loop:
             steps = [self._step(next(shares), epoch, first)]
         agreed = self._agree(steps)
         self._log.complete(steps, agreed, self._network, replica.position)
-        replica.end_step()
+        replica.buffers.end()
         return agreed
 
     def _num_steps(self, part: Part) -> int:
@@ -180,36 +180,51 @@ class Loop:
 
     def _step(self, share: Share, epoch: int, number: int) -> Step:
         """Make one step."""
-        replica = self._replica
-        exchange, network = replica.exchange, self._network
         if self._has_weight:
-            share = weighed(replica, share, step=number)
-        step = Step(number, epoch, self._lr(number), share.batch_samples, time.time())
-        replica.draw(number, self._share)
+            share = weighed(self._replica, share, step=number)
+        step = Step(number, epoch, self._lr_at(number), share.batch_samples, time.time(), share.num_samples)
+        self._replica.draw.step = number
         if self._solving is not None:
             self._solving.take(share, step, self._votes())
             return step
-        exchange.before_step(number)
-        watched = exchange if self._noise is None else self._noise.watched(exchange)
-        replica.optimizer.begin_step(number, share.num_samples, share.batch_samples)
-        with self._meter.step(number), replica.faults.during(number, network.model):
-            step.loss = network.backward(share, watched, step=number)
-        exchange.weigh(share.fraction(share.weight))
-        step.num_samples = share.num_samples
-        apart = replica.buffers.apart(is_updated=False) if self._agrees_at_once else 0.0
-        statistics = replica.buffers.start_statistics(share.num_samples, share.batch_samples)
-        norms = () if self._noise is None else self._noise.sums(share)
-        step.sums = exchange.finish([step.loss, *self._votes(), apart, *norms] if self._agrees_at_once else [])
-        if statistics is not None:
+        gradients = self._gradients(share, step)
+        if self._settings.batch_schedule is not None:
+            step.metrics["batch_samples"] = share.batch_samples
+        self._update(gradients, step)
+        step.done_s = time.time()
+        return step
+
+    def _gradients(self, share: Share, step: Step) -> list[Tensor | None]:
+        """Compute the gradients of a share, and return those that the scheme makes of all replicas'."""
+        replica, exchange, network, noise = self._replica, self._replica.exchange, self._network, self._noise
+        exchange.before_step(step.number)
+        if replica.optimizer.observes_model:
+            replica.optimizer.begin_step(step.number, share.num_samples, share.batch_samples)
+        with replica.passes(step.number):
+            step.loss = network.backward(share, noise.watched(exchange) if noise else exchange, step=step.number)
+        exchange.fraction = share.weight / share.batch_weight
+        extras: list[float] = []
+        if self._agrees_at_once:
+            norms = noise.sums(share) if noise else ()
+            extras = [step.loss, *self._votes(), replica.buffers.apart(is_updated=False), *norms]
+        if replica.buffers.averages_statistics:
+            statistics = replica.buffers.start_statistics(share.num_samples, share.batch_samples)
+            step.sums = exchange.finish(extras)
             statistics.wait()
+        else:
+            step.sums = exchange.finish(extras)
         if step.sums and step.sums[_APART]:
             replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
-        network.combine(self._updates, gradients)
-        if self._noise is not None:
-            step.metrics |= self._noise.add(step.sums[-2:], gradients, share.batch_samples)
-        if self._settings.batch_schedule is not None:
-            step.metrics["batch_samples"] = share.batch_samples
+        if network.combines:
+            network.combine(self._updates, gradients)
+        if noise is not None:
+            step.metrics |= noise.add(step.sums[-2:], gradients, share.batch_samples)
+        return gradients
+
+    def _update(self, gradients: list[Tensor | None], step: Step) -> None:
+        """Move the weights by the gradients."""
+        replica, exchange = self._replica, self._replica.exchange
         if self._own.grad_clip is not None:
             step.metrics["grad_norm"] = replica.clip(self._updates, gradients, self._own.grad_clip)
         if replica.checkpoints is not None:
@@ -218,14 +233,13 @@ class Loop:
         for tensor, bound in self._clipped:
             tensor.clamp_(-bound, bound)
         if replica.average is not None:
-            replica.average.add(number)
-        replica.buffers.keep_memory()
-        exchange.after_step(number)
+            replica.average.add(step.number)
+        if exchange.diverges:
+            replica.buffers.keep_memory()
+        exchange.after_step(step.number)
         if self._noise is not None:
             self._noise.keep()
-        step.done_s = time.time()
-        step.metrics |= replica.optimizer.step_metrics() | exchange.step_metrics()
-        return step
+        step.metrics |= replica.optimizer.step_metrics() | exchange.step_metrics
 
     def _stream_steps(self, shares: Iterator[Share], epoch: int, first: int) -> list[Step]:
         """Make several steps by PipeDream's schedule, whose stages update while later micro-batches are in flight.
@@ -241,15 +255,15 @@ class Loop:
                 yield weighed(replica, share, step=step) if self._has_weight else share
 
         def update(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], number: int, _: int) -> None:
-            replica.optimizer.step(parameters, gradients, self._lr(number))
+            replica.optimizer.step(parameters, gradients, self._lr_at(number))
 
-        replica.draw(first, self._share)
+        replica.draw.step = first
         if replica.checkpoints is not None:
             replica.checkpoints.wait_copied()
         steps, began_s = [], time.time()
-        with self._meter.step(first):
+        with replica.meter.step(first):
             for done in cast("PipeDreamNetwork", self._network).run_segment(taken(), update, first_step=first):
-                lr = self._lr(done.step)
+                lr = self._lr_at(done.step)
                 step = Step(done.step, epoch, lr, 0, began_s, loss=done.loss_sum, done_s=time.time())
                 step.staleness = done.staleness
                 steps.append(step)
@@ -260,9 +274,6 @@ class Loop:
             step.done_s = max(report[index][1] for report in reports)
             step.began_s, began_s = began_s, step.done_s
         return steps
-
-    def _lr(self, step: int) -> float:
-        return lr_at(self._own.lr_schedule, self._usual_lr, step, self._total)
 
     def _votes(self) -> tuple[float, float]:
         """Return 1 if this worker is to stop, and 1 if the time limit has passed on it; else 0."""
@@ -292,8 +303,8 @@ class Loop:
         """Make the replicas' buffers equal after some steps, if the sum over all workers says that they differ."""
         replica = self._replica
         samples = sum(step.num_samples for step in steps), sum(step.batch_samples for step in steps)
-        if self._network.streams and (statistics := replica.buffers.start_statistics(*samples)) is not None:
-            statistics.wait()
+        if self._network.streams and replica.buffers.averages_statistics:
+            replica.buffers.start_statistics(*samples).wait()
         if apart:
             replica.buffers.agree(*samples)
 

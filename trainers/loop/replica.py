@@ -43,6 +43,7 @@ from orchestray.trainers.sync.factory import make_exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.run.checkpoint import CheckpointWriter
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.outcome import Outcome
     from orchestray.trainers.loop.checkpoint_source import Loaded
     from orchestray.trainers.optim.optimizers import Optimizer
-    from orchestray.trainers.parallel.recompute.meter import ActivationMeter
     from orchestray.trainers.sync.local.independent import Independent
 
 
@@ -77,7 +77,11 @@ class Replica:
         stop_requested: True if the run is to end after a common step.
         pause_at: step after which `run` ends, with a validation; learning rates are those of the whole budget.
         written_step: last step whose metric lines are known to be on disk; a checkpoint contains the later lines.
-        faults: faults that are injected here.
+        faults: faults that are injected here; None: there are none.
+        meter: meter of the activations of the model.
+        draw: step, replica and micro-batch that random numbers depend on.
+        buffers: the model's buffers around a step, once connected.
+        keeper: the state of the model, if this worker holds it whole.
         has_state: True once this worker has a state to go on from.
     """
 
@@ -111,11 +115,12 @@ class Replica:
         self.saved_step = self.written_step = 0
         self.stop_requested = False
         self.pause_at = settings.pause_at
-        self.faults = Faults()
+        self.faults: Faults | None = None
         self._members = Members(task, settings, lambda: self.groups.data, task_of) if settings.num_members else None
         if self._members is not None:
             self.task = task = self._members.task
         self._assembler = Assembler(task, settings, stream_of, self.device)
+        self.draw, self.meter = self._assembler.draw, self._assembler.meter
         self.exchange = make_exchange(
             **without_overlap(settings.exchange, settings.faults),
             compression=settings.compression,
@@ -137,11 +142,10 @@ class Replica:
         self._reporting_rank = 0
         """First rank whose loss and metrics count."""
         self.has_state = False
-        self._in_step = False
         self._groups: Groups | None = None
         self._network: Network | None = None
-        self._buffers: StepBuffers | None = None
-        self._keeper: StateKeeper | None = None
+        self.buffers: StepBuffers
+        self.keeper: StateKeeper
         refuse_own_saving(self._assembler.plain_model, settings)
         if settings.is_replicated:  # the parts do not change when workers come and go
             self._take(self._assembler.assemble(lambda: self.groups))
@@ -164,26 +168,9 @@ class Replica:
         return self._groups
 
     @property
-    def keeper(self) -> StateKeeper:
-        """The state of the model, which this worker holds whole."""
-        assert self._keeper is not None
-        return self._keeper
-
-    @property
     def built(self) -> Mapping[str, Kind]:
         """Buffers of the plain model as it was built."""
         return self._assembler.built
-
-    @property
-    def buffers(self) -> StepBuffers:
-        """The buffers around a step, available after `connect`."""
-        assert self._buffers is not None
-        return self._buffers
-
-    @property
-    def meter(self) -> ActivationMeter:
-        """Meter of the activations of the model."""
-        return self._assembler.meter
 
     def stream(self, split: str) -> SampleStream:
         """Return this replica's samples of a split."""
@@ -222,16 +209,18 @@ class Replica:
             The last completed step, the same on all replicas.
         """
         settings = self.settings
-        self.faults = Faults(FaultPlan.of(settings.faults, "worker", world.rank, attempt=attempt, seed=settings.seed))
+        faults = FaultPlan.of(settings.faults, "worker", world.rank, attempt=attempt, seed=settings.seed)
+        self.faults = Faults(faults) if faults.faults else None
         self.world = world
         self._groups = Groups(settings.layout, world)
+        self.draw.replica = settings.share_of(self._groups.coordinate.data)
         if settings.is_replicated:
             agree_on_state(self, load)
             self.exchange.attach(self.model, world)
             self.optimizer.join(world)
         else:
             self._assemble_again(world, load)
-        self._buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self.warn)
+        self.buffers = StepBuffers(self.model, settings, world=world, replicas=self._groups.data, warn=self.warn)
         if not self.has_state and world.rank == 0 and not self.model.training:
             self.warn(
                 "build_model returned the model in evaluation mode, as from_pretrained does, and it is trained in it: "
@@ -291,7 +280,7 @@ class Replica:
         self.optimizer.observe(network.model)
         if self.settings.is_replicated:
             self.optimizer.init(named)
-            self._keeper = StateKeeper(network.model)
+            self.keeper = StateKeeper(network.model)
 
     def _assemble_again(self, world: Collective, load: Callable[[], Loaded | None] | None) -> None:
         """Assemble the network again and resume from the last checkpoint.
@@ -341,19 +330,15 @@ class Replica:
 
     # -- parts of a step -----------------------------------------------------------------------------------------------
 
-    def begin_step(self) -> None:
-        """Note the buffers, which a failed step would corrupt."""
-        self.buffers.begin()
-        self._in_step = True
-
-    def end_step(self) -> None:
-        """Note that the step is completed."""
-        self._in_step = False
-
-    def draw(self, step: int, share: int) -> None:
-        """Have random numbers depend on a step and a share of its batch."""
-        key = self._assembler.draw
-        key.step, key.replica = step, share
+    def passes(self, step: int) -> AbstractContextManager[object]:
+        """Return the context of a step's forward and backward passes: the meter, if it is due, and the faults."""
+        if self.faults is None and not self.meter.is_due(step):
+            return contextlib.nullcontext()
+        with contextlib.ExitStack() as around:
+            around.enter_context(self.meter.step(step))
+            if self.faults is not None:
+                around.enter_context(self.faults.during(step, self.model))
+            return around.pop_all()
 
     def clip(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None], limit: float) -> float:
         """Scale the gradients so that their joint 2-norm is at most `limit`, and return the norm before."""
@@ -371,9 +356,7 @@ class Replica:
             return
         for parameter in self.model.parameters():
             parameter.grad = None
-        if self._in_step:
-            self.buffers.roll_back()
-        self._in_step = False
+        self.buffers.roll_back()
 
     # -- between the steps ---------------------------------------------------------------------------------------------
 
@@ -388,10 +371,11 @@ class Replica:
         counting = contextlib.nullcontext() if self.exchange.shares_batch else self.log.uncounted()
         stream, source = self.stream("validation"), self._reporting_rank
         with averaged(self, measured=True), self.evaluating(), self.exchange.consensus(), counting:
-            self.begin_step()
+            self.buffers.begin()
             metrics = evaluate(self.network, self.exchange, stream, self.world, source, self.task, self.buffers)
-            self.buffers.keep_memory()
-            self.end_step()
+            if self.exchange.diverges:
+                self.buffers.keep_memory()
+            self.buffers.end()
         position, values = self.position, with_members(metrics)
         position.validation, position.validated_step = values, position.step
         self.recorder.record(self.log.line(position.step, position.epoch, split="validation", **values))
@@ -399,7 +383,7 @@ class Replica:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Have the model evaluate inside the context: without gradients, and at the last completed step."""
-        self.draw(self.position.step, self.settings.share_of(self.groups.coordinate.data))
+        self.draw.step = self.position.step
         with evaluating(self.model), torch.no_grad():
             yield
 

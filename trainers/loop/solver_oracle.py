@@ -14,7 +14,6 @@ from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.forward import scalar, user_code
 from orchestray.trainers.core.rng import seed_pass
-from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.solvers.admm import Loss, Samples, kind_of_loss
 from orchestray.trainers.solvers.base import Product
@@ -195,7 +194,7 @@ class SharedOracle:
         assert self._share is not None
         for micro_batch in self._seeded(self._share.micro_batches):
             if micro_batch.weight:
-                yield micro_batch, self._share.fraction(micro_batch.weight)
+                yield micro_batch, micro_batch.weight / self._share.batch_weight
 
     def _seeded(self, micro_batches: Sequence[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield micro-batches, with random numbers that depend on the step and on the micro-batch before each."""
@@ -210,8 +209,7 @@ class SharedOracle:
         return outputs, self._loss(outputs, batch)
 
     def _loss(self, outputs: Any, batch: Batch) -> Tensor:
-        forward = self._network.forward
-        return scalar(loss_of(forward.task, outputs, batch, step=self._step, gather=forward.gather))
+        return scalar(self._network.forward.loss_of(outputs, batch, step=self._step))
 
     def _user_code(self) -> user_code:
         return user_code(self._step, self._rank)

@@ -80,7 +80,6 @@ class Solving:
         solver.make(taken)
         oracle.place(taken.x)
         step.loss = taken.value - self._penalised.penalty(x)
-        step.num_samples = share.num_samples
         step.sums = [step.loss, *sums.tolist()]
         if step.sums[-1]:
             replica.buffers.agree(share.num_samples, share.batch_samples)
@@ -89,7 +88,7 @@ class Solving:
 
     def _find(self, x: Tensor, step: Step) -> Taken:
         replica, number = self._replica, step.number
-        with replica.meter.step(number), replica.faults.during(number, replica.model):
+        with replica.passes(number):
             self._check_draws(x, number)
             taken = self._optimizer.solver.find(x, self._function, step.lr)
         if not math.isfinite(taken.value):
@@ -137,11 +136,11 @@ class Solving:
         if not self._is_to_check:
             return
         self._is_to_check = False
-        replica, share = self._replica, self._replica.settings.share_of(self._replica.groups.coordinate.data)
+        draw = self._replica.draw
         before = self._oracle.value(x)
-        replica.draw(step + _OTHER_DRAWS, share)
+        draw.step = step + _OTHER_DRAWS
         after = self._oracle.value(x)
-        replica.draw(step, share)
+        draw.step = step
         if before != after and not (math.isnan(before) and math.isnan(after)):
             raise TrainingError(
                 f"The loss of the same samples and weights was {before:.8g} and then {after:.8g}: the model draws "

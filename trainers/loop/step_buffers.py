@@ -72,12 +72,15 @@ class StepBuffers:
         self._policy, self._batch_norm = settings.buffers, settings.batch_norm
         self._rolls_back = settings.is_replicated and world.size > 1
         self._agrees = replicas.size > 1 and not settings.diverges
-        self._keeps_memory = settings.diverges
+        self.averages_statistics = self._agrees and settings.batch_norm == "local"
+        """True if `start_statistics` is to be called, as each replica normalises by its own samples."""
+        self._diverges = settings.diverges
         if settings.diverges:
             refuse_by_row(model, f"strategy.exchange.type: {settings.exchange['type']}")
         self._copies = BufferCopies(model)
         self._extra = ExtraStates()
         self._has_warned = False
+        self._is_open = False
         self._parameters: list[_Parameter] | None = None
         """Parameters before the step: all before the first one, later those that are not trained; None: not yet."""
         self._looks_at_parameters = settings.exchange.get("shard") != "parameters" and not settings.is_streaming
@@ -85,8 +88,9 @@ class StepBuffers:
         """Parameters without gradients of which the last step has shown that it changes them."""
 
     def begin(self) -> None:
-        """Note the buffers before a step."""
-        if not (self._rolls_back or self._agrees or self._keeps_memory):
+        """Note the buffers before a step, which would corrupt them if it fails."""
+        self._is_open = True
+        if not (self._rolls_back or self._agrees or self._diverges):
             return
         if self._parameters is None:
             self._parameters = self._look_at_parameters() if self._agrees and self._looks_at_parameters else []
@@ -100,36 +104,39 @@ class StepBuffers:
         if self._rolls_back and self._extra.modules:
             self._extra.keep()
 
+    def end(self) -> None:
+        """Note that the step is completed."""
+        self._is_open = False
+
     def roll_back(self) -> None:
-        """Put back what the model had when the step began."""
-        if self._rolls_back:
+        """Put back what the model had when the step began, if it has not ended."""
+        if self._is_open and self._rolls_back:
             self._copies.put_back()
             self._extra.put_back()
+        self._is_open = False
 
     def keep_memory(self) -> None:
-        """Move what the step has assigned to a buffer into the memory that the buffer had, which the scheme averages.
+        """Move what the step has assigned to a buffer into the memory that it had, which replicas that differ average.
 
         Raises:
             TrainingError: a buffer has another shape, which replicas that differ cannot average.
         """
-        if self._keeps_memory and (place := self._copies.move_back()):
+        if place := self._copies.move_back():
             raise TrainingError(
                 f"The buffer {self._name_of(*place)!r} has another shape now, or did not exist before the step, and "
                 "replicas with weights of their own average buffers of fixed shapes. Give it its full size in "
                 "build_model, or use strategy.exchange.type: allreduce."
             )
 
-    def start_statistics(self, num_samples: int, batch_samples: int) -> Averaging | None:
-        """Start to average the statistics of batch normalisation, if each replica normalises by its own samples.
+    def start_statistics(self, num_samples: int, batch_samples: int) -> Averaging:
+        """Start to average the statistics of batch normalisation.
 
-        All replicas call, and `wait` for the result before the step ends. None: there is nothing to average.
+        All replicas call, and `wait` for the result before the step ends.
 
         Args:
             num_samples: number of samples this worker's statistics come from.
             batch_samples: sum of `num_samples` over the replicas, above 0.
         """
-        if not self._agrees or self._batch_norm != "local":
-            return None
         buffers = running_statistics(self._copies.tree.modules())
         return Averaging(buffers, self._replicas, num_samples, batch_samples)
 

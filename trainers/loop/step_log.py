@@ -8,15 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orchestray.trainers.parallel.usage import UsageSum
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from orchestray.platform.data.stream import Share
+    from orchestray.platform.process.wait_clock import Waiting
     from orchestray.platform.run.recorder import Recorder
     from orchestray.trainers.core.exchange import Exchange
-    from orchestray.trainers.core.network import Network
+    from orchestray.trainers.core.network import Network, Usage
     from orchestray.trainers.layout.groups import Groups
     from orchestray.trainers.loop.position import Position
 
@@ -61,6 +59,54 @@ class Agreed:
     """Bytes that would have been sent without compression."""
 
 
+class UsageSum:
+    """The sums of a worker's time and traffic over the steps of one generation of the gang."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
+        self._busy_s = self._span_s = self._worked_s = self._waited_s = 0.0
+        self._bytes_by_link: Counter[str] = Counter()
+        self._timeline: list[dict[str, Any]] = []
+        self._num_shares = self._num_samples = 0
+
+    def add(self, steps: Sequence[Step], usage: Usage | None) -> dict[str, float]:
+        """Add steps and what their network used; return `bubble`, for the metric line, if there is a schedule."""
+        self._num_shares += len(steps)
+        self._num_samples += sum([step.num_samples for step in steps])
+        if usage is None:
+            return {}
+        self._busy_s += usage.busy_s
+        self._span_s += usage.span_s
+        self._bytes_by_link.update(usage.bytes_by_link)
+        self._timeline = usage.timeline or self._timeline
+        return {"bubble": round(max(0.0, 1.0 - usage.busy_s / usage.span_s), 6)} if usage.span_s > 0 else {}
+
+    @contextlib.contextmanager
+    def training(self, waiting: Waiting) -> Iterator[None]:
+        """Count the time inside as training, except for what this worker spends waiting."""
+        began_s, waited_before_s = time.perf_counter(), waiting.total_s
+        yield
+        waited_s = waiting.total_s - waited_before_s
+        self._waited_s += waited_s
+        self._worked_s += time.perf_counter() - began_s - waited_s
+
+    def summary(self) -> dict[str, Any]:
+        """Return all sums as JSON values."""
+        return {
+            "rank": self._rank,
+            "busy_s": round(self._busy_s, 6),
+            "span_s": round(self._span_s, 6),
+            "bytes_by_link": dict(self._bytes_by_link),
+            "timeline": self._timeline,
+            "worker": {
+                "shares": self._num_shares,
+                "samples": self._num_samples,
+                "busy_s": round(self._worked_s, 6),
+                "waited_s": round(self._waited_s, 6),
+            },
+        }
+
+
 class StepLog:
     """A log of the steps of one worker. It counts from each connection on; staleness is counted over all of them."""
 
@@ -83,19 +129,15 @@ class StepLog:
     def begin(self, groups: Groups) -> None:
         """Start to count after connecting: bytes sent before are not part of the training."""
         self._groups = groups
-        self.usage.begin(groups)
+        self.usage = UsageSum(groups.rank)
         self._reported_bytes = self._sent_bytes
-
-    def shares(self, prepared: Iterable[Share]) -> Iterator[Share]:
-        """Yield the same shares, and count each when it is taken."""
-        return self.usage.count(prepared)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Count time and bytes inside the context as those of steps."""
         assert self._groups is not None
         self._bytes_before = self._groups.bytes_sent
-        self._saved_before = self._saved_bytes
+        self._saved_before = self._exchange.bytes_saved
         with self.usage.training(self._groups.waiting):
             yield
 
@@ -107,11 +149,6 @@ class StepLog:
         assert self._groups is not None
         return self._groups.bytes_sent + self._exchange.asked_bytes
 
-    @property
-    def _saved_bytes(self) -> int:
-        """Bytes that this worker's compression has saved since the exchange was created."""
-        return self._exchange.bytes_dense_total - self._exchange.bytes_sent_total
-
     def unreported_bytes(self) -> int:
         """Return the bytes sent since the last call."""
         sent = self._sent_bytes
@@ -120,7 +157,7 @@ class StepLog:
 
     def saved_bytes(self) -> int:
         """Return the bytes that this worker's compression has saved in the steps of this `training`."""
-        return self._saved_bytes - self._saved_before
+        return self._exchange.bytes_saved - self._saved_before
 
     def bytes_of_all(self, num_workers: int) -> tuple[int, int]:
         """Return the bytes that all workers sent in the steps of this `training`, and those without compression.
@@ -128,8 +165,7 @@ class StepLog:
         Valid where all workers hold whole models and are in step: then they send equally many, or know the difference.
         """
         assert self._groups is not None
-        beyond = self._exchange.bytes_beyond
-        sent = (self._groups.bytes_sent - self._bytes_before) * num_workers + beyond
+        sent = (self._groups.bytes_sent - self._bytes_before) * num_workers + self._exchange.bytes_beyond
         return sent, sent + self.saved_bytes() * num_workers
 
     @contextlib.contextmanager
@@ -152,8 +188,7 @@ class StepLog:
             network: network that was trained.
             position: position in the run, which moves on.
         """
-        last: dict[str, Any] = {}
-        self.usage.add(network.usage(), last, steps[-1].number)
+        last = self.usage.add(steps, network.usage())
         for step, loss in zip(steps, agreed.losses, strict=True):
             position.complete(step.number, step.epoch, step.batch_samples, loss)
             line = self.line(step.number, step.epoch, now_s=step.done_s, loss=loss, lr=step.lr)

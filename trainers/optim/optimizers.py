@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 from torch.optim.sgd import sgd
 
 from orchestray.platform.comm.collective import Collective
@@ -140,7 +140,7 @@ class Optimizer(ABC):
         if len(params) != len(self._names) or len(grads) != len(params):
             raise ValueError(f"Expected {len(self._names)} parameters and gradients, got {len(params)}, {len(grads)}.")
         used = [index for index, grad in enumerate(grads) if grad is not None]
-        if sparse := [index for index in used if is_sparse(grads[index])]:
+        if sparse := [index for index, grad in enumerate(grads) if grad is not None and grad.layout is not strided]:
             if self.takes_sparse:
                 self._update_some(sparse, params, grads, lr, fused=False)
                 used = [index for index in used if index not in sparse]
@@ -166,16 +166,20 @@ class Optimizer(ABC):
     def _update_some(
         self, indices: list[int], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float, *, fused: bool
     ) -> None:
-        chosen = [params[index] for index in indices]
         present = [grad for index in indices if (grad := grads[index]) is not None]
+        if len(indices) == len(self._names):  # all of them, as in most steps: nothing is chosen, or put back
+            chosen, state, self._updated_names = list(params), self._state, self._names
+        else:
+            chosen = [params[index] for index in indices]
+            state = {slot: [tensors[index] for index in indices] for slot, tensors in self._state.items()}
+            self._updated_names = [self._names[index] for index in indices]
         if fused:
             present = [_alike(*pair) for pair in zip(present, chosen, strict=True)]
-        state = {slot: [tensors[index] for index in indices] for slot, tensors in self._state.items()}
-        self._updated_names = [self._names[index] for index in indices]
         self._update(chosen, present, state, lr, fused=fused)
-        for slot, tensors in state.items():
-            for index, tensor in zip(indices, tensors, strict=True):
-                self._state[slot][index] = tensor
+        if state is not self._state:
+            for slot, tensors in state.items():
+                for index, tensor in zip(indices, tensors, strict=True):
+                    self._state[slot][index] = tensor
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the state as "<parameter>.<slot>", without unset slots.

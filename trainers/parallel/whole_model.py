@@ -61,6 +61,7 @@ class WholeNetwork:
         self._rank = rank
         self._tensor_group = tensor_group
         self._partial = partial
+        self.combines = bool(partial)
         # Metrics may take gradients where the loss takes none.
         self._without_gradients = {loss_only: WithoutGradients(forward.model) for loss_only in (False, True)}
         self._meets_in_passes = has_synchronized(self.model)
@@ -71,26 +72,26 @@ class WholeNetwork:
     def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
         loss_sum = 0.0
         num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
-        for number, micro_batch in enumerate(share.micro_batches, start=1):
-            self.draw.micro_batch = number - 1
-            seed_pass(self.draw, self.forward.device)
-            if not micro_batch.weight:  # its loss is 0/0, but statistics are those of all samples
-                exchange.begin_backward(last_micro_batch=number == num_passes)
-                with user_code(step, self._rank):
+        with user_code(step, self._rank):
+            for number, micro_batch in enumerate(share.micro_batches, start=1):
+                self.draw.micro_batch = number - 1
+                seed_pass(self.draw, self.forward.device)
+                if not micro_batch.weight:  # its loss is 0/0, but statistics are those of all samples
+                    exchange.begin_backward(last_micro_batch=number == num_passes)
                     pass_without_loss(self.forward, micro_batch.batch, step=step)
-                continue
-            weight = share.fraction(micro_batch.weight)
-            loss, value = self.forward.loss(micro_batch, step=step, rank=self._rank)
-            exchange.begin_backward(last_micro_batch=number == num_passes)
-            self.forward.backward(loss, weight, step=step, rank=self._rank)
-            loss_sum += value * weight
-        for number in range(len(share.micro_batches) + 1, num_passes + 1):
-            self.draw.micro_batch = number - 1
-            if self._meets_in_passes:
+                    continue
+                weight = micro_batch.weight / share.batch_weight
+                loss, value = self.forward.loss(micro_batch, step=step, rank=self._rank)
                 exchange.begin_backward(last_micro_batch=number == num_passes)
-                empty_pass(self.forward, self._stream().one_sample(), step=step, rank=self._rank)
-            else:
-                passing(self.forward, self._stream(), step=step, rank=self._rank)
+                self.forward.backward(loss, weight)
+                loss_sum += value * weight
+            for number in range(len(share.micro_batches) + 1, num_passes + 1):
+                self.draw.micro_batch = number - 1
+                if self._meets_in_passes:
+                    exchange.begin_backward(last_micro_batch=number == num_passes)
+                    empty_pass(self.forward, self._stream().one_sample(), step=step)
+                else:
+                    passing(self.forward, self._stream())
         return loss_sum if self.is_reporting else 0.0
 
     def combine(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None]) -> None:
@@ -98,8 +99,6 @@ class WholeNetwork:
 
         `gradients` must be a list: a None is replaced if another worker has a gradient.
         """
-        if not self._partial:
-            return
         assert isinstance(gradients, MutableSequence)
         indices = [index for index, update in enumerate(updates) if update.name in self._partial]
         if indices and self._tensor_group is not None:
@@ -113,9 +112,9 @@ class WholeNetwork:
                 add(sums, judge.metrics(self.forward, micro_batch, step=self.draw.step, loss_only=loss_only))
         return sums if self.is_reporting else {}
 
-    def usage(self) -> Usage:
+    def usage(self) -> Usage | None:
         if self._tensor_group is None:
-            return Usage()
+            return None
         sent = self._tensor_group.own_bytes_sent - self._sent_before
         self._sent_before += sent
         return Usage(bytes_by_link={"tensor": sent})

@@ -45,6 +45,7 @@ class Stepper:
         self._lr = arguments.pop("lr")
         self.exchange = make_exchange(shard=spec["shard"])
         self.exchange.attach(model, collective)
+        self._collective, self._sent_before = collective, 0
         updates = self.exchange.updates()
         self._tensors = [update.tensor for update in updates]
         self.optimizer = make_optimizer(**arguments)
@@ -55,6 +56,7 @@ class Stepper:
         self.begin()
 
     def begin(self) -> None:
+        self._sent_before = self._collective.own_bytes_sent
         self.exchange.before_step(self._step)
         self.exchange.begin_backward(True)
 
@@ -64,7 +66,7 @@ class Stepper:
         if self._step == 1:
             self.held = held_bytes(self.exchange, self.optimizer)
         self.exchange.after_step(self._step)
-        self.bytes_sent = self.exchange.bytes_sent
+        self.bytes_sent = self._collective.own_bytes_sent - self._sent_before
         self._step += 1
 
     def zero_grad(self) -> None:

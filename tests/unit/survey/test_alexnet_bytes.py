@@ -30,23 +30,23 @@ class CountingGroup(SoloCollective):
         self.size = size
 
     def start_all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> Pending:
-        self._sent_bytes += ring_bytes(tensor, self.size)
+        self.own_bytes_sent += ring_bytes(tensor, self.size)
         return super().start_all_reduce(tensor, operation)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        self._sent_bytes += (self.size - 1) * tensor.nbytes
+        self.own_bytes_sent += (self.size - 1) * tensor.nbytes
         return tensor.new_empty((self.size, *tensor.shape))
 
     def start_exchange(self, send: Mapping[int, Tensor], receive: Mapping[int, Tensor]) -> Pending:
-        self._sent_bytes += sum(tensor.nbytes for tensor in send.values())
+        self.own_bytes_sent += sum(tensor.nbytes for tensor in send.values())
         return super().start_all_reduce(torch.empty(0))
 
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
-        self._sent_bytes += (self.size - 1) * part.nbytes
+        self.own_bytes_sent += (self.size - 1) * part.nbytes
         return super().start_all_reduce(part)
 
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
-        self._sent_bytes += (self.size - 1) * part.nbytes
+        self.own_bytes_sent += (self.size - 1) * part.nbytes
         return super().start_all_reduce(part)
 
 

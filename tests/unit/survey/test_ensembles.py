@@ -44,7 +44,7 @@ def test_an_ensemble_is_at_least_as_accurate_as_its_mean_member_and_its_exchange
             seed=seed,
             optimizer={"type": "sgd", "lr": 0.1, "momentum": 0.9},
         )
-        assert [one.replica.exchange.bytes_sent_total for one in trained] == [0, 0, 0]
+        assert [one.sent_by_exchange for one in trained] == [0, 0, 0]
         validation: Any = trained[0].outcome.final["validation"]
         gains.append(validation["accuracy"] - sum(member["accuracy"] for member in validation["members"]) / 3)
     assert all(gain >= 0 for gain in gains)

@@ -62,7 +62,8 @@ def stepped(
         found = [None if g is None else g.clone() for g in exchange.gradients()]
         small = 8 * (sum(1 for _ in model.parameters()) + len(exchange.summary()) + 8 * size)
         told = -(-2 * (size - 1) * small // size) + (size - 1) * 8 * len(exchange.summary())
-        return found, exchange.summary(), exchange.bytes_sent - told, exchange.bytes_dense_total
+        sent = collective.own_bytes_sent
+        return found, exchange.summary(), sent - told, sent + exchange.bytes_saved
 
     results = run_replicas(size, run)
     whole = make().double()

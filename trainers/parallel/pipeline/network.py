@@ -44,6 +44,7 @@ class PipelineNetwork:
     """
 
     streams = False
+    combines = True
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class PipelineNetwork:
 
     def _jobs(self, share: Share, step: int) -> list[Job]:
         jobs = [
-            Job(micro_batch.batch, micro_batch, share.fraction(micro_batch.weight), step, number)
+            Job(micro_batch.batch, micro_batch, micro_batch.weight / share.batch_weight, step, number)
             for number, micro_batch in enumerate(share.micro_batches)
         ]
         if self._one_sample is not None:

@@ -18,7 +18,6 @@ from orchestray.trainers.core.forward import Forward, evaluation_code, refuse_hi
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm, inputs_of
 from orchestray.trainers.core.own_gradients import WithoutGradients
 from orchestray.trainers.core.rng import seed_pass
-from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.parallel.pipeline.links import Values
 from orchestray.trainers.parallel.pipeline.split_backward import SplitBackward
 
@@ -148,7 +147,7 @@ class StageRunner:
         value = 0.0
         sent = Values((), ())
         if self.is_last:
-            with self._counting(job):
+            with user_code(job.step, self._rank), self._counting(job):
                 loss, value = self._loss(job)
             if loss is not None:
                 kept.roots = [(0, get_gradient_edge(loss))]
@@ -256,15 +255,14 @@ class StageRunner:
         if job.micro_batch is not None and job.weight:
             loss, value = self._forward.loss(job.micro_batch, step=job.step, rank=self._rank)
             return loss * job.weight, value
-        with user_code(job.step, self._rank):
-            outputs, batch = self._forward.outputs(job.batch)
-            if job.micro_batch is not None:
-                if self._meets_in_passes:
-                    refuse_hidden(outputs)
-                return _without_effect(outputs), 0.0
-            with self._forward.precision():
-                loss = loss_of(self._forward.task, outputs, batch, step=job.step, gather=self._forward.gather)
-            return loss if loss.requires_grad else None, 0.0
+        outputs, batch = self._forward.outputs(job.batch)
+        if job.micro_batch is not None:
+            if self._meets_in_passes:
+                refuse_hidden(outputs)
+            return _without_effect(outputs), 0.0
+        with self._forward.precision():
+            loss = self._forward.loss_of(outputs, batch, step=job.step)
+        return loss if loss.requires_grad else None, 0.0
 
 
 class _Enter(torch.autograd.Function):

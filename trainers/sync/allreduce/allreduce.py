@@ -11,23 +11,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 
-from orchestray.platform.comm.collective import Collective, ring_bytes
-from orchestray.platform.comm.pending import Pending
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.pending import DONE, Pending
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.sync.common.buckets import Bucket, Filling, in_groups, number
 from orchestray.trainers.sync.common.exact_sum import ExactSums
-from orchestray.trainers.sync.common.summed_gradients import SummedGradients
+from orchestray.trainers.sync.common.exchange_base import ExchangeBase
 
 _ALIGNMENT_BYTES = 64
 _CACHED_BYTES = 1 << 20
 """Size of a bucket whose gradients are all in the processor's cache at the end of the backward pass."""
 
 
-class AllReduce(SummedGradients):
+class AllReduce(ExchangeBase):
     """An all-reduce of the gradients; every replica ends a step with the same bits.
 
     The replicas scale their losses by num_samples / batch_samples, so the gradients are plainly summed. A parameter
@@ -38,11 +37,13 @@ class AllReduce(SummedGradients):
         overlap: True to send during the backward pass; False to send after it (the result is the same bit for bit).
     """
 
+    takes_complex = True
+
     def __init__(self, bucket_mb: float = 25.0, overlap: bool = True) -> None:
         super().__init__()
         self._bucket_bytes = int(bucket_mb * (1 << 20))
         self._overlap = overlap
-        self._filling: Filling[_Bucket] | None = None
+        self._filling: Filling[FlatBucket] | None = None
         self._sums: ExactSums | None = None
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
@@ -68,43 +69,35 @@ class AllReduce(SummedGradients):
 
     def begin_backward(self, last_micro_batch: bool) -> None:
         if self._filling is not None:
-            self._filling.record(last_micro_batch)
+            self._filling.is_recording = last_micro_batch
 
     def finish(self, extras: Sequence[float]) -> list[float]:
-        self._check_extras(extras)
         filling, sums = self._filling, self._sums
         if filling is None or sums is None:
-            return [float(extra) for extra in extras]
+            return self._alone(extras)
         used = filling.complete(len(self._parameters))
         sums.write(used, extras)
         filling.send_rest()
         for bucket in filling.buckets:
-            bucket.wait()
-        used_anywhere = sums.used_anywhere()
+            bucket.pending.wait()
+        used_anywhere, totals = sums.read()
         for bucket in filling.buckets:
             bucket.hand_out(used_anywhere)
-        return sums.read()[: len(extras)]
+        return totals[: len(extras)]
 
-    def _send(self, bucket: _Bucket) -> None:
-        bucket.pending, num_bytes = self._start_sum(bucket.flat)
-        self._bytes_sent_total += num_bytes
-
-    def _start_sum(self, flat: Tensor) -> tuple[Pending, int]:
-        """Begin to sum `flat` over the replicas, in place; return the pending sum
-        and the bytes that this replica sends.
-        """
-        collective = self.joined()
-        return collective.start_all_reduce(flat), ring_bytes(flat, collective.size)
+    def _send(self, bucket: FlatBucket) -> None:
+        """Start to sum a bucket over the replicas, in place."""
+        bucket.pending = self.joined().start_all_reduce(bucket.flat)
 
 
-class _Bucket(Bucket):
+class FlatBucket(Bucket):
     """A bucket of gradients concatenated in one flat tensor."""
 
     def __init__(
         self, parameters: list[Tensor], offsets: list[int], numel: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.offsets = offsets
-        self.pending: Pending | None = None
+        self.pending: Pending = DONE
         self.flat = torch.empty(0, dtype=dtype, device=device)
         super().__init__(parameters)
         self.resize(numel)
@@ -120,7 +113,8 @@ class _Bucket(Bucket):
     def store(self, slots: Sequence[int]) -> None:
         parameters = [self.parameters[slot] for slot in slots]
         views = [self.views[slot] for slot in slots]
-        torch._foreach_copy_(views, [dense(grad) for p in parameters if (grad := p.grad) is not None])
+        gradients = [grad for parameter in parameters if (grad := parameter.grad) is not None]
+        torch._foreach_copy_(views, [each if each.layout is strided else each.to_dense() for each in gradients])
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view  # frees the gradient's memory, still in the cache, for the next one
 
@@ -129,11 +123,6 @@ class _Bucket(Bucket):
 
     def store_zeros(self, slot: int) -> None:
         self.views[slot].zero_()
-
-    def wait(self) -> None:
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.wait()
 
     def hand_out(self, used_anywhere: list[bool]) -> None:
         """Make the reduced values the parameters' gradients."""
@@ -144,12 +133,12 @@ class _Bucket(Bucket):
                 parameter.grad = self.views[slot]
 
 
-def _place_sums(sums: ExactSums, buckets: list[_Bucket]) -> None:
+def _place_sums(sums: ExactSums, buckets: list[FlatBucket]) -> None:
     """Put the sums at the end of the last bucket if its floats are wide enough, otherwise in a bucket of their own."""
     last = buckets[-1] if buckets else None
     if last is None or last.flat.dtype not in (torch.float32, torch.float64):
         device = last.flat.device if last is not None else torch.device("cpu")
-        last = _Bucket([], [], 0, torch.float64, device)
+        last = FlatBucket([], [], 0, torch.float64, device)
         buckets.append(last)
     num_slots = sums.num_slots(last.flat.dtype)
     start = last.flat.numel()
@@ -159,7 +148,7 @@ def _place_sums(sums: ExactSums, buckets: list[_Bucket]) -> None:
     sums.use(last.flat[start:])
 
 
-def _lay_out(group: list[Tensor]) -> _Bucket:
+def _lay_out(group: list[Tensor]) -> FlatBucket:
     """Make a bucket in which every gradient begins at a multiple of 64 bytes, for
     the vector units; the gaps stay zero.
     """
@@ -169,7 +158,7 @@ def _lay_out(group: list[Tensor]) -> _Bucket:
     for parameter in group:
         offsets.append(numel)
         numel += -(-parameter.numel() // step) * step
-    return _Bucket(group, offsets, numel, group[0].dtype, group[0].device)
+    return FlatBucket(group, offsets, numel, group[0].dtype, group[0].device)
 
 
 def _view_like(flat: Tensor, offset: int, parameter: Tensor) -> Tensor:

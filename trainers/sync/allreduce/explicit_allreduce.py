@@ -21,9 +21,8 @@ from orchestray.platform.comm.allreduce.measure import Fitted, measure
 from orchestray.platform.comm.allreduce.placement import order_by_node
 from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, num_rounds, sent_elements
 from orchestray.platform.comm.collective import Collective
-from orchestray.platform.comm.pending import Pending
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.sync.allreduce.allreduce import AllReduce
+from orchestray.trainers.sync.allreduce.allreduce import AllReduce, FlatBucket
 
 NATIVE = "native"
 KNOWN = (*ALGORITHMS, "auto")
@@ -53,15 +52,14 @@ class AlgorithmicAllReduce(AllReduce):
         self._chosen: dict[int, str] = {}
         """Algorithm for a bucket, by its number of bytes."""
         self._order: list[int] = [0]
-        self._sent: dict[int, tuple[int, int]] = {}
-        """Maps a bucket's number of bytes to what this replica sends, and what all
-        send beyond that times their number.
+        self._beyond: dict[int, int] = {}
+        """Bytes that all send for a bucket beyond their number times what this one sends, by its number of bytes: the
+        ranks of a tree do not all send the same.
         """
-        self._bytes_beyond = 0
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
-        self._buckets_bytes, self._chosen, self._sent, self._bytes_beyond = [], {}, {}, 0
+        self._buckets_bytes, self._chosen, self._beyond = [], {}, {}
         if self._filling is None:
             return
         own = collective.sibling("schedules")  # a thread sends through it, while the replica sends through its own
@@ -77,14 +75,7 @@ class AlgorithmicAllReduce(AllReduce):
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
-        self._bytes_beyond = 0
-
-    @property
-    def bytes_beyond(self) -> int:
-        """Bytes that all replicas sent in this step beyond their number times what this one sent: the ranks of a tree
-        do not all send the same.
-        """
-        return self._bytes_beyond
+        self.bytes_beyond = 0
 
     def summary(self) -> dict[str, Any]:
         """Return the run's summary of the exchange, as JSON values.
@@ -113,14 +104,15 @@ class AlgorithmicAllReduce(AllReduce):
         assert self._fitted is not None
         return costs_s(len(self._order), num_bytes, self._fitted.message, {NATIVE: self._fitted.native})
 
-    def _start_sum(self, flat: Tensor) -> tuple[Pending, int]:
-        algorithm = self._chosen[flat.nbytes]
+    def _send(self, bucket: FlatBucket) -> None:
+        num_bytes = bucket.flat.nbytes
+        algorithm = self._chosen[num_bytes]
         if algorithm == NATIVE:
-            return super()._start_sum(flat)
+            super()._send(bucket)
+            return
         assert self._reducer is not None
-        mine, beyond = self._sent[flat.nbytes]
-        self._bytes_beyond += beyond
-        return self._reducer.start(flat, algorithm), mine
+        self.bytes_beyond += self._beyond[num_bytes]
+        bucket.pending = self._reducer.start(bucket.flat, algorithm)
 
     def _plan(self, flat: Tensor) -> None:
         """Choose the algorithm for a tensor of this size, and count the bytes that it sends."""
@@ -131,4 +123,4 @@ class AlgorithmicAllReduce(AllReduce):
         if chosen != NATIVE:
             size, place = len(self._order), self._order.index(self.joined().rank)
             sent = [n * flat.element_size() for n in sent_elements(chosen, size, flat.numel())]
-            self._sent[num_bytes] = (sent[place], sum(sent) - size * sent[place])
+            self._beyond[num_bytes] = sum(sent) - size * sent[place]

@@ -104,7 +104,8 @@ class Filling(Generic[Kind]):
         self.buckets = buckets
         self._send = send
         self._overlap = overlap
-        self._recording = False
+        self.is_recording = False
+        """True if the following backward passes produce the gradients to send."""
         self._num_sent = 0
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         for bucket in buckets:
@@ -113,18 +114,14 @@ class Filling(Generic[Kind]):
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        self._recording = False
+        self.is_recording = False
         self._num_sent = 0
         for bucket in self.buckets:
             bucket.begin()
 
-    def record(self, recording: bool) -> None:
-        """Set whether the following backward passes produce the gradients to send."""
-        self._recording = recording
-
     def complete(self, num_flags: int) -> list[bool]:
         """End the step's gradients; return, for each parameter, True if this replica used it."""
-        self._recording = False
+        self.is_recording = False
         used = [False] * num_flags
         for bucket in self.buckets:
             bucket.complete(used)
@@ -135,13 +132,13 @@ class Filling(Generic[Kind]):
             self._send_next()
 
     def close(self) -> None:
-        self._recording = False
+        self.is_recording = False
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _gradient_ready(self, bucket: Kind, slot: int, _: Tensor) -> None:
-        if not (self._recording and bucket.put(slot) and self._overlap):
+        if not (self.is_recording and bucket.put(slot) and self._overlap):
             return
         while self._num_sent < len(self.buckets):
             first = self.buckets[self._num_sent]

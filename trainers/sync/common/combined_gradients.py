@@ -13,10 +13,10 @@ from orchestray.trainers.core.exchange import MAX_EXTRAS, LocalTensor, Optimized
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.sync.common.exact_sum import ExactSums
-from orchestray.trainers.sync.common.exchange_base import CountedByCollective
+from orchestray.trainers.sync.common.exchange_base import ExchangeBase
 
 
-class CombinedGradients(CountedByCollective, ABC):
+class CombinedGradients(ExchangeBase, ABC):
     """Replicas whose optimizers all get the same gradient, bit for bit; a subclass combines it in `combine`.
 
     The replicas scale their losses by num_samples / batch_samples, so the batch's gradient is the sum of theirs. One
@@ -37,7 +37,6 @@ class CombinedGradients(CountedByCollective, ABC):
         self._slots = torch.empty(0)
         self._step = 0
         self._ever_used: list[bool] = []
-        self._bytes_dense_total = 0
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
@@ -66,14 +65,14 @@ class CombinedGradients(CountedByCollective, ABC):
 
     @torch.no_grad()
     def finish(self, extras: Sequence[float]) -> list[float]:
-        self._check_extras(extras)
-        collective, sums = self.joined(), self._sums
+        sums = self._sums
         if sums is None:
-            return [float(extra) for extra in extras]
+            return self._alone(extras)
+        collective = self.joined()
         gradients = [parameter.grad for parameter in self._parameters]
         sums.write([*(gradient is not None for gradient in gradients), *self.flags()], extras)
         collective.all_reduce(self._slots)
-        anywhere = sums.used_anywhere()
+        anywhere, totals = sums.read()
         used = anywhere[: len(gradients)]
         self._ever_used = [now or before for now, before in zip(used, self._ever_used, strict=True)]
         if self.remembers:
@@ -82,16 +81,13 @@ class CombinedGradients(CountedByCollective, ABC):
             torch.zeros_like(parameter) if gradient is None else dense(gradient)
             for parameter, gradient in zip(self._parameters, gradients, strict=True)
         ]
-        self._bytes_dense_total += ring_bytes(self._slots, collective.size) + self._dense_bytes()
+        sent_before = collective.own_bytes_sent
         combined = self.combine(whole, anywhere[len(gradients) :])
+        dense_bytes = sum(ring_bytes(parameter, collective.size) for parameter in self._parameters)
+        self.bytes_saved += dense_bytes - (collective.own_bytes_sent - sent_before)
         for parameter, gradient, is_used in zip(self._parameters, combined, used, strict=True):
             parameter.grad = gradient if is_used else None
-        return sums.read()[: len(extras)]
-
-    def _dense_bytes(self) -> int:
-        """Return the bytes that a ring all-reduce of the gradients would send."""
-        size = self.joined().size
-        return sum(-(-2 * (size - 1) * parameter.nbytes // size) for parameter in self._parameters)
+        return totals[: len(extras)]
 
     # -- overridden by a scheme ----------------------------------------------------------------------------------------
 
@@ -102,12 +98,6 @@ class CombinedGradients(CountedByCollective, ABC):
     def num_flags(self, model: nn.Module) -> int:
         """Return the number of the scheme's own flags, which are sent along."""
         return 0
-
-    def step_metrics(self) -> dict[str, float]:
-        """Return the metrics of the last step besides the loss: `compression_error`, the 2-norm of this worker's
-        residual, if the scheme has one.
-        """
-        return {}
 
     def flags(self) -> list[bool]:
         """Return this step's flags, before anything is sent."""
@@ -164,10 +154,6 @@ class CombinedGradients(CountedByCollective, ABC):
     def keep(self, kept: Mapping[str, Sequence[Tensor | None]]) -> None:
         """Restore what `kept` returned, here or on a worker that held the same parts of parameters."""
         return
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self._bytes_dense_total
 
 
 def units_of(updates: Sequence[OptimizedTensor]) -> list[list[int]]:

@@ -46,19 +46,14 @@ class ExactSums:
             numbers[start + index * pieces : start + (index + 1) * pieces] = _split(float(value), pieces)
         self._slots.copy_(torch.tensor(numbers, dtype=self._slots.dtype))
 
-    def used_anywhere(self) -> list[bool]:
-        """Return, after the reduction, the flags: True if any rank had set it."""
+    def read(self) -> tuple[list[bool], list[float]]:
+        """Return, after the reduction, each flag, True if any rank had set it, and the sum of each value."""
         flags: list[bool] = (self._slots[: self._num_flags] > 0).tolist()
-        return flags
-
-    def read(self) -> list[float]:
-        """Return, after the reduction, the sum of each value over the ranks."""
         table = self._slots[self._num_flags :].cpu().double().view(self._size, self._num_values, -1)
         sums = torch.zeros(self._num_values, dtype=torch.float64)
         for row in table:
             sums += row.flip(-1).sum(-1)  # the small pieces first
-        result: list[float] = sums.tolist()
-        return result
+        return flags, sums.tolist()
 
 
 def _split(value: float, pieces: int) -> list[float]:

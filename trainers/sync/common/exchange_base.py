@@ -1,4 +1,4 @@
-"""Bases of the exchanges: the attachment to a model, default methods, and the bytes that a collective counts."""
+"""The base of the exchanges: the attachment to a model, and default methods."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, strided
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.core.exchange import MAX_EXTRAS, LocalTensor, OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.optim.sparse import rows_once
 from orchestray.trainers.sync.common.local_tensors import held_tensors, updated_whole, with_present_buffers
 
 
 class ExchangeBase(ABC):
     """An `Exchange` that leaves gradients in the parameters' `grad`, keeps nothing else and reports nothing.
 
-    A subclass adds `finish` and the counts of bytes.
+    A subclass adds `finish`.
     """
 
     diverges = False
@@ -32,6 +31,9 @@ class ExchangeBase(ABC):
 
     def __init__(self) -> None:
         self.samples_after: Callable[[int], int] = int
+        self.fraction = 1.0
+        self.step_metrics: dict[str, float] = {}
+        self.bytes_saved = self.asked_bytes = self.bytes_beyond = 0
         self._collective: Collective | None = None
         self._parameters: list[Tensor] = []
         """Parameters that are trained."""
@@ -86,7 +88,8 @@ class ExchangeBase(ABC):
         return self._updates
 
     def gradients(self) -> list[Tensor | None]:
-        return [None if (gradient := parameter.grad) is None else rows_once(gradient) for parameter in self._parameters]
+        gradients = [parameter.grad for parameter in self._parameters]
+        return [each if each is None or each.layout is strided else each.coalesce() for each in gradients]
 
     def held(self) -> dict[str, LocalTensor]:
         if self._attached is None:
@@ -94,13 +97,14 @@ class ExchangeBase(ABC):
         is_first = self._collective is None or self._collective.rank == 0
         return with_present_buffers(self._attached, self._held, is_first=is_first)
 
+    @abstractmethod
+    def finish(self, extras: Sequence[float]) -> list[float]:
+        """Wait until every `.grad` holds the gradient that the scheme updates from, as `Exchange` says."""
+
     def before_step(self, step: int) -> None:
         self._clear_gradients()
 
     def begin_backward(self, last_micro_batch: bool) -> None:
-        return
-
-    def weigh(self, fraction: float) -> None:
         return
 
     def rest(self) -> None:
@@ -129,68 +133,16 @@ class ExchangeBase(ABC):
         for name, held in self.state().items():
             held.tensor.copy_(tensors[name])
 
-    def step_metrics(self) -> dict[str, float]:
-        return {}
-
     def summary(self) -> dict[str, Any]:
         return {}
-
-    @property
-    @abstractmethod
-    def bytes_sent_total(self) -> int:
-        """Bytes that this replica sent since the exchange was created."""
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self.bytes_sent_total
-
-    @property
-    def asked_bytes(self) -> int:
-        return 0
-
-    @property
-    def bytes_beyond(self) -> int:
-        return 0
 
     def _clear_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _check_extras(self, extras: Sequence[float]) -> None:
-        """Raise if `finish` must not be called, or not with these extras."""
+    def _alone(self, extras: Sequence[float]) -> list[float]:
+        """Return what `finish` does where nothing is summed: this replica's own numbers."""
         if len(extras) > MAX_EXTRAS:
             raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")
         self.joined()
-
-
-class CountedByCollective(ExchangeBase):
-    """An exchange that sends by operations of its collective alone, which counts their bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bytes_before = 0
-        self._bytes_told = 0
-        self._bytes_of_earlier = 0
-
-    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
-        super().attach(model, collective, pieces)
-        self._bytes_before = self._bytes_told = collective.own_bytes_sent
-
-    def detach(self) -> None:
-        if self._collective is not None:
-            self._bytes_of_earlier = self.bytes_sent_total
-        super().detach()
-
-    def before_step(self, step: int) -> None:
-        self._clear_gradients()
-        self._bytes_told = self.joined().own_bytes_sent
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.joined().own_bytes_sent - self._bytes_told
-
-    @property
-    def bytes_sent_total(self) -> int:
-        if self._collective is None:
-            return self._bytes_of_earlier
-        return self._bytes_of_earlier + self._collective.own_bytes_sent - self._bytes_before
+        return [float(extra) for extra in extras]

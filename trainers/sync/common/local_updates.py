@@ -13,11 +13,11 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import FlatTensors
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.sync.common.exchange_base import CountedByCollective
+from orchestray.trainers.sync.common.exchange_base import ExchangeBase
 from orchestray.trainers.sync.common.local_tensors import updated_whole
 
 
-class LocalUpdates(CountedByCollective, ABC):
+class LocalUpdates(ExchangeBase, ABC):
     """Replicas whose parameters differ between two meetings.
 
     Each replica takes the gradient of its share as if the share were the batch: the loop weighs a micro-batch by

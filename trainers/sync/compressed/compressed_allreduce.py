@@ -57,6 +57,8 @@ class Compressed(CombinedGradients):
             sums = coded.all_reduce([gradients[index] for index in unit], self._step)
             for index, total in zip(unit, sums, strict=True):
                 combined[index] = total
+        if self.remembers:  # without a memory a message would have to be decoded again
+            self.step_metrics = {"compression_error": sum(coded.error_squared() for coded in self._coded) ** 0.5}
         return combined
 
     def kept(self) -> dict[str, list[Tensor | None]]:
@@ -71,8 +73,3 @@ class Compressed(CombinedGradients):
     def keep(self, kept: Mapping[str, Sequence[Tensor | None]]) -> None:
         for unit, coded in zip(self._units, self._coded, strict=True):
             coded.keep({kind: [row[index] for index in unit] for kind, row in kept.items()})
-
-    def step_metrics(self) -> dict[str, float]:
-        if not self.remembers:  # without a memory a message would have to be decoded again
-            return {}
-        return {"compression_error": sum(coded.error_squared() for coded in self._coded) ** 0.5}

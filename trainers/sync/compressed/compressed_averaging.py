@@ -49,7 +49,6 @@ class CompressedAveraging(Averaging):
         self._moving: list[Tensor] = []
         """Parameters of this replica: the shared tensors without statistics, of which plain means are taken."""
         self._coded: CodedSum | None = None
-        self._saved_bytes = 0
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
@@ -77,7 +76,7 @@ class CompressedAveraging(Averaging):
             base.add_(total / self.joined().size)
         torch._foreach_copy_(self._moving, self._base)
         dense = sum(ring_bytes(tensor, self.joined().size) for tensor in self._moving)
-        self._saved_bytes += dense - (self.joined().own_bytes_sent - sent_before)
+        self.bytes_saved += dense - (self.joined().own_bytes_sent - sent_before)
         self.take_mean([self._shared[index] for index in self._statistics])
 
     def meet(self) -> None:
@@ -107,10 +106,6 @@ class CompressedAveraging(Averaging):
         names = [name for name, _ in self._by_name(self._base)]
         kinds = self._coded.kept()
         self._coded.keep({kind: [tensors.get(f"{kind}.{name}") for name in names] for kind in kinds})
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self.bytes_sent_total + self._saved_bytes
 
     def _remember(self) -> None:
         if not self._base:  # not when attached: a checkpoint may have been loaded since

@@ -99,6 +99,7 @@ class CompressedGossip(Gossip):
             torch._foreach_add_(public[rank], code.decode(received))
         sent_bytes = message.numel() + (8 if code.message_bytes is None else 0)
         self._saved_bytes += (code.dense_bytes - sent_bytes) * self._mean_degree
+        self.bytes_saved = round(self._saved_bytes)
         return [{rank: estimate[index] for rank, estimate in public.items()} for index in range(len(flats))]
 
     def _known(self) -> dict[int, list[Tensor]]:
@@ -127,10 +128,6 @@ class CompressedGossip(Gossip):
     def summary(self) -> dict[str, Any]:
         """Return the summary of `Gossip` and `consensus_step_size`; `contraction` is that of uncompressed mixing."""
         return {**super().summary(), "consensus_step_size": self._step_size}
-
-    @property
-    def bytes_dense_total(self) -> int:
-        return self.bytes_sent_total + round(self._saved_bytes)
 
     def _names(self) -> list[str]:
         return [name for name, held in self._own.items() if held.tensor.is_floating_point()]

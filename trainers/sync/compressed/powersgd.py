@@ -84,6 +84,7 @@ class PowerSgd(CombinedGradients):
     def detach(self) -> None:
         super().detach()
         self._matrices, self._raw = [], []
+        self.step_metrics = {"compression_error": 0.0}
 
     def combine(self, gradients: list[Tensor], flags: list[bool]) -> list[Tensor]:
         combined = list(gradients)
@@ -105,6 +106,8 @@ class PowerSgd(CombinedGradients):
                 matrix.residual.zero_()
             like = gradients[matrix.index]
             combined[matrix.index] = (basis @ right.T).view(like.shape).to(like.dtype)
+        squares = (float(matrix.residual.square().sum()) for matrix in self._matrices)
+        self.step_metrics = {"compression_error": sum(squares) ** 0.5}
         return combined
 
     def _summed(self, lists: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
@@ -142,9 +145,6 @@ class PowerSgd(CombinedGradients):
                 matrix.residual.copy_(residual.reshape(matrix.rows, matrix.columns))
             if factor is not None:
                 matrix.q.copy_(factor.reshape(-1)[: matrix.q.numel()].view(matrix.q.shape))
-
-    def step_metrics(self) -> dict[str, float]:
-        return {"compression_error": sum(float(m.residual.square().sum()) for m in self._matrices) ** 0.5}
 
 
 def _within(tensor: Tensor, shape: torch.Size) -> Tensor:

@@ -50,7 +50,6 @@ class Averaging(LocalUpdates):
         self._outer = make_optimizer(**outer_optimizer) if outer_optimizer else None
         self._met_at: list[Tensor] = []
         """Trainable parameters at the last meeting, with an outer optimizer."""
-        self._disagreement: float | None = None
         self._met = True
         """True if the replicas are the same now."""
         self._mean: list[Tensor] = []
@@ -77,7 +76,7 @@ class Averaging(LocalUpdates):
     def before_step(self, step: int) -> None:
         super().before_step(step)
         self._starts()
-        self._disagreement, self._met, self._mean = None, False, []
+        self.step_metrics, self._met, self._mean = {}, False, []
 
     def after_step(self, step: int) -> None:
         if self._every is None:
@@ -91,7 +90,7 @@ class Averaging(LocalUpdates):
         """Take the mean on all replicas, or what the outer optimizer makes of it."""
         mine = [tensor.clone() for tensor in self._shared]
         self.average()
-        self._disagreement = distance(mine, self._shared)
+        self.step_metrics = {"disagreement": distance(mine, self._shared)}
         if self._outer is not None:
             parameters: list[Tensor] = [parameter.detach() for parameter in self._parameters]
             moves: list[Tensor | None] = list(torch._foreach_sub(self._met_at, parameters))
@@ -162,9 +161,6 @@ class Averaging(LocalUpdates):
             self._outer.init([(update.name, start) for update, start in zip(self._updates, self._met_at, strict=True)])
         starts = zip(self._updates, self._met_at, strict=True)
         return {update.name: LocalTensor(start, update.piece) for update, start in starts}
-
-    def step_metrics(self) -> dict[str, float]:
-        return {} if self._disagreement is None else {"disagreement": self._disagreement}
 
 
 def distance(tensors: list[Tensor], others: list[Tensor]) -> float:

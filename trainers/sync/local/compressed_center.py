@@ -52,18 +52,13 @@ class CodedSharedCentre(SharedCentre):
     def __init__(self, start: list[Tensor], alpha: float, collective: Collective, coding: Coding) -> None:
         super().__init__(start, alpha, collective)
         self._code = coding.code(collective.rank, collective.size)
-        self._saved_bytes = 0
-
-    @property
-    def saved_bytes(self) -> float:
-        return float(self._saved_bytes)
 
     def meet(self, position: list[Tensor], step: int) -> Pull:
         code, collective = self._code, self._collective
         message = code.encode(torch._foreach_sub(position, self._values), step)
         dense_bytes = sum(ring_bytes(value, collective.size) for value in self._values)
         sent_bytes = message.numel() + (8 if code.message_bytes is None else 0)
-        self._saved_bytes += dense_bytes - (collective.size - 1) * sent_bytes
+        self.saved_bytes += dense_bytes - (collective.size - 1) * sent_bytes
         own = message if code.message_bytes is not None else torch.tensor([message.numel()])
         whole = own.new_empty(collective.size * own.numel())
         pending = collective.start_all_gather(whole, own)
@@ -112,7 +107,6 @@ class CodedServedCentre(ServedCentre):
     def __init__(self, start: list[Tensor], alpha: float, collective: Collective, coding: Coding) -> None:
         rank, size = collective.rank, collective.size
         self._code = coding.code(rank, 2 * size)
-        self._saved_bytes = 0
         self._estimate = [value.clone() for value in start]
         super().__init__(start, alpha, collective, CodedService(start, alpha, coding, size if rank == 0 else 0))
 
@@ -125,18 +119,11 @@ class CodedServedCentre(ServedCentre):
 
     def moved(self, message: Tensor, answer: Tensor) -> list[Tensor]:
         """Apply the pull that the first replica sent in answer to a message; return it."""
-        self._saved_bytes += 2 * self._code.dense_bytes - message.numel() - answer.numel()
+        # Not on the first replica, which may report a segment while the others still pull.
+        self.saved_bytes += 2 * self._code.dense_bytes - message.numel() - answer.numel()
         pulls = self._code.decode(answer)
         torch._foreach_sub_(self._estimate, pulls)
         return pulls
-
-    @property
-    def saved_bytes(self) -> float:
-        """Bytes that this replica's own pulls have saved, both ways, like `asked_bytes`.
-
-        The first replica must not count them: it may report a segment while the others still pull.
-        """
-        return float(self._saved_bytes)
 
 
 class CodedService(Service):

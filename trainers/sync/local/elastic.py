@@ -63,10 +63,8 @@ class ElasticAveraging(LocalUpdates):
         """Names of the tensors that are pulled."""
         self._centre: Centre | None = None
         self._pull: Pull | None = None
-        self._distance: float | None = None
-        self._saved_earlier = 0.0
-        self._asked_earlier = 0
-        """Bytes asked of earlier centres."""
+        self._earlier = 0, 0
+        """Bytes asked of earlier centres, and saved by them."""
 
     @property
     def alpha(self) -> float:
@@ -80,15 +78,13 @@ class ElasticAveraging(LocalUpdates):
         self._names = [name for name, held in self._own.items() if held.tensor.is_floating_point()]
 
     def detach(self) -> None:
-        if self._centre is not None:
-            self._centre.close()
-            self._keep_count()
-        self._centre = self._pull = None
+        self._close_centre()
+        self._pull = None
         super().detach()
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
-        self._distance = None
+        self.step_metrics = {}
         centre = self._known_centre()
         if step % self._every == 0:
             self._pull = centre.meet(self._flat.pack(), step)
@@ -99,9 +95,10 @@ class ElasticAveraging(LocalUpdates):
             return
         pulls, self._pull = self._pull.wait(), None
         torch._foreach_sub_(self._shared, self._flat.views(pulls))
+        self._count_bytes()
         if self.alpha > 0:
             square = sum(float(pull.double().square().sum()) for pull in pulls)
-            self._distance = square**0.5 / self.alpha
+            self.step_metrics = {"disagreement": square**0.5 / self.alpha}
 
     def _known_centre(self) -> Centre:
         """Return the centre; if none was loaded, make it from the replicas' parameters before their first step.
@@ -157,33 +154,18 @@ class ElasticAveraging(LocalUpdates):
             flats = self._flat.pack()
         for flat in flats:
             collective.broadcast(flat, 0)
-        if self._centre is not None:
-            self._centre.close()
-            self._keep_count()
+        self._close_centre()
         self._centre = self._new_centre(flats)
 
-    def step_metrics(self) -> dict[str, float]:
-        """Return `disagreement` in steps with a pull: the 2-norm of this replica's distance from the centre before it.
-        With a compression, it is that of the decoded distance.
-        """
-        return {} if self._distance is None else {"disagreement": self._distance}
+    def _close_centre(self) -> None:
+        if self._centre is not None:
+            self._centre.close()
+            self._count_bytes()
+            self._earlier = self.asked_bytes, self.bytes_saved
+            self._centre = None
 
-    @property
-    def bytes_sent_total(self) -> int:
-        return super().bytes_sent_total + (self._centre.bytes_beside if self._centre is not None else 0)
-
-    @property
-    def bytes_dense_total(self) -> int:
-        saved = self._centre.saved_bytes if self._centre is not None else 0.0
-        return self.bytes_sent_total + round(self._saved_earlier + saved)
-
-    @property
-    def asked_bytes(self) -> int:
-        return self._asked_earlier + (self._centre.asked_bytes if self._centre is not None else 0)
-
-    def _keep_count(self) -> None:
-        """Add the byte counts of a centre that is closed."""
+    def _count_bytes(self) -> None:
+        """Add the bytes of the present centre to those of earlier ones."""
         assert self._centre is not None
-        self._bytes_of_earlier += self._centre.bytes_beside
-        self._saved_earlier += self._centre.saved_bytes
-        self._asked_earlier += self._centre.asked_bytes
+        self.asked_bytes = self._earlier[0] + self._centre.asked_bytes
+        self.bytes_saved = self._earlier[1] + self._centre.saved_bytes

@@ -48,6 +48,10 @@ class Centre(ABC):
         self._values = start
         self._alpha = alpha
         self._collective = collective
+        self.asked_bytes = 0
+        """Bytes that this replica's pulls have sent outside the collective, both ways; known when a pull is done."""
+        self.saved_bytes = 0
+        """Bytes saved by compression: this replica's part of what all have saved together."""
 
     @abstractmethod
     def meet(self, position: list[Tensor], step: int) -> Pull:
@@ -62,23 +66,6 @@ class Centre(ABC):
     def values_here(self) -> list[Tensor]:
         """Return the centre's own memory, on the first replica."""
         return self._values
-
-    @property
-    def bytes_beside(self) -> int:
-        """Bytes that this replica has sent for the centre outside the collective."""
-        return 0
-
-    @property
-    def asked_bytes(self) -> int:
-        """Bytes that this replica's own pulls have sent outside the collective, both ways; known when a pull is done.
-        The sum over all replicas equals that of `bytes_beside`.
-        """
-        return 0
-
-    @property
-    def saved_bytes(self) -> float:
-        """Bytes saved by compression: this replica's part of what all have saved together."""
-        return 0.0
 
     def close(self) -> None:
         """Close the centre's own connections and threads."""
@@ -116,7 +103,6 @@ class ServedCentre(Centre):
     ) -> None:
         super().__init__(start, alpha, collective)
         self._service = service or Service(self._values, alpha)
-        self._asked_bytes = 0
         self._channels: dict[int, Channel] = {}
         """Channels to the other replicas on the first one; to the first one on the others."""
         if collective.rank == 0:
@@ -157,22 +143,14 @@ class ServedCentre(Centre):
                 tensors = answer.wait(ANY_TIME_S).tensors
         except ChannelError as error:
             raise PeerLostError(str(error)) from error
-        self._asked_bytes += sum(tensor.nbytes for tensor in (*sent, *tensors))
+        self.asked_bytes += sum(tensor.nbytes for tensor in (*sent, *tensors))
         return [tensor.to(asked.device) for tensor, asked in zip(tensors, sent, strict=True)]
-
-    @property
-    def asked_bytes(self) -> int:
-        return self._asked_bytes
 
     def values(self) -> list[Tensor]:
         values = self._service.values()
         for value in values:
             self._collective.broadcast(value, 0)
         return values
-
-    @property
-    def bytes_beside(self) -> int:
-        return sum(channel.bytes_sent for channel in self._channels.values())
 
     def close(self) -> None:
         self._closing()

@@ -62,7 +62,6 @@ class Gossip(LocalUpdates):
         """Weight of every replica: its model times the weight is its part of the sum."""
         self._before: list[Tensor] = []
         """Model at the beginning of the step, for push-sum."""
-        self._disagreement: float | None = None
         self._step_size = 1.0 if consensus_step_size is None else consensus_step_size
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
@@ -77,7 +76,7 @@ class Gossip(LocalUpdates):
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
-        self._disagreement = None
+        self.step_metrics = {}
         if float(self._weights[self.joined().rank]) != 1.0:
             self._before = self._flat.pack()
 
@@ -94,7 +93,7 @@ class Gossip(LocalUpdates):
             flats = self._parts_of_the_sum()
             received = self.swap(flats, targets, sources, step)
             if look and sources:
-                self._disagreement = self._estimate(received, sources)
+                self.step_metrics = {"disagreement": self._estimate(received, sources)}
             pairs = zip(flats, received, strict=True)
             mixed = [mix(flat, by_rank, row, collective.rank, self._step_size) for flat, by_rank in pairs]
             if self._kind == "push_sum":
@@ -170,12 +169,6 @@ class Gossip(LocalUpdates):
             return {}
         names = [f"weight.{rank}" for rank in range(len(self._weights))]
         return {name: LocalTensor(self._weights[rank], TensorSlice.whole(name, ())) for rank, name in enumerate(names)}
-
-    def step_metrics(self) -> dict[str, float]:
-        """Return `disagreement`, every tenth step: see `_estimate`; for the part of
-        the model that this worker holds.
-        """
-        return {} if self._disagreement is None else {"disagreement": self._disagreement}
 
     def summary(self) -> dict[str, Any]:
         """Return the run's summary of the graph.

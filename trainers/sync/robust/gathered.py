@@ -52,13 +52,9 @@ class Gathered(CombinedGradients):
         self._compression = dict(compression or {"type": "none"})
         self._seed = seed
         self._bucket_bytes = int(bucket_mb * (1 << 20))
-        self._weight = 0.0
         self._units: list[list[int]] = []
         self._compressors: list[Compressor] = []
         """One compressor a unit; empty without compression."""
-
-    def weigh(self, fraction: float) -> None:
-        self._weight = fraction
 
     def prepare(self, model: nn.Module) -> None:
         self._units = units_of(self._updates)
@@ -72,14 +68,14 @@ class Gathered(CombinedGradients):
 
     def combine(self, gradients: list[Tensor], flags: list[bool]) -> list[Tensor]:
         collective = self.joined()
-        weights = collective.all_gather(torch.tensor([self._weight], dtype=torch.float64)).flatten()
+        weights = collective.all_gather(torch.tensor([self.fraction], dtype=torch.float64)).flatten()
         takes_part = weights > 0
         self._check(int(takes_part.sum()))
         combined = list(gradients)
         for number, unit in enumerate(self._units):
             mine = [gradients[index] for index in unit]
-            if self._weight > 0:
-                mine = [gradient / self._weight for gradient in mine]
+            if self.fraction > 0:
+                mine = [gradient / self.fraction for gradient in mine]
             if self._compressors:
                 vectors = self._decoded(self._compressors[number], mine)
                 flat = self._aggregation(vectors[takes_part], weights[takes_part])

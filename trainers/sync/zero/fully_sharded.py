@@ -18,7 +18,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.exchange import LocalTensor, OptimizedTensor
 from orchestray.trainers.core.own_gradients import is_marked
 from orchestray.trainers.layout.tensor_slice import TensorSlice
-from orchestray.trainers.sync.common.summed_gradients import SummedGradients
+from orchestray.trainers.sync.common.exchange_base import ExchangeBase
 from orchestray.trainers.sync.zero import fsdp2
 from orchestray.trainers.sync.zero.fsdp_units import SMALLEST_UNIT_BYTES, unit_modules
 from orchestray.trainers.sync.zero.reduce_scatter import AllGather, ReduceScatter, Regions
@@ -30,7 +30,7 @@ _MAX_IN_FLIGHT = 2
 """Most units whose gradients are being reduced at once."""
 
 
-class FullySharded(SummedGradients):
+class FullySharded(ExchangeBase):
     """The ZeRO-3 exchange: between steps a replica holds only its rank's rows (`torch.chunk`) of each parameter.
 
     Attaching changes how the model stores its parameters: the old ones are gone, and references to them should be
@@ -52,6 +52,8 @@ class FullySharded(SummedGradients):
             the same up to the order of additions.
         smallest_unit_bytes: modules with fewer bytes of parameters are gathered together with the root's own.
     """
+
+    takes_complex = True
 
     def __init__(self, *, reduce_each: bool = True, smallest_unit_bytes: int = SMALLEST_UNIT_BYTES) -> None:
         super().__init__()
@@ -79,7 +81,7 @@ class FullySharded(SummedGradients):
         is_sharded = model is self._model and bool(self._units)
         self.detach()
         self._collective = collective
-        self._turns = Turns(collective, self._serve, self._count)
+        self._turns = Turns(collective, self._serve)
         if not is_sharded:
             self._take(model, collective, pieces)
         if collective.size > 1:
@@ -163,14 +165,13 @@ class FullySharded(SummedGradients):
             fsdp2.set_gradient_sync(self._model, sync=self._reduce_each or last_micro_batch)
 
     def finish(self, extras: Sequence[float]) -> list[float]:
-        self._check_extras(extras)
         if self._replicated is None:
-            return [float(extra) for extra in extras]
+            return self._alone(extras)
         self.rest()
         while self._in_flight:
             self._wait_oldest()
-        self._count(self._replicated.start(self._used, extras))
-        sums, self._used_anywhere = self._replicated.wait()
+        self._replicated.start(self._used, extras)
+        self._used_anywhere, sums = self._replicated.wait()
         return sums[: len(extras)]
 
     def rest(self) -> None:
@@ -221,9 +222,7 @@ class FullySharded(SummedGradients):
     def _start_gather(self, whole: Tensor) -> AllGather:
         collective = self.joined()
         numel = whole.numel() // collective.size
-        gather = AllGather(collective, Regions([numel] * collective.size), whole)
-        self._count(gather.sent_bytes)
-        return gather
+        return AllGather(collective, Regions([numel] * collective.size), whole)
 
     def _start_reduce(self, number: int, whole: Tensor, part: Tensor) -> ReduceScatter:
         if len(self._in_flight) == _MAX_IN_FLIGHT:
@@ -231,7 +230,6 @@ class FullySharded(SummedGradients):
         collective = self.joined()
         regions = Regions([part.numel()] * collective.size)
         reduction = ReduceScatter(collective, regions, whole, part, lambda numel, like: like.new_empty(numel))
-        self._count(reduction.sent_bytes)
         self._in_flight.append((number, part, reduction))
         # FSDP2 would add to an earlier micro-batch's gradient at once; here it is added when this one has come.
         for shard in self._units[number].trained:

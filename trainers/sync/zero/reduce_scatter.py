@@ -52,10 +52,8 @@ class ReduceScatter:
         self._out = out
         self._own = regions.of(flat, collective.rank)
         self.scratch: list[Tensor] = []
-        self.sent_bytes = 0
         self._pending: Pending
         if flat.is_cuda:
-            self.sent_bytes = (collective.size - 1) * regions.stride * flat.element_size()
             self.scratch = [take(regions.stride, flat)]
             self._pending = collective.start_reduce_scatter(self.scratch[0], flat)
             self._own = self.scratch[0].narrow(0, 0, out.numel())
@@ -65,7 +63,6 @@ class ReduceScatter:
         self.scratch = [take(out.numel(), flat) for _ in others]
         self._received = self.scratch
         send = {rank: regions.of(flat, rank) for rank in others}
-        self.sent_bytes = sum(part.nbytes for part in send.values())
         self._pending = collective.start_exchange(send, dict(zip(others, self.scratch, strict=True)))
 
     def wait(self) -> None:
@@ -89,11 +86,9 @@ class AllGather:
         own = regions.of(flat, collective.rank)
         if flat.is_cuda:
             padded = flat.narrow(0, collective.rank * regions.stride, regions.stride)
-            self.sent_bytes = (collective.size - 1) * padded.nbytes
             self._pending = collective.start_all_gather(flat, padded)
             return
         others = [rank for rank in range(collective.size) if rank != collective.rank]
-        self.sent_bytes = len(others) * own.nbytes
         self._pending = collective.start_exchange(
             dict.fromkeys(others, own), {rank: regions.of(flat, rank) for rank in others}
         )

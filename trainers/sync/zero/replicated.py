@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, ring_bytes
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.pending import Pending
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.sync.common.exact_sum import ExactSums
@@ -42,8 +42,8 @@ class Replicated:
             num_slots += _num_floats(scalar)
         self._pending: Pending | None = None
 
-    def start(self, used: list[bool], extras: Sequence[float]) -> int:
-        """Send this replica's values; return the bytes sent.
+    def start(self, used: list[bool], extras: Sequence[float]) -> None:
+        """Send this replica's values.
 
         Args:
             used: for each parameter, True if it has a gradient here; this method sets those of the scalars.
@@ -54,16 +54,15 @@ class Replicated:
             place.zero_() if scalar.grad is None else place.copy_(scalar.grad)
         self._sums.write(used, extras)
         self._pending = self._collective.start_all_reduce(self._flat)
-        return ring_bytes(self._flat, self._collective.size)
 
-    def wait(self) -> tuple[list[float], list[bool]]:
-        """Return the sum of each extra over the replicas, and for each parameter True if any of them used it."""
+    def wait(self) -> tuple[list[bool], list[float]]:
+        """Return, for each parameter, True if any replica used it, and the sum of each extra over the replicas."""
         assert self._pending is not None
         self._pending.wait()
         self._pending = None
         for _, place, gradient in self._scalars.values():
             gradient.copy_(place)
-        return self._sums.read(), self._sums.used_anywhere()
+        return self._sums.read()
 
     def gradient(self, index: int) -> Tensor:
         """Return, after `wait`, the gradient of the scalar parameter of that index; its memory stays the same."""

@@ -18,7 +18,7 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.core.exchange import OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.sync.common.buckets import Filling, in_groups, number
-from orchestray.trainers.sync.common.summed_gradients import SummedGradients
+from orchestray.trainers.sync.common.exchange_base import ExchangeBase
 from orchestray.trainers.sync.zero.reduce_scatter import AllGather, ReduceScatter
 from orchestray.trainers.sync.zero.replicated import Replicated
 from orchestray.trainers.sync.zero.row_sharding import can_be_cut
@@ -33,7 +33,7 @@ _MIN_BUCKETS = 16
 _SMALLEST_LIMIT_BYTES = 1 << 20
 
 
-class Sharded(SummedGradients):
+class Sharded(ExchangeBase):
     """The exchange of ZeRO-1 (`shard="optimizer"`) or ZeRO-2 (`shard="gradients"`).
 
     Every replica holds all parameters. A parameter's rows (dimension 0 of what the worker holds) are spread over the
@@ -56,6 +56,8 @@ class Sharded(SummedGradients):
         bucket_mb: size of a bucket at most, in MiB; smaller for small models.
         overlap: True to send during the backward pass; False to send after it (the result is the same bit for bit).
     """
+
+    takes_complex = True
 
     def __init__(
         self,
@@ -133,19 +135,18 @@ class Sharded(SummedGradients):
 
     def begin_backward(self, last_micro_batch: bool) -> None:
         if self._filling is not None:
-            self._filling.record(last_micro_batch)
+            self._filling.is_recording = last_micro_batch
 
     def finish(self, extras: Sequence[float]) -> list[float]:
-        self._check_extras(extras)
         filling, replicated = self._filling, self._replicated
         if filling is None or replicated is None:
-            return [float(extra) for extra in extras]
+            return self._alone(extras)
         used = filling.complete(len(self._parameters))
         filling.send_rest()
-        self._count(replicated.start(used, extras))
+        replicated.start(used, extras)
         while self._in_flight:
             self._wait_oldest()
-        sums, self._used_anywhere = replicated.wait()
+        self._used_anywhere, sums = replicated.wait()
         self._clear_gradients()
         return sums[: len(extras)]
 
@@ -157,9 +158,7 @@ class Sharded(SummedGradients):
         for bucket in reversed(self._filling.buckets):  # the first layers' parameters are needed first
             if len(gathering) == _MAX_IN_FLIGHT:
                 _finish_gathering(*gathering.popleft())
-            gather = bucket.start_gathering(self.joined(), self._spare)
-            self._count(gather.sent_bytes)
-            gathering.append((bucket, gather))
+            gathering.append((bucket, bucket.start_gathering(self.joined(), self._spare)))
         while gathering:
             _finish_gathering(*gathering.popleft())
         self._spare.clear()
@@ -167,9 +166,7 @@ class Sharded(SummedGradients):
     def _reduce(self, bucket: ShardBucket) -> None:
         if len(self._in_flight) == _MAX_IN_FLIGHT:
             self._wait_oldest()
-        reduction = bucket.start_reducing(self.joined(), self._spare)
-        self._count(reduction.sent_bytes)
-        self._in_flight.append((bucket, reduction))
+        self._in_flight.append((bucket, bucket.start_reducing(self.joined(), self._spare)))
 
     def _wait_oldest(self) -> None:
         bucket, reduction = self._in_flight[0]

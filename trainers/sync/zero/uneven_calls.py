@@ -11,7 +11,6 @@ from orchestray.platform.comm.collective import Collective
 
 Result = TypeVar("Result")
 _RESTING = 0
-_CODE_BYTES = 8
 
 
 class Turns:
@@ -23,16 +22,14 @@ class Turns:
     may run different numbers of passes, and different parts of a model, without waiting for each other forever.
     """
 
-    def __init__(self, collective: Collective, serve: Callable[[int], None], count: Callable[[int], None]) -> None:
+    def __init__(self, collective: Collective, serve: Callable[[int], None]) -> None:
         """
         Args:
             collective: the members.
             serve: takes part in the operation of that code on behalf of the others.
-            count: called with the number of bytes sent to agree.
         """
         self._collective = collective
         self._serve = serve
-        self._count = count
 
     def take(self, code: int, perform: Callable[[], Result]) -> Result:
         """Perform the operation `code` (from 1) with all members, after those that come before it."""
@@ -46,6 +43,5 @@ class Turns:
             self._serve(chosen)
 
     def _next(self, wanted: int) -> int:
-        self._count((self._collective.size - 1) * _CODE_BYTES)
         codes = self._collective.all_gather(torch.tensor([wanted], dtype=torch.int64))
         return next((code for code in codes.flatten().tolist() if code != _RESTING), _RESTING)

@@ -212,7 +212,7 @@ from orchestray.trainers.core.forward import Forward
 for weight in (1.0, 0.25):
     model = torch.nn.Linear(1, 1, bias=False)
     forward = Forward(None, model, "float32", torch.device("cpu"))
-    forward.backward(model(torch.full((1, 1), 3.0)).sum(), weight, step=1, rank=0)
+    forward.backward(model(torch.full((1, 1), 3.0)).sum(), weight)
     print(model.weight.grad.item(), "sympy" in sys.modules)
 """
 

@@ -17,7 +17,7 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.process.wait_clock import Waiting
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.loop.replica import Replica
-from orchestray.trainers.parallel.usage import UsageSum
+from orchestray.trainers.loop.step_log import UsageSum
 from support.layouts import layout_settings
 from support.threads import TIMEOUT_S, run_replicas
 from support.training import digits, stream_of
@@ -136,9 +136,9 @@ def _train(network: dict[str, Any], exchange: dict[str, Any], late: int) -> list
         rank = world.rank
         world.waiting = WaitingFor(clock, rank)
         replica = replicas[rank]
-        replica.log.usage = usage = UsageOf()
-        usage.trains = partial(clock.trains, rank)
         replica.connect(world)
+        replica.log.usage = usage = UsageOf(rank)
+        usage.trains = partial(clock.trains, rank)
         plan = FaultPlan.of(settings.faults, "worker", rank)
         replica.faults = Faults(plan, sleep=lambda _: clock.is_late(rank, DELAY_S))
         return [worker["worker"] for worker in replica.run(time.time()).usage]

@@ -81,8 +81,6 @@ def test_the_run_counts_what_all_replicas_together_have_sent(algorithm: str, dat
     assert all(isinstance(exchange, AlgorithmicAllReduce) for exchange in exchanges)
     (bucket,) = exchanges[0].summary()["buckets"]  # type: ignore[attr-defined]
     sent = [8 * n for n in sent_elements(algorithm, data, bucket["num_bytes"] // 8)]
-    assert [exchange.bytes_sent for exchange in exchanges] == sent
-    assert [exchange.bytes_sent_total for exchange in exchanges] == [2 * n for n in sent]
     for replica in replicas:
         assert [line["bytes_sent"] for line in replica.steps] == [sum(sent)] * 2
         assert replica.outcome.bytes_sent == replica.outcome.bytes_dense == 2 * sum(sent)

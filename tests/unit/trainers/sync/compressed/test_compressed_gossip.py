@@ -63,13 +63,14 @@ def mixed(size: int, steps: int, code: dict[str, Any], **gossip: Any) -> tuple[n
         exchange.attach(model, collective)
         rows, sent = [], []
         for step in range(1, steps + 1):
+            before = collective.own_bytes_sent
             exchange.before_step(step)
             exchange.finish([])
             if step == 1:
                 model.move(moves[collective.rank])
             exchange.after_step(step)
             rows.append(model.values().numpy())
-            sent.append((exchange.bytes_sent, exchange.bytes_dense_total))
+            sent.append((collective.own_bytes_sent - before, collective.own_bytes_sent + exchange.bytes_saved))
         exchange.detach()
         return np.stack(rows), sent
 

@@ -60,7 +60,7 @@ def pulled(size: int, steps: int, code: dict[str, Any], kind: Any) -> tuple[np.n
                     centres.append(model.values.detach().numpy().copy())
                 collective.barrier()
         exchange.detach()  # a message counts once it is sent, which may be after its arrival
-        told = exchange.bytes_sent_total, exchange.asked_bytes, exchange.bytes_dense_total
+        told = collective.own_bytes_sent, exchange.asked_bytes, exchange.bytes_saved
         return np.stack(rows), np.stack(centres), told
 
     found = run_replicas(size, run)
@@ -95,12 +95,13 @@ def test_the_bytes_of_pulls_are_their_messages(kind: str) -> None:
     _, _, told = pulled(size, steps, {"type": "onebit"}, kind)
     if kind == "synchronous":
         assert [sent for sent, _, _ in told] == [(size - 1) * message * steps] * size
-        saved = [whole - sent for sent, _, whole in told]
-        assert saved == [steps * (-(-2 * (size - 1) * dense // size) - (size - 1) * message)] * size
+        assert [saved for _, _, saved in told] == [
+            steps * (-(-2 * (size - 1) * dense // size) - (size - 1) * message)
+        ] * size
         return
-    assert sum(sent for sent, _, _ in told) == 2 * (size - 1) * message * steps + means
+    assert sum(sent for sent, _, _ in told) == means
     assert [asked for _, asked, _ in told] == [0, 2 * message * steps, 2 * message * steps]
-    assert [whole - sent for sent, _, whole in told] == [0, *[2 * (dense - message) * steps] * 2]
+    assert [saved for _, _, saved in told] == [0, *[2 * (dense - message) * steps] * 2]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_the_exchange_sends_nothing_and_members_meet_at_the_ends_of_segments_alo
         trained = train_watched(
             task(), 2, exchange={"type": "independent"}, steps=steps, batch_size=24, validate_every_steps=steps
         )
-        assert all(one.replica.exchange.bytes_sent_total == 0 for one in trained)
+        assert all(one.sent_by_exchange == 0 for one in trained)
         calls[steps] = trained[0].calls
         assert calls[steps].count(("all_reduce", steps + 3)) == 1
         who_saves = 2 * (8 + 5)  # asked once: the length of an answer, and "false"
@@ -183,7 +183,7 @@ def test_only_the_trunk_is_sent_in_a_step() -> None:
     sent = {}
     for steps in (1, 4):
         trained = train_watched(task(), 2, exchange={"type": "independent", "trunk": 1}, steps=steps, batch_size=24)
-        sent[steps] = trained[0].replica.exchange.bytes_sent_total
+        sent[steps] = trained[0].sent_by_exchange
     size = sum(p.numel() for p in task().build_model()[0].parameters())
     assert sent[4] - sent[1] == 3 * (size + 2) * 8
 

@@ -82,7 +82,7 @@ def test_a_replica_without_samples_takes_no_part() -> None:
         exchange.attach(model, collective)
         exchange.before_step(1)
         idle = collective.rank == 3
-        exchange.weigh(0.0 if idle else 0.25)
+        exchange.fraction = 0.0 if idle else 0.25
         if not idle:
             model.weight.grad = torch.full_like(model.weight, 0.25 * (collective.rank + 1))
         exchange.finish([])

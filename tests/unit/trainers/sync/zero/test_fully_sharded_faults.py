@@ -150,7 +150,7 @@ def test_turns_serve_the_lowest_rank_first_and_rest_when_all_rest() -> None:
     def replica(collective: Collective) -> tuple[list[int], list[int]]:
         done: list[int] = []
         served: list[int] = []
-        turns = Turns(collective, served.append, lambda _: None)
+        turns = Turns(collective, served.append)
         for code in wanted[collective.rank]:
             turns.take(code, lambda code=code: done.append(code))
         turns.rest()
