@@ -38,6 +38,19 @@ def use_texts(texts: Mapping[str, str]) -> Iterator[None]:
         _sent.reset(token)
 
 
+_found: ContextVar[dict[tuple[Path, str], Code] | None] = ContextVar("code that was found", default=None)
+
+
+@contextmanager
+def find_once() -> Iterator[None]:
+    """Look for the modules beside each file once, in this thread: they do not change meanwhile."""
+    token = _found.set({})
+    try:
+        yield
+    finally:
+        _found.reset(token)
+
+
 @dataclass(frozen=True)
 class Texts:
     """The texts of files: those that are given, else those of this machine."""
@@ -98,7 +111,12 @@ def find_code(file: Path, text: str, texts: Texts) -> Code:
     Raises:
         TaskError: a module cannot be read, or they are too large together.
     """
-    return _Search(file, text, texts).code()
+    found = _found.get()
+    if found is None or texts != Texts():
+        return _Search(file, text, texts).code()
+    if (file, text) not in found:
+        found[file, text] = _Search(file, text, texts).code()
+    return found[file, text]
 
 
 class _Search:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import lru_cache, reduce
+from operator import attrgetter
 from typing import Any
 
 from orchestray.platform.config.problems import Problem
@@ -30,7 +31,14 @@ class View:
         for bad in self._unusable:
             if f"{bad}.".startswith(f"{path}.") or f"{path}.".startswith(f"{bad}."):
                 raise Unusable
-        return reduce(_entry, path.split("."), self._config)
+        try:
+            return _getter(path)(self._config)
+        except AttributeError:
+            return reduce(_entry, path.split("."), self._config)
+
+
+_getter = lru_cache(attrgetter)
+"""The rules read the same paths of config after config."""
 
 
 def _entry(section: Any, key: str) -> Any:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestray.platform.errors import ConfigError
-from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.load import check_data
 from orchestray.trainers.config.schema import TrainConfig
 
 _SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "dual_pipe_v", "pipedream")
@@ -37,20 +35,17 @@ class Candidate:
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def apply(self, config: TrainConfig) -> TrainConfig:
-        """Return the config with the changes.
-
-        Raises:
-            ConfigError: the rules between keys forbid them.
-        """
-        data = copy.deepcopy(config.model_dump(mode="json"))
+    def applied_to(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a config's plain data with the changes; they share what neither changes."""
+        made = dict(data)
         for path, value in self.changes.items():
             *sections, key = path.split(".")
-            section = data
+            section = made
             for name in sections:
+                section[name] = dict(section[name])
                 section = section[name]
-            section[key] = copy.deepcopy(value)
-        return load_train_config(data, look_at_task=False)
+            section[key] = value
+        return made
 
 
 def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[tuple[Candidate, TrainConfig]]:
@@ -61,13 +56,13 @@ def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[tuple[
         num_workers: most workers.
         cores: cores of a machine, which workers there share as threads.
     """
+    data = config.model_dump(mode="json")
     found, seen = [], set[str]()
     for candidate in _all(config, num_workers, cores):
-        try:
-            made = candidate.apply(config)
-        except ConfigError:
+        made, problems = check_data(candidate.applied_to(data), look_at_task=False)
+        if made is None or problems:
             continue
-        key = repr((made.strategy, made.resources, made.train))
+        key = made.model_dump_json(include={"strategy", "resources", "train"})
         if key not in seen:
             seen.add(key)
             found.append((candidate, made))

@@ -89,7 +89,7 @@ class Corrections:
 
         mean, explained = 0.0, 0.0
         if self._traits:
-            shared = np.linalg.solve(self._root, [traits.covariance(each) for each in self._traits])
+            shared = self._inverse @ np.array([traits.covariance(each) for each in self._traits])
             mean, explained = float(shared @ self._whitened), float(shared @ shared)
         spread = _QUANTILE * math.sqrt(traits.covariance(traits) + _NOISE - explained)
         return Correction(math.exp(mean), (math.exp(-spread), math.exp(spread)), len(self._traits))
@@ -110,7 +110,12 @@ class Corrections:
         return np.linalg.cholesky(np.array(rows) + _NOISE * np.eye(len(rows)))
 
     @cached_property
-    def _whitened(self) -> np.ndarray[Any, Any]:
+    def _inverse(self) -> np.ndarray[Any, Any]:
+        """Inverse of L: a plan corrects by many traits, and each product with it is faster than a solution with L."""
         import numpy as np
 
-        return np.linalg.solve(self._root, self._errors)
+        return np.linalg.inv(self._root)
+
+    @cached_property
+    def _whitened(self) -> np.ndarray[Any, Any]:
+        return self._inverse @ self._errors

@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,16 +73,24 @@ class Wanted:
 
     def key(self, versions: Mapping[str, str]) -> str:
         """Return a name for what the result depends on."""
-        settings = asdict(self.settings)
+        settings = _fields_of(self.settings)
         for name in _WITHOUT_INFLUENCE:
             settings.pop(name)
         if self.kind == "profile":  # of the layers, whatever is made of them
-            pipeline = settings.pop("pipeline")
-            settings["pipeline"] = pipeline["split"] if isinstance(pipeline["split"], list) else None
+            split = settings["pipeline"].split
+            settings["pipeline"] = split if isinstance(split, list) else None
             for name in ("optimizer", "exchange", "compression", "aggregation", "grad_clip", "average"):
                 settings.pop(name)
         known = [_FORMAT, self.kind, settings, self.num_threads, self.at_once, dict(versions)]
-        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(known, sort_keys=True, default=_plain).encode()).hexdigest()[:32]
+
+
+def _fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _plain(value: object) -> Any:
+    return _fields_of(value) if is_dataclass(value) else str(value)
 
 
 class Measurements:

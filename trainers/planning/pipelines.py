@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from operator import add
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.parallel.pipeline.schedules import default_stages_per_worker, make_programs, placement
-from orchestray.trainers.parallel.pipeline.simulation import peak_bytes, simulate, staleness
+from orchestray.trainers.parallel.pipeline.simulation import peak_bytes, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,14 +64,14 @@ def pipeline_step(
     workers, schedule = settings.layout.pipeline, settings.pipeline.schedule
     per_worker = settings.pipeline.stages_per_worker or default_stages_per_worker(schedule)
     placed = placement(schedule, workers, per_worker)
-    bounds = _bounds(profiles[0], settings, workers * per_worker)
+    split = settings.pipeline.split
+    stages = _stages(tuple(profiles), split if isinstance(split, str) else tuple(split), workers * per_worker)
     tensor = settings.layout.tensor
-    boundaries = [profiles[0].boundary_bytes[stop - 1] for _, stop in bounds[:-1]]
-    messages_s = [0.0, *(message_s(each) for each in boundaries), 0.0]
+    messages_s = [0.0, *(message_s(each) for each in stages.boundary_bytes), 0.0]
     # A message is copied by the cores that compute: each end of it takes them for half of its time.
     handling_s = [(before + after) / 2 + ACTION_S for before, after in pairwise(messages_s)]
-    ahead_s = [_mean(profiles, "forward_s", part) / tensor for part in bounds]
-    back_s = [_mean(profiles, "backward_s", part) / tensor for part in bounds]
+    ahead_s = [seconds / tensor for seconds in stages.forward_s]
+    back_s = [seconds / tensor for seconds in stages.backward_s]
     if settings.recompute != "none":  # once more forward, before going back
         back_s = [back + ahead for back, ahead in zip(back_s, ahead_s, strict=True)]
     forward = [seconds + own for seconds, own in zip(ahead_s, handling_s, strict=True)]
@@ -77,54 +79,73 @@ def pipeline_step(
     count = settings.accumulate
     programs = make_programs(schedule, workers, per_worker, count)
     if settings.is_streaming:
-        span_s, busy_s = _streamed(schedule, placed, forward, backward, settings)
-        age = staleness(make_programs(schedule, workers, per_worker, count * _STREAMED_BATCHES))
-        stale = fmean(value for stage in age.updates for value in stage)
+        # In the steady state the slowest stage always computes, and the others wait for it.
+        span_s = busy_s = count * max(map(add, forward, backward))
+        stale = _staleness(workers, count * _STREAMED_BATCHES)
     else:
         done = simulate(programs, placed, forward, backward)
         span_s, busy_s, stale = done.span_s, max(done.busy_s), 0.0
-    stage_bytes = [sum(profiles[0].parameter_bytes[start:stop]) // tensor for start, stop in bounds]
-    # A stage holds what the one before it sent, even if that one holds it as well.
-    received = [0, *(profiles[0].received_bytes[start] for start, _ in bounds[1:])]
-    kept = [
-        (own + sum(profiles[0].activation_bytes[start:stop])) // tensor
-        for own, (start, stop) in zip(received, bounds, strict=True)
-    ]
+    kept = [each // tensor for each in stages.kept_bytes]
     return PipelineStep(
         span_s,
         busy_s,
-        tuple(sum(stage_bytes[stage] for stage in stages) for stages in placed),
+        tuple(sum(stages.parameter_bytes[stage] // tensor for stage in held) for held in placed),
         tuple(peak_bytes(program, kept, profiles[0].loss_bytes) for program in programs),
-        2 * count * sum(boundaries),
+        2 * count * sum(stages.boundary_bytes),
         stale,
     )
 
 
-def _streamed(
-    schedule: str,
-    placed: Sequence[Sequence[int]],
-    forward: Sequence[float],
-    backward: Sequence[float],
-    settings: ReplicaSettings,
-) -> tuple[float, float]:
-    """Return the seconds of a batch in the steady state of a stream, and those that the busiest worker computes."""
-    count, spans = settings.accumulate, []
-    for batches in (_STREAMED_BATCHES, 2 * _STREAMED_BATCHES):
-        programs = make_programs(schedule, len(placed), 1, count * batches)
-        spans.append(simulate(programs, placed, forward, backward))
-    first, second = spans
-    return (second.span_s - first.span_s) / _STREAMED_BATCHES, max(first.busy_s) / _STREAMED_BATCHES
+def _staleness(num_workers: int, num_micro_batches: int) -> float:
+    """Return the mean staleness of a stream of PipeDream: at each stage it rises to the number of the stages after it.
+
+    See `simulation.staleness`, which counts.
+    """
+    total = 0
+    for oldest in range(num_workers):
+        rising = min(oldest, num_micro_batches)
+        total += rising * (rising - 1) // 2 + (num_micro_batches - rising) * oldest
+    return total / (num_workers * num_micro_batches)
 
 
-def _bounds(profile: LayerProfile, settings: ReplicaSettings, num_stages: int) -> Bounds:
-    split, forbidden = settings.pipeline.split, profile.forbidden_cuts
-    if isinstance(split, list):
+@dataclass(frozen=True)
+class _Stages:
+    """The stages of a pipeline: mean seconds and bytes of each, for one micro-batch."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    parameter_bytes: tuple[int, ...]
+    kept_bytes: tuple[int, ...]
+    boundary_bytes: tuple[int, ...]
+    """Bytes that cross the cut after each stage but the last."""
+
+
+@lru_cache(maxsize=128)
+def _stages(profiles: tuple[LayerProfile, ...], split: str | tuple[str, ...], num_stages: int) -> _Stages:
+    """Return the stages of a pipeline, which schedules share.
+
+    Args:
+        profiles: measured layers, by processes that measured at once.
+        split: the config's key of that name.
+        num_stages: number of stages.
+    """
+    first = profiles[0]
+    bounds = _bounds(first, split, num_stages)
+    # A stage holds what the one before it sent, even if that one holds it as well.
+    received = [0, *(first.received_bytes[start] for start, _ in bounds[1:])]
+    return _Stages(
+        tuple(fmean(sum(profile.forward_s[slice(*part)]) for profile in profiles) for part in bounds),
+        tuple(fmean(sum(profile.backward_s[slice(*part)]) for profile in profiles) for part in bounds),
+        tuple(sum(first.parameter_bytes[slice(*part)]) for part in bounds),
+        tuple(own + sum(first.activation_bytes[slice(*part)]) for own, part in zip(received, bounds, strict=True)),
+        tuple(first.boundary_bytes[stop - 1] for _, stop in bounds[:-1]),
+    )
+
+
+def _bounds(profile: LayerProfile, split: str | tuple[str, ...], num_stages: int) -> Bounds:
+    if not isinstance(split, str):
         return by_names(list(profile.names), split, num_stages)
     costs = [ahead + back for ahead, back in zip(profile.forward_s, profile.backward_s, strict=True)]
     if split == "equal":
         costs = [1.0] * len(costs)
-    return balanced(costs, num_stages, forbidden=forbidden)
-
-
-def _mean(profiles: Sequence[LayerProfile], name: str, part: tuple[int, int]) -> float:
-    return fmean(sum(getattr(profile, name)[slice(*part)]) for profile in profiles)
+    return balanced(costs, num_stages, forbidden=profile.forbidden_cuts)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.usercode.beside import find_once
 from orchestray.trainers.planning.candidates import Candidate, candidates
 from orchestray.trainers.planning.predict import Cluster, Predictor, refuse_unknown
 
@@ -89,6 +91,7 @@ class Planner:
     def __init__(self, cluster: Cluster, measurements: Measurements, record: Record) -> None:
         self._cluster, self._measurements, self._record = cluster, measurements, record
         self._predictor = Predictor(cluster, measurements)
+        self._correction, self._start_s = cache(record.correction), cache(record.start_s)  # many plans are alike
 
     def this(self, config: TrainConfig) -> Plan:
         """Return the prediction of a config as it stands.
@@ -117,12 +120,13 @@ class Planner:
         tried = candidates(config, num_workers, self._cluster.machine.cores)
         made: list[Plan] = []
         unfit: list[Unfit] = []
-        for number, (candidate, applied) in enumerate(tried):
-            report(number, len(tried))
-            try:
-                made.append(self._plan(applied, candidate))
-            except OrchestrayError as error:
-                unfit.append(Unfit(candidate.name, str(error).removeprefix("config: ")))
+        with find_once():
+            for number, (candidate, applied) in enumerate(tried):
+                report(number, len(tried))
+                try:
+                    made.append(self._plan(applied, candidate))
+                except OrchestrayError as error:
+                    unfit.append(Unfit(candidate.name, str(error).removeprefix("config: ")))
         report(len(tried), len(tried))
         fitting = [plan for plan in made if self._needed(plan) <= self._limit]
         unfit += [Unfit(plan.name, self._too_large(plan)) for plan in made if self._needed(plan) > self._limit]
@@ -139,8 +143,8 @@ class Planner:
     def _plan(self, config: TrainConfig, candidate: Candidate) -> Plan:
         refuse_unknown(config)
         plan = self._predictor.predict(config, candidate.name, candidate.changes)
-        plan = plan.corrected(self._record.correction(plan.traits))
-        plan = replace(plan, start_s=self._record.start_s(plan.num_workers + plan.num_servers))
+        plan = plan.corrected(self._correction(plan.traits))
+        plan = replace(plan, start_s=self._start_s(plan.num_workers + plan.num_servers))
         if (price := self._cluster.machine.price_per_worker_hour) is not None and plan.num_steps:
             seconds = plan.start_s + plan.num_steps * plan.step_s
             plan = replace(plan, price=price * (plan.num_workers + plan.num_servers) * seconds / 3600)

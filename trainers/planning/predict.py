@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.config.settings import PipelineSettings, ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.machine.transfers import ring_s
 from orchestray.trainers.optim.batch_params import Measured
@@ -333,7 +333,14 @@ def _whole(settings: ReplicaSettings) -> ReplicaSettings:
     """Return the settings of one replica whose model is whole."""
     share = ceil(settings.batch_size / settings.layout.data)
     return replace(
-        settings, layout=Layout(), batch_size=share, exchange={}, compression={}, accumulate=1, recompute="none"
+        settings,
+        layout=Layout(),
+        pipeline=PipelineSettings(),
+        batch_size=share,
+        exchange={},
+        compression={},
+        accumulate=1,
+        recompute="none",
     )
 
 

@@ -125,23 +125,21 @@ def _best(
         allowed: True for each stage that is permitted, indexed like `costs`.
         join: function of the costs of two stages, which gives that of both: `np.add` or `np.maximum`.
     """
-    num_layers = len(costs) - 1
-    permitted = np.where(allowed, costs, inf)
-    best = np.full(num_layers + 1, inf)
+    permitted = np.ascontiguousarray(np.where(allowed, costs, inf).T)  # at [stop, start]: minima of rows are faster
+    through = np.empty_like(permitted)
+    best = np.where(np.arange(len(costs)) == 0, 0.0, inf)
     """Least cost of the first `stop` layers, in as many stages as were placed so far."""
-    best[0] = 0.0
-    cuts = []
+    before = []
     for _ in range(num_stages):
-        through = join(best[:, None], permitted)
-        cuts.append(through.argmin(axis=0))
-        best = through.min(axis=0)
+        before.append(best)
+        best = join(best, permitted, out=through).min(axis=1)
     bounds: Bounds = []
-    stop = num_layers
-    for cut in reversed(cuts):
-        start = int(cut[stop])
+    stop = len(costs) - 1
+    for start_costs in reversed(before):
+        start = int(join(start_costs, permitted[stop]).argmin())
         bounds.append((start, stop))
         stop = start
-    return float(best[num_layers]), bounds[::-1]
+    return float(best[-1]), bounds[::-1]
 
 
 def _too_much(memory: Sequence[float], num_stages: int, limit: float | None) -> str:

@@ -6,9 +6,12 @@ Times may be Fractions as well as floats, and then stay exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain, pairwise, repeat
+from math import inf
+from operator import sub
 from typing import Any, NamedTuple
 
 from orchestray.trainers.parallel.pipeline.schedules.actions import Action, Kind, Program
@@ -35,8 +38,16 @@ class Simulated:
     """The result of a simulation."""
 
     programs: Sequence[Program]
-    workers: tuple[tuple[Timed, ...], ...]
-    """Actions of each worker, in order."""
+    begins_s: Sequence[Sequence[float]]
+    """Begin of each action of each worker, in its order."""
+    ends_s: Sequence[Sequence[float]]
+    """End of each action of each worker."""
+
+    @cached_property
+    def workers(self) -> tuple[tuple[Timed, ...], ...]:
+        """Actions of each worker, in order."""
+        each = enumerate(zip(self.programs, self.begins_s, self.ends_s, strict=True))
+        return tuple(tuple(map(Timed, repeat(worker), *its_actions)) for worker, its_actions in each)
 
     @cached_property
     def times(self) -> Mapping[Action, Timed]:
@@ -44,18 +55,17 @@ class Simulated:
 
     @property
     def num_workers(self) -> int:
-        return len(self.workers)
+        return len(self.programs)
 
     @cached_property
     def span_s(self) -> float:
         """Seconds from the begin of the first action to the end of the last."""
-        times = self.times.values()
-        return max(timed.end_s for timed in times) - min(timed.begin_s for timed in times)
+        return max(ends[-1] for ends in self.ends_s if ends) - min(begins[0] for begins in self.begins_s if begins)
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Seconds that each worker spends in its actions."""
-        return tuple(sum(timed.end_s - timed.begin_s for timed in actions) for actions in self.workers)
+        return tuple(sum(map(sub, ends, begins)) for begins, ends in zip(self.begins_s, self.ends_s, strict=True))
 
     @property
     def bubble(self) -> float:
@@ -122,20 +132,10 @@ def simulate(
     _check(programs, placement, worker_of)
     num_stages = len(worker_of)
     seconds = _durations(num_stages, forward_s, backward_s, input_s, weight_s)
-    done: dict[Action, Timed] = {}
-
-    def ready_s(action: Action) -> float | None:
-        """Return the time at which all inputs of the action are there; None if it is not known yet."""
-        is_first = action.kind is Kind.FORWARD and action.stage == 0
-        at_s: float = arrivals[action.micro_batch] if is_first and arrivals is not None else 0
-        for needed in needs(action, num_stages, done):
-            if needed not in done:
-                return None
-            is_near = worker_of[needed.stage] == worker_of[action.stage]
-            at_s = max(at_s, done[needed].end_s if is_near else done[needed].end_s + transfer_s)
-        return at_s
-
-    return Simulated(programs, _run(programs, ready_s, seconds, done))
+    hops_s = [0 if one == other else transfer_s for one, other in pairwise(map(worker_of.get, range(num_stages)))]
+    first = [each for stage, kind, each in programs[worker_of[0]] if stage == 0 and kind is Kind.FORWARD]
+    begin_s = {each: 0 if arrivals is None else arrivals[each] for each in first}
+    return _run(programs, seconds, hops_s, begin_s)
 
 
 def needs(action: Action, num_stages: int, done: Mapping[Action, object]) -> list[Action]:
@@ -176,14 +176,11 @@ def peak_bytes(program: Program, stage_bytes: Sequence[int], loss_bytes: int) ->
         stage_bytes: bytes that each stage of the pipeline keeps of a micro-batch, until its weights have gradients.
         loss_bytes: bytes that the loss keeps of a micro-batch, until its input has a gradient.
     """
-    held = most = 0
     last = len(stage_bytes) - 1
-    for stage, kind, _ in program:
-        held += _CHANGE[kind] * stage_bytes[stage]
-        if stage == last:
-            held += _LOSS_CHANGE[kind] * loss_bytes
-        most = max(most, held)
-    return most
+    changes = {kind: [change * each for each in stage_bytes] for kind, change in _CHANGE.items()}
+    for kind, change in _LOSS_CHANGE.items():
+        changes[kind][last] += change * loss_bytes
+    return max(accumulate((changes[kind][stage] for stage, kind, _ in program), initial=0))
 
 
 _CHANGE = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.BACKWARD_INPUT: 0, Kind.BACKWARD_WEIGHT: -1}
@@ -227,33 +224,65 @@ def staleness(programs: Sequence[Program]) -> Staleness:
     )
 
 
+_Ready = dict[int, float]
+"""Maps each micro-batch to the time at which it is ready."""
+
+
 def _run(
     programs: Sequence[Program],
-    ready_s: Callable[[Action], float | None],
     seconds: Mapping[Kind, Sequence[float]],
-    done: dict[Action, Timed],
-) -> tuple[tuple[Timed, ...], ...]:
-    """Run each worker until it waits for another, in turn, until all are done; raise if none can go on."""
-    times: list[list[Timed]] = [[] for _ in programs]
-    unfinished = [worker for worker, program in enumerate(programs) if program]
-    while unfinished:
-        num_done = len(done)
-        for worker in unfinished:
-            program, own = programs[worker], times[worker]
-            while len(own) < len(program):
-                action = program[len(own)]
-                at_s = ready_s(action)
+    hops_s: Sequence[float],
+    arrivals: _Ready,
+) -> Simulated:
+    """Run each worker until it waits for another, in turn, until all are done; raise if none can go on.
+
+    The end of an action makes others ready: a forward pass that of the next stage, or at the last one the way back; a
+    backward pass, or its half for the input, that of the stage before, and this half the one for the weights. When a
+    micro-batch is on its way back, all of its forward passes are done.
+    """
+    inputs: list[_Ready] = [arrivals, *({} for _ in hops_s)]
+    gradients: list[_Ready] = [{} for _ in inputs]
+    halves: list[_Ready] = [{} for _ in inputs]
+    unused: _Ready = {}
+    ahead_s, back_s = [*hops_s, 0], [0, *hops_s]
+    after_ahead, after_back = [*inputs[1:], gradients[-1]], [unused, *gradients[:-1]]
+    # For each stage: when a micro-batch is ready, how long it takes, what is ready next, and how much later.
+    rules: dict[Kind, list[tuple[_Ready, float, _Ready, float]]] = {
+        Kind.FORWARD: [*zip(inputs, seconds[Kind.FORWARD], after_ahead, ahead_s, strict=True)],
+        Kind.BACKWARD: [*zip(gradients, seconds[Kind.BACKWARD], after_back, back_s, strict=True)],
+        Kind.BACKWARD_INPUT: [*zip(gradients, seconds[Kind.BACKWARD_INPUT], after_back, back_s, strict=True)],
+        Kind.BACKWARD_WEIGHT: [
+            (half, each, unused, 0) for half, each in zip(halves, seconds[Kind.BACKWARD_WEIGHT], strict=True)
+        ],
+    }
+    begins_s: list[list[float]] = [[] for _ in programs]
+    ends_s: list[list[float]] = [[] for _ in programs]
+    rest = [iter(program) for program in programs]
+    waiting: dict[int, list[Action]] = {worker: [] for worker in range(len(programs))}
+    while waiting:
+        is_stuck, waiting, before = True, {}, waiting
+        for worker, first in before.items():
+            begins, ends = begins_s[worker], ends_s[worker]
+            free_s = ends[-1] if ends else -inf
+            for action in chain(first, rest[worker]):
+                stage, kind, micro_batch = action
+                ready_s, lasts_s, next_s, hop_s = rules[kind][stage]
+                at_s = ready_s.get(micro_batch)
                 if at_s is None:
+                    waiting[worker] = [action]
                     break
-                begin_s = max(at_s, own[-1].end_s) if own else at_s
-                timed = Timed(worker, action, begin_s, begin_s + seconds[action.kind][action.stage])
-                own.append(timed)
-                done[action] = timed
-        unfinished = [worker for worker in unfinished if len(times[worker]) < len(programs[worker])]
-        if len(done) == num_done:
-            waiting = ", ".join(f"worker {worker} at {programs[worker][len(times[worker])]}" for worker in unfinished)
-            raise DeadlockError(f"the programs wait for one another: {waiting}")
-    return tuple(tuple(own) for own in times)
+                begin_s = free_s if free_s > at_s else at_s  # noqa: FURB136 - `max` takes longer than all else here
+                free_s = begin_s + lasts_s
+                begins.append(begin_s)
+                ends.append(free_s)
+                next_s[micro_batch] = free_s + hop_s
+                if kind is Kind.BACKWARD_INPUT:
+                    halves[stage][micro_batch] = free_s
+                is_stuck = False
+        if is_stuck and waiting:
+            names = ", ".join(f"worker {worker} at {action}" for worker, (action,) in waiting.items())
+            raise DeadlockError(f"the programs wait for one another: {names}")
+    return Simulated(programs, begins_s, ends_s)
 
 
 def _durations(
@@ -280,7 +309,7 @@ def _check(programs: Sequence[Program], placement: Sequence[Sequence[int]], work
         raise ValueError(f"every stage of 0, 1, ... must be on exactly one worker, got {list(placement)}")
     if len(programs) != len(placement):
         raise ValueError(f"there are {len(placement)} workers, but programs of {len(programs)}")
-    for worker, program in enumerate(programs):
-        for action in program:
-            if worker_of.get(action.stage) != worker:
-                raise ValueError(f"worker {worker} is to do {action}, but does not hold stage {action.stage}")
+    for worker, (program, stages) in enumerate(zip(programs, placement, strict=True)):
+        if not {action.stage for action in program} <= {*stages}:
+            wrong = next(action for action in program if action.stage not in stages)
+            raise ValueError(f"worker {worker} is to do {wrong}, but does not hold stage {wrong.stage}")

@@ -9,7 +9,7 @@ import pytest
 from orchestray.platform.errors import TaskError
 from orchestray.platform.task import TaskSource
 from orchestray.platform.usercode import beside
-from orchestray.platform.usercode.beside import Texts, find_code, use_texts
+from orchestray.platform.usercode.beside import Texts, find_code, find_once, use_texts
 
 
 def written(folder: Path, **texts: str) -> None:
@@ -106,3 +106,15 @@ def test_texts_sent_from_another_process_stand_for_files_in_this_thread_alone(tm
     with use_texts(before.texts):
         assert TaskSource.of_class(f"{tmp_path}/task.py:Mine", {}) == before
     assert TaskSource.of_class(f"{tmp_path}/task.py:Mine", {}) != before
+
+
+def test_inside_find_once_a_file_is_searched_once_and_after_it_again(tmp_path: Path) -> None:
+    written(tmp_path, task="import layers", layers="")
+    with find_once():
+        assert modules_of(tmp_path / "task.py") == ["layers", "task"]
+        written(tmp_path, layers="import blocks", blocks="")
+        assert modules_of(tmp_path / "task.py") == ["layers", "task"]
+        written(tmp_path, task="import blocks")
+        assert modules_of(tmp_path / "task.py") == ["blocks", "task"]
+    written(tmp_path, task="import layers")
+    assert modules_of(tmp_path / "task.py") == ["blocks", "layers", "task"]

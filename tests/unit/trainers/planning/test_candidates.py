@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from orchestray.trainers.config.load import load_train_config
@@ -47,6 +48,18 @@ def test_what_the_rules_of_configs_forbid_is_left_out() -> None:
     small = names_of(config(batch_size=8), 2, 2)
     assert any("4 micro-batches" in name for name in small)
     assert not any("16 micro-batches" in name for name in small)
+
+
+def test_a_candidate_is_the_config_with_its_changes_and_nothing_else() -> None:
+    given = config({"network": {"data": 4}}, accumulate=2)
+    data = given.model_dump(mode="json")
+    for candidate, applied in candidates(given, 4, 4):
+        changed = json.loads(json.dumps(data))
+        for path, value in candidate.changes.items():
+            section, _, key = path.rpartition(".")
+            (changed[section] if section else changed)[key] = value
+        assert applied == load_train_config(changed)
+    assert given.model_dump(mode="json") == data
 
 
 def test_one_worker_leaves_only_schemes_of_one_process() -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
 from orchestray.trainers.config.settings import PipelineSettings, ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced
+from orchestray.trainers.parallel.pipeline.schedules import make_programs, placement
+from orchestray.trainers.parallel.pipeline.simulation import simulate, staleness
 from orchestray.trainers.planning import pipelines
 from orchestray.trainers.planning.found import LayerProfile
 from orchestray.trainers.planning.pipelines import pipeline_step
@@ -96,6 +101,31 @@ def test_pipedream_has_no_bubble_in_its_steady_state_and_staleness_instead() -> 
     step = pipeline_step([LAYERS], settings(4, 8, "pipedream"), lambda _: 0.0)
     assert step.span_s == pytest.approx(8 * 2 * 3.0)
     assert step.staleness == pytest.approx((3 + 2 + 1 + 0) / 4, abs=0.2)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_pipedream_takes_a_batch_as_long_as_a_long_stream_does_and_is_as_stale_as_one_of_six(stages: int) -> None:
+    draw = random.Random(stages)
+    uneven = replace(
+        LAYERS,
+        forward_s=tuple(draw.randint(0, 9) for _ in range(8)),
+        backward_s=tuple(draw.randint(1, 9) for _ in range(8)),
+    )
+    step = pipeline_step([uneven], settings(stages, 3, "pipedream"), lambda _: 0.0)
+    times_s = [
+        [sum(each[slice(*part)]) for part in cut(uneven, stages)] for each in (uneven.forward_s, uneven.backward_s)
+    ]
+    spans_s = [
+        simulate(make_programs("pipedream", stages, 1, count), placement("pipedream", stages, 1), *times_s).span_s
+        for count in (300, 303)
+    ]
+    assert step.span_s == spans_s[1] - spans_s[0]
+    counted = staleness(make_programs("pipedream", stages, 1, 18)).updates
+    assert step.staleness == fmean(age for ages in counted for age in ages)
+
+
+def cut(layers: LayerProfile, stages: int) -> Bounds:
+    return balanced([ahead + back for ahead, back in zip(layers.forward_s, layers.backward_s, strict=True)], stages)
 
 
 def test_uneven_layers_are_cut_where_the_run_would_cut_them() -> None:

@@ -18,7 +18,7 @@ from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve
 from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall, ServedRun
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
-from orchestray.trainers.planning.predict import Cluster, traits_of
+from orchestray.trainers.planning.predict import Cluster, Predictor, traits_of
 from orchestray.trainers.planning.record import Entry, Record
 
 MB = 10**6
@@ -188,6 +188,15 @@ def test_machines_that_are_far_apart_exchange_over_the_link_between_them() -> No
     far = Planner(Cluster(machine(), num_nodes=2), Known(), Record()).plans(CONFIG, 2).find("2 replicas")
     assert far.parts.exchange_s == pytest.approx(2 * (1e-3 + MB / 2 * 1e-8))
     assert near.parts.exchange_s != far.parts.exchange_s
+
+
+def test_schedules_of_a_pipeline_share_all_measurements() -> None:
+    pipelines = [
+        load_train_config({**CONFIG.model_dump(), "strategy": {"network": {"pipeline": 2, "schedule": each}}})
+        for each in ("gpipe", "1f1b", "zbv", "pipedream")
+    ]
+    predictor = Predictor(Cluster(machine()), Known())
+    assert len({each.key({}) for config in pipelines for each in predictor.wanted(config)}) == 2
 
 
 def test_a_machine_that_computes_at_half_the_speed_takes_twice_the_time_and_the_same_exchange() -> None:

@@ -96,6 +96,8 @@ def make_programs(name: str, num_workers: int, stages_per_worker: int, num_micro
     _raise_if(_problems_of_count("micro-batch", num_micro_batches))
     planned = schedule.planned(num_workers, stages_per_worker, num_micro_batches)
     programs = [schedule.program(Place(worker, num_workers, stages), planned) for worker, stages in enumerate(placed)]
+    if planned == num_micro_batches:
+        return programs
     return [[action for action in program if action.micro_batch < num_micro_batches] for program in programs]
 
 

@@ -17,6 +17,8 @@ class Kind(StrEnum):
     BACKWARD_WEIGHT = "W"
     """Computes the gradients of the stage's weights, after its BACKWARD_INPUT."""
 
+    __hash__ = str.__hash__  # that of Enum is a function in Python, and actions are keys
+
 
 class Action(NamedTuple):
     """One pass of a micro-batch through a stage. `str` gives torch's notation: `0F3` is stage 0, forward, batch 3."""

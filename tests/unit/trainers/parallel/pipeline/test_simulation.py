@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +22,7 @@ from orchestray.trainers.parallel.pipeline.simulation import (
     DeadlockError,
     Simulated,
     live_activations,
+    needs,
     simulate,
     staleness,
 )
@@ -213,6 +215,38 @@ def test_transfers_take_time_between_workers_and_none_within_one() -> None:
     simulated = simulate(forward, [(0, 2, 3), (1,)], 1, 1, transfer_s=10)
     assert [timed.begin_s for timed in simulated.workers[0]] == [0, 22, 23]
     assert simulated.bubble == 44 / 48
+
+
+@given(
+    name=st.sampled_from(SCHEDULE_NAMES),
+    num_workers=st.integers(1, 6),
+    num_micro_batches=st.integers(1, 12),
+    transfer_s=st.sampled_from((0.0, 0.37)),
+    seed=st.integers(0, 10**6),
+)
+@settings(deadline=None)
+def test_each_action_begins_when_the_one_before_it_is_done_and_its_inputs_have_come(
+    name: str, num_workers: int, num_micro_batches: int, transfer_s: float, seed: int
+) -> None:
+    draw, num_stages = random.Random(seed), num_workers * default_stages_per_worker(name)
+    times = {
+        each: [draw.random() for _ in range(num_stages)] for each in ("forward_s", "backward_s", "input_s", "weight_s")
+    }
+    arrivals = sorted(draw.random() for _ in range(num_micro_batches))
+    simulated = run(name, num_workers, num_micro_batches, transfer_s=transfer_s, arrivals=arrivals, **times)
+    lasts_s = dict(zip(Kind, times.values(), strict=True))
+    for actions in simulated.workers:
+        free_s = 0.0
+        for worker, action, begin_s, end_s in actions:
+            known = [simulated.times[each] for each in needs(action, num_stages, simulated.times)]
+            came_s = [each.end_s + transfer_s * (each.worker != worker) for each in known] or [
+                arrivals[action.micro_batch]
+            ]
+            assert begin_s == max(free_s, *came_s)
+            assert end_s == begin_s + lasts_s[action.kind][action.stage]
+            free_s = end_s
+    ends_s = [timed.end_s for timed in simulated.times.values()]
+    assert simulated.span_s == max(ends_s) - min(timed.begin_s for timed in simulated.times.values())
 
 
 def test_programs_that_wait_for_one_another_are_named_with_what_they_wait_for() -> None:
