@@ -288,7 +288,7 @@ class Replica:
     def _take(self, network: Network) -> None:
         self._network = network
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
-        self.optimizer.observe(network.model)
+        self.optimizer.observe(network.model, network.pieces)
         if self.settings.is_replicated:
             self.optimizer.init(named)
             self._keeper = StateKeeper(network.model)

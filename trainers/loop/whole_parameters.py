@@ -20,6 +20,8 @@ from orchestray.trainers.optim.sparse import dense
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch import nn
+
     from orchestray.platform.comm.collective import Collective
     from orchestray.trainers.core.exchange import OptimizedTensor
 
@@ -122,6 +124,9 @@ class WholeParameters(Optimizer):
                 cuts.append(_Cut(owner, parts))
         return cuts
 
+    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
+        self.optimizer.observe(model, pieces)
+
     def join(self, replicas: Collective) -> None:
         if not self._cuts:  # else the replicas' optimizers have different parameters, and share no work
             self.optimizer.join(replicas)
@@ -132,6 +137,7 @@ class WholeParameters(Optimizer):
     @torch.no_grad()
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         moved = {place: (params[place], grads[place]) for place in self._moved} | self._gathered(params, grads)
+        self.optimizer.total_reducer = self.total_reducer
         self.optimizer.step([moved[place][0] for place in self._moved], [moved[place][1] for place in self._moved], lr)
         self._give_back(params)
 
