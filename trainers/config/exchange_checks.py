@@ -189,9 +189,6 @@ def _curvature(view: View) -> Iterator[Problem]:
     elif network.pipeline > 1 and network.schedule == "pipedream":
         text = f"{kind} measures a whole batch, and pipedream's stages update after each micro-batch"
         yield Problem(path, f"{text}; use another schedule, {fix}")
-    elif isinstance(exchange, AllReduce) and exchange.shard != "none":
-        text = f"{kind} needs whole layers, and shard: {exchange.shard} cuts their gradients or state"
-        yield Problem(path, f"{text}; use strategy.exchange.shard: none, {fix}")
     elif isinstance(exchange, AllReduce) and keeps_residue(view("strategy.compression")):
         text = f"{kind} has no state for one replica alone, and the compression keeps what a replica has not sent"
         yield Problem(path, f"{text}; use strategy.compression.type: none, {fix}")

@@ -121,8 +121,8 @@ class Averaged(Optimizer):
     def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
         self._optimizer.observe(model, pieces)
 
-    def join(self, replicas: Collective) -> None:
-        self._optimizer.join(replicas)
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        self._optimizer.join(replicas, is_alike=is_alike)
 
     def slot_piece(self, name: str, slot: str, piece: TensorSlice) -> TensorSlice:
         if slot == AVERAGE:

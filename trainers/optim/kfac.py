@@ -77,10 +77,14 @@ class KFAC(SGD):
         self._damping, self._decay, self._penalty, self._kl_clip = damping, decay, weight_decay, kl_clip
         self._statistics_every, self._inverse_every = statistics_every_steps, inverse_every_steps
         self._fraction, self._num_measuring = inverse_fraction, statistics_workers
-        self._world: Collective = SoloCollective()
+        self._replicas: Collective = SoloCollective()
+        self._peers: Collective = SoloCollective()
+        """Replicas that move the same layers, and share the work."""
         self._all_layers: list[FactoredLayer] = []
         self._layers: list[FactoredLayer] = []
-        """Layers of this worker's part of the model."""
+        """Layers of this worker's part of the model, which it measures."""
+        self._moved: list[FactoredLayer] = []
+        """Layers that this worker moves."""
         self._place: dict[str, int] = {}
         """Index of each parameter by its name."""
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -120,14 +124,21 @@ class KFAC(SGD):
         modules = [(module, layer_of.get(id(module._parameters.get("weight")))) for _, module in model.named_modules()]
         self._handles = [layer.watch(module) for module, layer in modules if layer is not None]
 
-    def join(self, replicas: Collective) -> None:
-        size = replicas.size
-        measuring = min(self._num_measuring or size, size)  # there are fewer once some are lost for good
-        self._world, first = replicas, size - measuring
-        owners = [first + worker for worker in spread([layer.cost for layer in self._layers], measuring)]
+    def moves_with(self, name: str) -> str:
+        return next((layer.weight_name for layer in self._layers if layer.bias_name == name), name)
+
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        self._replicas, self._peers = replicas, replicas if is_alike else SoloCollective()
+        size = self._peers.size
+        first = self._first_of(self._peers)
+        owners = [first + worker for worker in spread([layer.cost for layer in self._moved], size - first)]
         self._holders = [holders(owner, self._fraction, size, first) for owner in owners]
-        self._measures = replicas.rank >= first
+        self._measures = replicas.rank >= self._first_of(replicas)
         self._held = None
+
+    def _first_of(self, replicas: Collective) -> int:
+        """Return the first of the replicas that measures; there may be fewer, once some are lost for good."""
+        return max(0, replicas.size - (self._num_measuring or replicas.size))
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         named = list(named_params)
@@ -137,7 +148,8 @@ class KFAC(SGD):
                 "but the loop of a training lets it do; use another optimizer here"
             )
         self._place = {name: index for index, (name, _) in enumerate(named)}
-        self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._layers}
+        self._moved = [layer for layer in self._layers if layer.weight_name in self._place]
+        self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._moved}
         super().init(named)
         self._held = None
 
@@ -201,7 +213,7 @@ class KFAC(SGD):
 
     def _pairs(self, slots: Sequence[str]) -> list[Pair]:
         """Return two slots of each layer."""
-        of_layers = [self._place[layer.weight_name] for layer in self._layers]
+        of_layers = [self._place[layer.weight_name] for layer in self._moved]
         ones, others = ([self._state[slot][place] for place in of_layers] for slot in slots)
         return [(a, g) for a, g in zip(ones, others, strict=True) if a is not None and g is not None]
 
@@ -213,15 +225,15 @@ class KFAC(SGD):
 
     def _averaged(self, means: Sequence[Pair]) -> list[Pair]:
         """Return the running means of the factors with those of this batch, which are sums over the replicas."""
-        layers = self._layers
-        own = [part for layer in layers for part in (layer.inputs, layer.errors, layer.num_rows)]
+        own = [part for layer in self._layers for part in (layer.inputs, layer.errors, layer.num_rows)]
         own.append(own[0].new_tensor([self._samples if self._measures else 0]))
         sums = flatten(own)
-        self._world.all_reduce(sums)
+        self._replicas.all_reduce(sums)
         *parts, num_samples = unflatten(sums, own)
         found = []
-        for index, pair in enumerate(means):
-            inputs, errors, num_rows = parts[3 * index : 3 * index + 3]
+        for layer, pair in zip(self._moved, means, strict=True):
+            index = 3 * self._layers.index(layer)
+            inputs, errors, num_rows = parts[index : index + 3]
             if not float(num_rows):  # nobody has called the layer
                 found.append(pair)
                 continue
@@ -240,13 +252,13 @@ class KFAC(SGD):
         return (self._step - 1) // self._statistics_every + 1
 
     def _invert(self, used: Sequence[Pair]) -> dict[int, Pair]:
-        """Compute this replica's part of the inverses; return those that it holds. All replicas call."""
+        """Compute this replica's part of the inverses; return those that it holds. All peers call."""
         held: dict[int, Pair] = {}
         for index, pair in enumerate(used):
             owner, *others = self._holders[index]
-            if owner == self._world.rank:
+            if owner == self._peers.rank:
                 held[index] = self._inverses(pair) if _is_measured(pair) else _identities(pair)
-            elif self._world.rank in others:
+            elif self._peers.rank in others:
                 held[index] = torch.empty_like(pair[0]), torch.empty_like(pair[1])
         self._send(held, [others for _, *others in self._holders])
         return held
@@ -255,13 +267,13 @@ class KFAC(SGD):
         return damped_inverses(*factors, self._damping)
 
     def _send(self, tensors: Mapping[int, Sequence[Tensor]], receivers: Sequence[Sequence[int]]) -> None:
-        """Send each layer's tensors from its first holder to the receivers, in place. All replicas call.
+        """Send each layer's tensors from its first holder to the receivers, in place. All peers call.
 
         Args:
             tensors: contiguous tensors of this replica, by the layer: those to send, and memory for those to come.
             receivers: replicas that get each layer's.
         """
-        size, rank = self._world.size, self._world.rank
+        size, rank = self._peers.size, self._peers.rank
         if size == 1:
             return
         outgoing: dict[int, list[Tensor]] = {}
@@ -274,7 +286,7 @@ class KFAC(SGD):
                 incoming.setdefault(owners[0], []).extend(tensors[index])
         send = {peer: flatten(parts) for peer, parts in outgoing.items()}
         receive = {peer: torch.empty_like(flatten(parts)) for peer, parts in incoming.items()}
-        self._world.start_exchange(send, receive).wait()
+        self._peers.start_exchange(send, receive).wait()
         for peer, parts in incoming.items():
             torch._foreach_copy_(parts, unflatten(receive[peer], parts))
 
@@ -282,9 +294,9 @@ class KFAC(SGD):
         self, params: Sequence[Tensor], pulls: list[Tensor | None], held: Mapping[int, Pair], lr: float
     ) -> list[Tensor | None]:
         """Return the gradients multiplied by the inverses, and those of other parameters as they are."""
-        rank, size = self._world.rank, self._world.size
+        rank, size = self._peers.rank, self._peers.size
         matrices: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._moved):
             of_weight = pulls[self._place[layer.weight_name]]
             of_bias = None if layer.bias_name is None else pulls[self._place[layer.bias_name]]
             if of_weight is not None and (of_bias is not None or layer.bias_name is None):
@@ -298,13 +310,13 @@ class KFAC(SGD):
                 steps[index] = torch.empty_like(matrix)
         outside = [
             [peer for peer in range(size) if peer not in self._holders[index]] if index in matrices else []
-            for index in range(len(self._layers))
+            for index in range(len(self._moved))
         ]
         self._send({index: [step] for index, step in steps.items()}, outside)
         factor = self._clip_factor(matrices, steps, lr)
         found = list(pulls)
         for index, step in steps.items():
-            layer = self._layers[index]
+            layer = self._moved[index]
             weight, bias = self._place[layer.weight_name], self._place.get(layer.bias_name or "")
             of_bias = None if bias is None else params[bias]
             found[weight], new_bias = layer.split(step.mul_(factor), params[weight], of_bias)
@@ -316,7 +328,7 @@ class KFAC(SGD):
         """Return min(1, sqrt(kl_clip / (lr^2 sum of step . gradient))) (Ba et al. 2017, section 5)."""
         if self._kl_clip is None:
             return 1.0
-        names = [self._layers[index].weight_name for index in matrices]
+        names = [self._moved[index].weight_name for index in matrices]
         products = torch.tensor(
             [[float((steps[index] * matrix).sum()) for index, matrix in matrices.items()]], dtype=torch.float64
         )

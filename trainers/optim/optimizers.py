@@ -117,8 +117,17 @@ class Optimizer(ABC):
         """
         return
 
-    def join(self, replicas: Collective) -> None:
-        """Share work with these replicas, which are the same after each step. All of them call this."""
+    def moves_with(self, name: str) -> str:
+        """Return the name of the parameter that has to be on the worker that moves the one of this name."""
+        return name
+
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        """Join the replicas that share each batch. All of them call this, after `init`.
+
+        Args:
+            replicas: the replicas.
+            is_alike: True if all move the same parameters, and are the same after each step: they can share work.
+        """
         return
 
     def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:

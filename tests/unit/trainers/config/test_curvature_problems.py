@@ -22,7 +22,6 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
             ["strategy.network.data=1", "strategy.network.pipeline=2", "strategy.network.schedule=pipedream"],
             "train.optimizer.type: kfac measures a whole batch, and pipedream's stages update after each micro-batch",
         ),
-        (["strategy.exchange.shard=optimizer"], "train.optimizer.type: kfac needs whole layers, and shard: optimizer"),
         (["strategy.compression.type=onebit"], "train.optimizer.type: kfac has no state for one replica alone"),
         (
             ["strategy.network.data=3", "strategy.aggregation.type=median"],

@@ -16,7 +16,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.tasks import resolve
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits
+from support.training import digits, furthest, same_bits, train
 
 TOLERANCE = 1e-10
 FEW = {"validation_fraction": 0.02}
@@ -87,7 +87,42 @@ def test_what_is_computed_again_is_measured_once(network: dict[str, Any], recomp
     assert same_bits(found.weights, plain.weights)
 
 
-LAYOUTS: list[tuple[dict[str, int], dict[str, str]]] = [({"pipeline": 2}, {}), ({"data": 2, "pipeline": 2}, {})]
+SHARDED: list[tuple[dict[str, int], dict[str, str]]] = [
+    ({"data": 3}, {"shard": "optimizer"}),
+    ({"data": 2}, {"shard": "gradients"}),
+    ({"data": 2}, {"shard": "parameters"}),
+    ({"data": 2, "pipeline": 2}, {"shard": "optimizer"}),
+]
+LAYOUTS = [({"pipeline": 2}, {}), ({"data": 2, "pipeline": 2}, {}), *SHARDED]
+
+
+@pytest.mark.parametrize(
+    ("model", "network", "exchange"), [*(("mlp", *layout) for layout in SHARDED), ("cnn", *SHARDED[2])]
+)
+def test_replicas_that_share_the_state_make_the_steps_of_one_process(
+    model: str, network: dict[str, int], exchange: dict[str, str]
+) -> None:
+    found = trained(network, exchange, task=TASKS[model])
+    assert furthest(found.weights, alone(model).weights) <= TOLERANCE
+    assert found.losses == pytest.approx(alone(model).losses, rel=0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("keys", [{"inverse_fraction": 0.0}, {"statistics_workers": 1}])
+def test_who_measures_and_inverts_changes_no_step_of_replicas_that_share_the_state(keys: dict[str, Any]) -> None:
+    optimizer = KFAC | keys
+    plain, found = (trained({"data": 2}, {"shard": shard}, optimizer=optimizer) for shard in ("none", "gradients"))
+    assert furthest(found.weights, plain.weights) <= TOLERANCE
+
+
+def test_one_replica_alone_has_the_factors_of_a_layer() -> None:
+    replicas = train(TASKS["mlp"](), 2, exchange={"shard": "optimizer"}, optimizer=KFAC)
+    names = [
+        {key.removesuffix(".inputs") for key in replica.optimizer[-1] if key.endswith(".inputs")}
+        for replica in replicas
+    ]
+    assert not names[0] & names[1]
+    assert all(names)
+    assert names[0] | names[1] == {name for name in replicas[0].after if name.endswith(".weight")}
 
 
 @pytest.mark.parametrize(("network", "exchange"), LAYOUTS)
@@ -106,13 +141,14 @@ def test_a_run_resumes_exactly_between_two_inversions(
 
 def test_a_run_goes_on_in_other_layouts(tmp_path: Path) -> None:
     optimizer = KFAC | {"inverse_every_steps": 4}
-    for steps, (network, exchange) in enumerate([*LAYOUTS, ({}, {}), LAYOUTS[0]], start=1):
+    layouts: list[tuple[dict[str, int], dict[str, str]]] = [LAYOUTS[0], SHARDED[0], ({}, {}), SHARDED[-1], LAYOUTS[1]]
+    for steps, (network, exchange) in enumerate(layouts, start=1):
         found, _ = latest_good(tmp_path)
         rest: dict[str, Any] = {"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)}
         if found is not None:
             rest["load"] = lambda found=found: Loaded(found)
         last = trained(network, exchange, optimizer=optimizer, steps=steps, rest=rest)
-    assert furthest(last.weights, trained(optimizer=optimizer, steps=4).weights) <= TOLERANCE
+    assert furthest(last.weights, trained(optimizer=optimizer, steps=len(layouts)).weights) <= TOLERANCE
 
 
 class Sources:
