@@ -183,12 +183,12 @@ def _curvature(view: View) -> Iterator[Problem]:
     elif not isinstance(exchange, AllReduce | Averaging):
         text = f"natural_gradient is for replicas that share each batch, or average, and not for {exchange.type}"
         yield Problem(path, f"{text}; use allreduce or averaging, {fix}")
-    elif network.tensor > 1 or network.pipeline > 1:
-        text = f"{kind} needs whole layers and all of them, and this layout cuts the network"
-        yield Problem(path, f"{text}; use strategy.network.tensor: 1 and pipeline: 1, {fix}")
-    elif isinstance(exchange, AllReduce) and exchange.shard != "none":
-        text = f"{kind} needs whole layers, and shard: {exchange.shard} cuts their gradients or state"
-        yield Problem(path, f"{text}; use strategy.exchange.shard: none, {fix}")
+    elif network.tensor > 1:
+        text = f"{kind} needs whole layers, and this layout cuts them"
+        yield Problem(path, f"{text}; use strategy.network.tensor: 1, {fix}")
+    elif network.pipeline > 1 and network.schedule == "pipedream":
+        text = f"{kind} measures a whole batch, and pipedream's stages update after each micro-batch"
+        yield Problem(path, f"{text}; use another schedule, {fix}")
     elif isinstance(exchange, AllReduce) and keeps_residue(view("strategy.compression")):
         text = f"{kind} has no state for one replica alone, and the compression keeps what a replica has not sent"
         yield Problem(path, f"{text}; use strategy.compression.type: none, {fix}")

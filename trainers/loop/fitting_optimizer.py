@@ -25,9 +25,10 @@ def make_fitting(chosen: Mapping[str, Any], model: nn.Module) -> Optimizer:
         model: the plain model.
 
     Raises:
-        ConfigError: a group of parameters matches none of the model.
+        ConfigError: a group of parameters matches none of the model, or the optimizer does not fit it.
     """
     optimizer = make_optimizer(**chosen)
+    optimizer.prepare(model)
     if groups := chosen.get("groups", ()):
         check_matches(groups, model.named_parameters())
         optimizer.first_names = first_names(model)

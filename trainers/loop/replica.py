@@ -277,7 +277,7 @@ class Replica:
     def _take(self, network: Network) -> None:
         self._network = network
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
-        self.optimizer.observe(network.model)
+        self.optimizer.observe(network.model, network.pieces)
         if self.settings.is_replicated:
             self.optimizer.init(named)
             self.keeper = StateKeeper(network.model)
@@ -305,8 +305,8 @@ class Replica:
         if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
             self.optimizer = with_whole_parameters(self.optimizer, updates, holders)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
-        is_alike = not self.exchange.diverges and self.settings.exchange.get("shard", "none") == "none"
-        self.optimizer.join(groups.data if is_alike else SoloCollective())
+        replicas = SoloCollective() if self.exchange.diverges else groups.data
+        self.optimizer.join(replicas, is_alike=self.settings.exchange.get("shard", "none") == "none")
         if not network.streams:
             self.optimizer.norm_reducer = whole_norms(updates, holders)
             self.optimizer.total_reducer = whole_totals(updates, holders)

@@ -20,6 +20,8 @@ from orchestray.trainers.optim.sparse import dense
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch import nn
+
     from orchestray.platform.comm.collective import Collective
     from orchestray.trainers.core.exchange import OptimizedTensor
 
@@ -37,7 +39,7 @@ class _Part(NamedTuple):
 
 class _Cut(NamedTuple):
     owner: _Part
-    """Part of the worker that moves the whole parameter."""
+    """Part of the worker that moves the whole parameter; it may be an empty one."""
     parts: list[_Part]
     """All parts, by rank; those that are counted cover the parameter."""
 
@@ -104,28 +106,34 @@ class WholeParameters(Optimizer):
         self.optimizer.init([(self._names[place], self._wholes.get(place, named[place][1])) for place in self._moved])
 
     def _planned(self) -> list[_Cut]:
-        """Return the parameters that are cut, with owners of about as many elements each."""
-        pieces = [self._piece_of[name] for name in self._names]
-        own = [[piece.name, piece.shape, piece.ranges, piece.is_counted] for piece in pieces]
-        parts_of: dict[str, list[_Part]] = {}
+        """Return the parameters that are cut, or apart from what they move with; owners have about as many elements."""
+        own = []
+        for name in self._names:
+            piece, first = self._piece_of[name], self._piece_of[self.optimizer.moves_with(name)]
+            own.append([first.name, piece.name, piece.shape, piece.ranges, piece.is_counted])
+        units: dict[str, dict[str, list[_Part]]] = {}  # parameters that move together, with their parts
         for rank, rows in enumerate(objects.gather_json(self._holders, own)):
-            for place, (name, shape, ranges, is_counted) in enumerate(rows):
+            for place, (first, name, shape, ranges, is_counted) in enumerate(rows):
                 held = tuple(tuple((start, stop) for start, stop in of_dimension) for of_dimension in ranges)
-                piece = TensorSlice(name, tuple(shape), held, is_counted)
-                if piece.numel:
-                    parts_of.setdefault(name, []).append(_Part(rank, place, piece))
+                part = _Part(rank, place, TensorSlice(name, tuple(shape), held, is_counted))
+                units.setdefault(first, {}).setdefault(name, []).append(part)
         cuts = []
         loads = [0] * self._holders.size
-        for parts in sorted(parts_of.values(), key=lambda parts: -math.prod(parts[0].piece.shape)):
-            if any(not part.piece.is_whole for part in parts):
-                owner = min(parts, key=lambda part: (loads[part.rank], part.rank))
-                loads[owner.rank] += math.prod(owner.piece.shape)
-                cuts.append(_Cut(owner, parts))
+        for unit in sorted(units.values(), key=lambda unit: -_numel(unit)):
+            filled = {name: [part for part in parts if part.piece.numel] for name, parts in unit.items()}
+            holders = {frozenset(part.rank for part in parts) for parts in filled.values()}
+            if len(holders) > 1 or any(not part.piece.is_whole for parts in filled.values() for part in parts):
+                rank = min(frozenset().union(*holders), key=lambda rank: (loads[rank], rank))
+                loads[rank] += _numel(unit)
+                for name, parts in unit.items():
+                    cuts.append(_Cut(next(part for part in parts if part.rank == rank), filled[name]))
         return cuts
 
-    def join(self, replicas: Collective) -> None:
-        if not self._cuts:  # else the replicas' optimizers have different parameters, and share no work
-            self.optimizer.join(replicas)
+    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
+        self.optimizer.observe(model, pieces)
+
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        self.optimizer.join(replicas, is_alike=is_alike and not self._cuts)
 
     def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:
         self.optimizer.begin_step(step, num_samples, batch_samples)
@@ -133,6 +141,7 @@ class WholeParameters(Optimizer):
     @torch.no_grad()
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         moved = {place: (params[place], grads[place]) for place in self._moved} | self._gathered(params, grads)
+        self.optimizer.total_reducer = self.total_reducer
         self.optimizer.step([moved[place][0] for place in self._moved], [moved[place][1] for place in self._moved], lr)
         self._give_back(params)
 
@@ -232,6 +241,11 @@ class WholeParameters(Optimizer):
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self.optimizer.load_state_tensors(tensors)
+
+
+def _numel(unit: Mapping[str, Sequence[_Part]]) -> int:
+    """Return the number of elements of parameters that move together."""
+    return sum(math.prod(parts[0].piece.shape) for parts in unit.values())
 
 
 def _bytes_of(tensors: Sequence[Tensor]) -> Tensor:

@@ -55,7 +55,6 @@ class Averaged(Optimizer):
         self.whole_slots = optimizer.whole_slots
         self.uses_norms, self.takes_parts = optimizer.uses_norms, optimizer.takes_parts
         self.mixes_parameters, self.first_names = optimizer.mixes_parameters, optimizer.first_names
-        self.observes_model = optimizer.observes_model
         self.measures_statistics = type == "swa"
         """True if running statistics of batch normalisation have to be measured for the average."""
         self._optimizer = optimizer
@@ -119,11 +118,11 @@ class Averaged(Optimizer):
         self._optimizer = self._optimizer.replaced(change)
         return self
 
-    def observe(self, model: nn.Module) -> None:
-        self._optimizer.observe(model)
+    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
+        self._optimizer.observe(model, pieces)
 
-    def join(self, replicas: Collective) -> None:
-        self._optimizer.join(replicas)
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        self._optimizer.join(replicas, is_alike=is_alike)
 
     def slot_piece(self, name: str, slot: str, piece: TensorSlice) -> TensorSlice:
         if slot == AVERAGE:

@@ -78,9 +78,9 @@ class GroupedOptimizer(Optimizer):
             group.optimizer = group.optimizer.replaced(change)
         return self
 
-    def join(self, replicas: Collective) -> None:
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
         for group in self._groups:
-            group.optimizer.join(replicas)
+            group.optimizer.join(replicas, is_alike=is_alike)
 
     def slots_of(self, name: str) -> tuple[str, ...]:
         return self._of_name[name].slots_of(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from orchestray.trainers.optim.kronecker import FactoredLayer, damped_inverses, 
 from orchestray.trainers.optim.optimizers import SGD
 from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.optim.spread import holders, spread
+
+if TYPE_CHECKING:
+    from orchestray.trainers.layout.tensor_slice import TensorSlice
 
 _FACTORS = ("inputs", "errors")
 _IN_USE = ("used_inputs", "used_errors")
@@ -30,7 +34,8 @@ class KFAC(SGD):
 
     Parameters of other layers move by momentum SGD. The factors are means over the whole batch, summed over the
     replicas, so that N replicas make the step of one. Each layer's inverses are computed by one replica, and held by a
-    fraction of them, which send the others the step of the layer (KAISA: Pauloski et al., SC 2021).
+    fraction of them, which send the others the step of the layer (KAISA: Pauloski et al., SC 2021). Where stages of a
+    pipeline hold the layers, `total_reducer` must be set: the length of a step is that of all layers.
 
     With `statistics_workers`, only the last ones measure, on their shares of the batch, and invert. The others compute
     gradients alone (Ba, Grosse and Martens, ICLR 2017).
@@ -38,9 +43,7 @@ class KFAC(SGD):
     The saved state has the factors that the inverses in use were made of, so that the inverses can be made again.
     """
 
-    observes_model = True
     takes_parts = False
-    mixes_parameters = True
     takes_complex = False
 
     def __init__(
@@ -68,13 +71,20 @@ class KFAC(SGD):
             statistics_workers: number of replicas that measure and invert; None: all.
         """
         super().__init__(momentum=momentum)
+        self._plain_slots = self.slots
         self.slots = (*self.slots, *_FACTORS, *_IN_USE)
         self.whole_slots = {**self.whole_slots, **dict.fromkeys((*_FACTORS, *_IN_USE), ())}
         self._damping, self._decay, self._penalty, self._kl_clip = damping, decay, weight_decay, kl_clip
         self._statistics_every, self._inverse_every = statistics_every_steps, inverse_every_steps
         self._fraction, self._num_measuring = inverse_fraction, statistics_workers
-        self._world: Collective = SoloCollective()
+        self._replicas: Collective = SoloCollective()
+        self._peers: Collective = SoloCollective()
+        """Replicas that move the same layers, and share the work."""
+        self._all_layers: list[FactoredLayer] = []
         self._layers: list[FactoredLayer] = []
+        """Layers of this worker's part of the model, which it measures."""
+        self._moved: list[FactoredLayer] = []
+        """Layers that this worker moves."""
         self._place: dict[str, int] = {}
         """Index of each parameter by its name."""
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -90,50 +100,73 @@ class KFAC(SGD):
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def observe(self, model: nn.Module) -> None:
-        for handle in self._handles:
-            handle.remove()
-        names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self._layers = factored_layers(model, names)
-        if not self._layers:
+    def prepare(self, model: nn.Module) -> None:
+        self._all_layers = factored_layers(model)
+        if not self._all_layers:
             raise ConfigError(
                 "config: train.optimizer.type: kfac knows the curvature of nn.Linear and nn.Conv2d, and the model has "
                 "none that is trained; use another optimizer"
             )
-        self._handles = [layer.module.register_forward_hook(layer.hook, with_kwargs=True) for layer in self._layers]
 
-    def join(self, replicas: Collective) -> None:
-        size = replicas.size
-        measuring = min(self._num_measuring or size, size)  # there are fewer once some are lost for good
-        self._world, first = replicas, size - measuring
-        owners = [first + worker for worker in spread([layer.cost for layer in self._layers], measuring)]
+    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
+        for handle in self._handles:
+            handle.remove()
+        parameters = dict(model.named_parameters())
+        self._layers = [layer for layer in self._all_layers if parameters.keys() & set(layer.names)]
+        for layer in self._layers:
+            if any(name not in parameters or (name in pieces and not pieces[name].is_counted) for name in layer.names):
+                raise ConfigError(
+                    "config: train.optimizer.type: kfac measures a layer on the worker that computes it, and several "
+                    f"use {layer.weight_name!r}; cut the pipeline elsewhere by strategy.network.split, or use another "
+                    "optimizer"
+                )
+        layer_of = {id(parameters[layer.weight_name]): layer for layer in self._layers}
+        modules = [(module, layer_of.get(id(module._parameters.get("weight")))) for _, module in model.named_modules()]
+        self._handles = [layer.watch(module) for module, layer in modules if layer is not None]
+
+    def moves_with(self, name: str) -> str:
+        return next((layer.weight_name for layer in self._layers if layer.bias_name == name), name)
+
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        self._replicas, self._peers = replicas, replicas if is_alike else SoloCollective()
+        size = self._peers.size
+        first = self._first_of(self._peers)
+        owners = [first + worker for worker in spread([layer.cost for layer in self._moved], size - first)]
         self._holders = [holders(owner, self._fraction, size, first) for owner in owners]
-        self._measures = replicas.rank >= first
+        self._measures = replicas.rank >= self._first_of(replicas)
         self._held = None
+
+    def _first_of(self, replicas: Collective) -> int:
+        """Return the first of the replicas that measures; there may be fewer, once some are lost for good."""
+        return max(0, replicas.size - (self._num_measuring or replicas.size))
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         named = list(named_params)
-        if not self._layers:
+        if not self._all_layers:
             raise ConfigError(
                 "config: train.optimizer.type: kfac looks at the layers of a model while they compute, which nothing "
                 "but the loop of a training lets it do; use another optimizer here"
             )
         self._place = {name: index for index, (name, _) in enumerate(named)}
-        self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._layers}
+        self._moved = [layer for layer in self._layers if layer.weight_name in self._place]
+        self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._moved}
         super().init(named)
         self._held = None
 
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
         layer = self._shapes.get(id(parameter))
-        if slot not in (*_FACTORS, *_IN_USE) or layer is None:
-            return None
-        return torch.zeros(self.whole_shape(layer.weight_name, slot), dtype=layer.dtype, device=parameter.device)
+        return None if slot in self._plain_slots or layer is None else layer.zeros(_size(layer, slot))
+
+    def slots_of(self, name: str) -> tuple[str, ...]:
+        return self._plain_slots if self._layer_of(name) is None else self.slots
 
     def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
-        layer = next((layer for layer in self._layers if layer.weight_name == name), None)
-        if layer is None or slot not in (*_FACTORS, *_IN_USE):
-            return super().whole_shape(name, slot)
-        return (layer.num_inputs,) * 2 if slot.endswith("inputs") else (layer.num_outputs,) * 2
+        layer = self._layer_of(name)
+        return super().whole_shape(name, slot) if layer is None else (_size(layer, slot),) * 2
+
+    def _layer_of(self, name: str) -> FactoredLayer | None:
+        """Return the layer whose weight has that name."""
+        return self._shapes.get(id(self._templates[self._place[name]]))
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super().load_state_tensors(tensors)
@@ -143,9 +176,11 @@ class KFAC(SGD):
 
     def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:
         self._step, self._samples, self._batch = step, num_samples, batch_samples
+        is_due = self._is_due(self._statistics_every)
         for layer in self._layers:
-            layer.is_watched = self._measures and self._is_due(self._statistics_every)
-            layer.clear()
+            layer.is_watched = is_due and self._measures
+            if is_due:
+                layer.clear()
 
     def _is_due(self, every: int) -> bool:
         return (self._step - 1) % every == 0
@@ -156,7 +191,7 @@ class KFAC(SGD):
     @torch.no_grad()
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         factors, used, held = self._pairs(_FACTORS), self._pairs(_IN_USE), self._held
-        if self._is_due(self._statistics_every):
+        if self._is_due(self._statistics_every) and self._layers:
             factors = self._averaged(factors)
         if self._is_due(self._inverse_every):
             used, held = factors, None
@@ -178,7 +213,7 @@ class KFAC(SGD):
 
     def _pairs(self, slots: Sequence[str]) -> list[Pair]:
         """Return two slots of each layer."""
-        of_layers = [self._place[layer.weight_name] for layer in self._layers]
+        of_layers = [self._place[layer.weight_name] for layer in self._moved]
         ones, others = ([self._state[slot][place] for place in of_layers] for slot in slots)
         return [(a, g) for a, g in zip(ones, others, strict=True) if a is not None and g is not None]
 
@@ -190,15 +225,15 @@ class KFAC(SGD):
 
     def _averaged(self, means: Sequence[Pair]) -> list[Pair]:
         """Return the running means of the factors with those of this batch, which are sums over the replicas."""
-        layers = self._layers
-        own = [part for layer in layers for part in (layer.inputs, layer.errors, layer.num_rows)]
+        own = [part for layer in self._layers for part in (layer.inputs, layer.errors, layer.num_rows)]
         own.append(own[0].new_tensor([self._samples if self._measures else 0]))
         sums = flatten(own)
-        self._world.all_reduce(sums)
+        self._replicas.all_reduce(sums)
         *parts, num_samples = unflatten(sums, own)
         found = []
-        for index, pair in enumerate(means):
-            inputs, errors, num_rows = parts[3 * index : 3 * index + 3]
+        for layer, pair in zip(self._moved, means, strict=True):
+            index = 3 * self._layers.index(layer)
+            inputs, errors, num_rows = parts[index : index + 3]
             if not float(num_rows):  # nobody has called the layer
                 found.append(pair)
                 continue
@@ -217,13 +252,13 @@ class KFAC(SGD):
         return (self._step - 1) // self._statistics_every + 1
 
     def _invert(self, used: Sequence[Pair]) -> dict[int, Pair]:
-        """Compute this replica's part of the inverses; return those that it holds. All replicas call."""
+        """Compute this replica's part of the inverses; return those that it holds. All peers call."""
         held: dict[int, Pair] = {}
         for index, pair in enumerate(used):
             owner, *others = self._holders[index]
-            if owner == self._world.rank:
+            if owner == self._peers.rank:
                 held[index] = self._inverses(pair) if _is_measured(pair) else _identities(pair)
-            elif self._world.rank in others:
+            elif self._peers.rank in others:
                 held[index] = torch.empty_like(pair[0]), torch.empty_like(pair[1])
         self._send(held, [others for _, *others in self._holders])
         return held
@@ -232,13 +267,13 @@ class KFAC(SGD):
         return damped_inverses(*factors, self._damping)
 
     def _send(self, tensors: Mapping[int, Sequence[Tensor]], receivers: Sequence[Sequence[int]]) -> None:
-        """Send each layer's tensors from its first holder to the receivers, in place. All replicas call.
+        """Send each layer's tensors from its first holder to the receivers, in place. All peers call.
 
         Args:
             tensors: contiguous tensors of this replica, by the layer: those to send, and memory for those to come.
             receivers: replicas that get each layer's.
         """
-        size, rank = self._world.size, self._world.rank
+        size, rank = self._peers.size, self._peers.rank
         if size == 1:
             return
         outgoing: dict[int, list[Tensor]] = {}
@@ -251,7 +286,7 @@ class KFAC(SGD):
                 incoming.setdefault(owners[0], []).extend(tensors[index])
         send = {peer: flatten(parts) for peer, parts in outgoing.items()}
         receive = {peer: torch.empty_like(flatten(parts)) for peer, parts in incoming.items()}
-        self._world.start_exchange(send, receive).wait()
+        self._peers.start_exchange(send, receive).wait()
         for peer, parts in incoming.items():
             torch._foreach_copy_(parts, unflatten(receive[peer], parts))
 
@@ -259,9 +294,9 @@ class KFAC(SGD):
         self, params: Sequence[Tensor], pulls: list[Tensor | None], held: Mapping[int, Pair], lr: float
     ) -> list[Tensor | None]:
         """Return the gradients multiplied by the inverses, and those of other parameters as they are."""
-        rank, size = self._world.rank, self._world.size
+        rank, size = self._peers.rank, self._peers.size
         matrices: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._moved):
             of_weight = pulls[self._place[layer.weight_name]]
             of_bias = None if layer.bias_name is None else pulls[self._place[layer.bias_name]]
             if of_weight is not None and (of_bias is not None or layer.bias_name is None):
@@ -275,13 +310,13 @@ class KFAC(SGD):
                 steps[index] = torch.empty_like(matrix)
         outside = [
             [peer for peer in range(size) if peer not in self._holders[index]] if index in matrices else []
-            for index in range(len(self._layers))
+            for index in range(len(self._moved))
         ]
         self._send({index: [step] for index, step in steps.items()}, outside)
         factor = self._clip_factor(matrices, steps, lr)
         found = list(pulls)
         for index, step in steps.items():
-            layer = self._layers[index]
+            layer = self._moved[index]
             weight, bias = self._place[layer.weight_name], self._place.get(layer.bias_name or "")
             of_bias = None if bias is None else params[bias]
             found[weight], new_bias = layer.split(step.mul_(factor), params[weight], of_bias)
@@ -293,8 +328,17 @@ class KFAC(SGD):
         """Return min(1, sqrt(kl_clip / (lr^2 sum of step . gradient))) (Ba et al. 2017, section 5)."""
         if self._kl_clip is None:
             return 1.0
-        length = lr**2 * sum(float((steps[index] * matrices[index]).sum()) for index in matrices)
+        names = [self._moved[index].weight_name for index in matrices]
+        products = torch.tensor(
+            [[float((steps[index] * matrix).sum()) for index, matrix in matrices.items()]], dtype=torch.float64
+        )
+        total = products.sum(dim=1) if self.total_reducer is None else self.total_reducer(names, products)
+        length = lr**2 * float(total)
         return min(1.0, (self._kl_clip / length) ** 0.5) if length > 0.0 else 1.0
+
+
+def _size(layer: FactoredLayer, slot: str) -> int:
+    return layer.num_inputs if slot.endswith("inputs") else layer.num_outputs
 
 
 def _is_measured(factors: Pair) -> bool:

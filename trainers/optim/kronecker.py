@@ -16,82 +16,78 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 
 from orchestray.platform.errors import TrainingError
 
 
 class FactoredLayer:
-    """A fully connected or convolutional layer that adds up the products of its inputs and of its errors.
+    """A fully connected or convolutional layer: the products of its inputs and of its errors, added up.
 
     The gradient of its weight and bias is a matrix `[out, in]`, in which `in` counts the bias as an input of 1.
     """
 
-    def __init__(self, weight_name: str, bias_name: str | None, module: nn.Linear | nn.Conv2d) -> None:
+    def __init__(self, weight_name: str, bias_name: str | None, weight: Tensor) -> None:
         self.weight_name = weight_name
         """Name of the weight, by which the state of the layer is saved."""
         self.bias_name = bias_name
-        self.module = module
-        weight = module.weight
         self.num_outputs = weight.shape[0]
         self.num_inputs = weight[0].numel() + (bias_name is not None)
-        self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self.is_watched = False
         """True while forward and backward passes count."""
-        self._counter = cast(Any, module)
-        self._counter.is_counted = True  # False in a pass that counts nowhere, see `batch_norm.not_counted`
-        self.clear()
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self._like = torch.zeros(0, dtype=dtype, device=weight.device)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return [self.weight_name] if self.bias_name is None else [self.weight_name, self.bias_name]
 
     @property
     def cost(self) -> int:
         """Cost of inverting both factors, in multiplications up to a constant."""
         return self.num_inputs**3 + self.num_outputs**3
 
-    def clear(self) -> None:
-        """Forget the sums."""
-        like = torch.zeros(0, dtype=self.dtype, device=self.module.weight.device)
-        self.inputs = like.new_zeros(self.num_inputs, self.num_inputs)
-        """Sum of a a^T over the rows; a row is a sample of a layer, a token, or the patch under a position."""
-        self.errors = like.new_zeros(self.num_outputs, self.num_outputs)
-        """Sum of e e^T over the rows, where e is the gradient of the batch's loss by the layer's output."""
-        self.num_rows = like.new_zeros(1)
+    def zeros(self, size: int) -> Tensor:
+        """Return a matrix of zeros, `[size, size]`, of the type of the factors."""
+        return self._like.new_zeros(size, size)
 
-    def hook(self, _module: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], output: Tensor) -> None:
-        """Have the next backward pass add to the sums."""
-        if self.is_watched and self._counter.is_counted and torch.is_grad_enabled() and output.requires_grad:
+    def clear(self) -> None:
+        """Begin the sums."""
+        self.inputs = self.zeros(self.num_inputs)
+        """Sum of a a^T over the rows; a row is a sample of a layer, a token, or the patch under a position."""
+        self.errors = self.zeros(self.num_outputs)
+        """Sum of e e^T over the rows, where e is the gradient of the batch's loss by the layer's output."""
+        self.num_rows = self._like.new_zeros(1)
+
+    def watch(self, module: nn.Module) -> RemovableHandle:
+        """Have the passes through the module that computes the layer add to the sums, until the handle is removed."""
+        cast(Any, module).is_counted = True  # False in a pass that counts nowhere, see `batch_norm.not_counted`
+        return module.register_forward_hook(self._after_forward, with_kwargs=True)
+
+    def _after_forward(self, module: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], output: Tensor) -> None:
+        if self.is_watched and module.is_counted and torch.is_grad_enabled() and output.requires_grad:
             given = arguments[0] if arguments else named["input"]
-            output.register_hook(partial(self._add, given.detach()))  # type: ignore[no-untyped-call]
+            output.register_hook(partial(self._add, module, [given.detach()]))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def _add(self, inputs: Tensor, error: Tensor) -> None:
-        rows = self._rows(inputs).to(self.dtype)
+    def _add(self, module: nn.Linear | nn.Conv2d, inputs: list[Tensor], error: Tensor) -> None:
+        if not inputs:  # a backward pass in two halves comes by twice, with the same error
+            return
+        rows = _rows(module, inputs.pop()).to(self._like.dtype)
         if self.bias_name is not None:
             rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
-        if isinstance(self.module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d):
             error = error.movedim(-3, -1)
-        errors = error.reshape(-1, self.num_outputs).to(self.dtype)
+        errors = error.reshape(-1, self.num_outputs).to(self._like.dtype)
         self.inputs.addmm_(rows.T, rows)
         self.errors.addmm_(errors.T, errors)
         self.num_rows += len(rows)
 
-    def _rows(self, inputs: Tensor) -> Tensor:
-        module = self.module
-        if isinstance(module, nn.Linear):
-            return inputs.reshape(-1, module.in_features)
-        images = inputs.reshape(-1, *inputs.shape[-3:])
-        padding = module.padding
-        if isinstance(padding, str):
-            sides = [0, 0, 0, 0]
-            if padding == "same":
-                totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-                sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-            images, padding = functional.pad(images, sides), (0, 0)
-        patches = functional.unfold(images, module.kernel_size, module.dilation, padding, module.stride)
-        return patches.mT.reshape(-1, patches.shape[1])
-
     def join(self, of_weight: Tensor, of_bias: Tensor | None) -> Tensor:
         """Return the gradients of weight and bias as one matrix, `[out, in]`."""
-        matrix = of_weight.reshape(self.num_outputs, -1).to(self.dtype)
-        return matrix if of_bias is None else torch.cat([matrix, of_bias.to(self.dtype)[:, None]], dim=1)
+        matrix = of_weight.reshape(self.num_outputs, -1).to(self._like.dtype)
+        return matrix if of_bias is None else torch.cat([matrix, of_bias.to(self._like.dtype)[:, None]], dim=1)
 
     def split(self, matrix: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the parts of such a matrix that belong to weight and bias, in their shapes and types."""
@@ -100,15 +96,30 @@ class FactoredLayer:
         return of_weight, None if bias is None else matrix[:, -1].to(bias.dtype)
 
 
-def factored_layers(model: nn.Module, names: Mapping[int, str]) -> list[FactoredLayer]:
+def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor) -> Tensor:
+    if isinstance(module, nn.Linear):
+        return inputs.reshape(-1, module.in_features)
+    images = inputs.reshape(-1, *inputs.shape[-3:])
+    padding = module.padding
+    if isinstance(padding, str):
+        sides = [0, 0, 0, 0]
+        if padding == "same":
+            totals = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+            sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+        images, padding = functional.pad(images, sides), (0, 0)
+    patches = functional.unfold(images, module.kernel_size, module.dilation, padding, module.stride)
+    return patches.mT.reshape(-1, patches.shape[1])
+
+
+def factored_layers(model: nn.Module) -> list[FactoredLayer]:
     """Return the layers that have Kronecker factors, in the model's order.
 
     Excluded are grouped convolutions, paddings other than zeros, subclasses, and weights that several modules share.
 
     Args:
         model: the plain model.
-        names: name of each trained parameter by its `id`.
     """
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     uses = Counter(id(own) for module in model.modules() for own in module._parameters.values() if own is not None)
     layers = []
     for module in model.modules():
@@ -120,7 +131,7 @@ def factored_layers(model: nn.Module, names: Mapping[int, str]) -> list[Factored
         own = [module.weight] if module.bias is None else [module.weight, module.bias]
         if all(id(parameter) in names and uses[id(parameter)] == 1 for parameter in own):
             bias = names[id(module.bias)] if module.bias is not None else None
-            layers.append(FactoredLayer(names[id(module.weight)], bias, module))
+            layers.append(FactoredLayer(names[id(module.weight)], bias, module.weight))
     return layers
 
 

@@ -58,10 +58,6 @@ class Optimizer(ABC):
     """True if it may be given parts of parameters; False if it has to see whole ones."""
     mixes_parameters: bool = False
     """True if a parameter's step depends on the others: it has to see all of a model."""
-    observes_model: bool = False
-    """True if it looks at the layers of the whole model while they compute: `observe` has to be called before `init`,
-    `join` before the first step, and `begin_step` before each one.
-    """
     first_names: Mapping[str, str] = {}
     """The first name in the plain model of each parameter that is known here by another one (a tied weight's)."""
     norm_reducer: NormReducer | None = None
@@ -108,12 +104,30 @@ class Optimizer(ABC):
         """
         return change(self)
 
-    def observe(self, model: nn.Module) -> None:
-        """Watch the layers of the model whose parameters are updated from now on."""
+    def prepare(self, model: nn.Module) -> None:
+        """Look at the plain model, before a layout cuts it."""
         return
 
-    def join(self, replicas: Collective) -> None:
-        """Share work with these replicas, which are the same after each step. All of them call this."""
+    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
+        """Watch the layers of a worker's part of the model while they compute. Called before `init`.
+
+        Args:
+            model: the part of the model, whose parameters are updated from now on.
+            pieces: position of its tensors in the plain model, by their names in `model`; those left out are whole.
+        """
+        return
+
+    def moves_with(self, name: str) -> str:
+        """Return the name of the parameter that has to be on the worker that moves the one of this name."""
+        return name
+
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        """Join the replicas that share each batch. All of them call this, after `init`.
+
+        Args:
+            replicas: the replicas.
+            is_alike: True if all move the same parameters, and are the same after each step: they can share work.
+        """
         return
 
     def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:

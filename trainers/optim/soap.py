@@ -59,8 +59,8 @@ class SOAP(AdamW):
         self.whole_slots = {**self.whole_slots, **dict.fromkeys((*_SIDES, *_BASES), ())}
         self._world: Collective = SoloCollective()
 
-    def join(self, replicas: Collective) -> None:
-        self._world = replicas
+    def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
+        self._world = replicas if is_alike else SoloCollective()
 
     def whole_shape(self, name: str, slot: str) -> tuple[int, ...]:
         if slot not in (*_SIDES, *_BASES):

@@ -14,9 +14,14 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
     [
         ([server("shards: 1")], "train.optimizer.type: kfac needs the whole batch's curvature at every step"),
         ([gossip("peers: 1")], "train.optimizer.type: kfac needs the whole batch's curvature at every step"),
-        (["strategy.network.data=1", "strategy.network.tensor=2"], "train.optimizer.type: kfac needs whole layers and"),
-        (["strategy.network.data=1", "strategy.network.pipeline=2"], "train.optimizer.type: kfac needs whole layers"),
-        (["strategy.exchange.shard=optimizer"], "train.optimizer.type: kfac needs whole layers, and shard: optimizer"),
+        (
+            ["strategy.network.data=1", "strategy.network.tensor=2"],
+            "train.optimizer.type: kfac needs whole layers, and",
+        ),
+        (
+            ["strategy.network.data=1", "strategy.network.pipeline=2", "strategy.network.schedule=pipedream"],
+            "train.optimizer.type: kfac measures a whole batch, and pipedream's stages update after each micro-batch",
+        ),
         (["strategy.compression.type=onebit"], "train.optimizer.type: kfac has no state for one replica alone"),
         (
             ["strategy.network.data=3", "strategy.aggregation.type=median"],

@@ -11,9 +11,9 @@ from orchestray.trainers.core.exchange import OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.loop.whole_parameters import with_whole_parameters
 from orchestray.trainers.optim.factory import make_optimizer
-from orchestray.trainers.optim.optimizers import Optimizer
+from orchestray.trainers.optim.optimizers import SGD, Optimizer
 from support.threads import run_replicas
-from support.training import same_bits
+from support.training import furthest, same_bits
 
 SHAPES = {"a": (8, 6), "b": (5, 7), "c": (6, 6), "d": (3,)}
 LR = 0.01
@@ -165,6 +165,45 @@ def test_a_step_whose_parts_do_not_arrive_changes_nothing() -> None:
         return same_bits(before, worker.tensors) and same_bits(state, worker.optimizer.state_tensors())
 
     assert all(run_replicas(2, run))
+
+
+class Pairs(SGD):
+    """An optimizer that moves "a" with "d"."""
+
+    takes_parts = False
+
+    def moves_with(self, name: str) -> str:
+        return "d" if name == "a" else name
+
+    def names(self) -> set[str]:
+        return set(self._names)
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_parameters_that_move_together_have_one_owner(is_cut: bool) -> None:
+    """Cut each parameter into two parts, or give the workers whole ones."""
+
+    def run(world: Collective) -> tuple[set[str], bool]:
+        plain, grads = plain_tensors(0), plain_tensors(1)
+        pieces = {name: TensorSlice.whole(name, shape) for name, shape in SHAPES.items()}
+        for place, (name, piece) in enumerate(pieces.items()):
+            size, here = piece.shape[0], place % 2 == world.rank
+            pieces[name] = piece.chunk(0, world.rank, 2) if is_cut else piece.narrow(0, (0, size if here else 0))
+        tensors = {name: piece.take(plain[name]) for name, piece in pieces.items()}
+        pairs = Pairs()
+        updates = [OptimizedTensor(name, tensor, pieces[name]) for name, tensor in tensors.items()]
+        optimizer = with_whole_parameters(pairs, updates, world)
+        optimizer.init(tensors.items())
+        optimizer.step(list(tensors.values()), [piece.take(grads[name]) for name, piece in pieces.items()], LR)
+        expected = {name: piece.take(plain[name] - LR * grads[name]) for name, piece in pieces.items()}
+        return pairs.names(), furthest(tensors, expected) <= 1e-15
+
+    (first, is_right), (second, is_right_too) = run_replicas(2, run)
+    assert is_right
+    assert is_right_too
+    assert first | second == set(SHAPES)
+    assert not first & second
+    assert {"a", "d"} <= first or {"a", "d"} <= second
 
 
 def test_whole_parameters_stay_where_they_are_and_replicas_share_their_decompositions() -> None:

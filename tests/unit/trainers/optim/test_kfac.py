@@ -28,6 +28,16 @@ LR = 0.3
 FEW = {"validation_fraction": 0.02}
 
 
+def watching(model: nn.Module, replicas: Collective | None = None, **keys: Any) -> KFAC:
+    """Return an optimizer of a model, ready for the first step."""
+    optimizer = KFAC(momentum=0.0, **keys)
+    optimizer.prepare(model)
+    optimizer.observe(model, {})
+    optimizer.init(model.named_parameters())
+    optimizer.join(replicas or SoloCollective())
+    return optimizer
+
+
 def linear() -> tuple[nn.Module, Tensor]:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(NUM_SAMPLES, 3)
 
@@ -64,11 +74,7 @@ def test_a_step_is_that_of_the_dense_inverse_of_the_kronecker_product_of_the_dam
     try:
         model, inputs = make()
         targets = torch.randint(2, (NUM_SAMPLES,))
-        optimizer = KFAC(damping=DAMPING, momentum=0.0, kl_clip=None)
-        optimizer.observe(model)
-        named = list(model.named_parameters())
-        optimizer.init(named)
-        optimizer.join(SoloCollective())
+        optimizer = watching(model, damping=DAMPING, kl_clip=None)
         seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
         for module in model:
             module.register_forward_hook(lambda own, given, out: seen.update({own: (given[0], out)}))
@@ -93,7 +99,7 @@ def test_a_step_is_that_of_the_dense_inverse_of_the_kronecker_product_of_the_dam
                 expected[module.bias] = module.bias.detach() - LR * step[:, -1]
         optimizer.begin_step(1, NUM_SAMPLES, NUM_SAMPLES)
         functional.cross_entropy(model(inputs), targets).backward()
-        parameters = [parameter for _, parameter in named]
+        parameters = list(model.parameters())
         optimizer.step(parameters, [parameter.grad for parameter in parameters], LR)
         for parameter in parameters:
             assert torch.allclose(parameter, expected[parameter], rtol=0, atol=1e-10)
@@ -108,7 +114,7 @@ def test_a_factor_with_values_that_are_not_finite_is_refused() -> None:
 
 def test_a_model_without_layers_that_have_factors_is_refused() -> None:
     with pytest.raises(ConfigError, match="the model has none that is trained"):
-        KFAC().observe(nn.LayerNorm(3))
+        KFAC().prepare(nn.LayerNorm(3))
     with pytest.raises(ConfigError, match="looks at the layers"):
         KFAC().init([("weight", torch.zeros(2, 2))])
 
@@ -128,10 +134,7 @@ class Unusual(nn.Module):
 
 def one_step(model: nn.Module, **keys: Any) -> dict[str, Tensor]:
     """Make one step on four samples, and return how far each parameter went."""
-    optimizer = KFAC(momentum=0.0, kl_clip=None, **keys)
-    optimizer.observe(model)
-    optimizer.init(model.named_parameters())
-    optimizer.join(SoloCollective())
+    optimizer = watching(model, kl_clip=None, **keys)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer.begin_step(1, 4, 4)
     model(torch.tensor([1, 2, 3, 4])).square().mean().backward()
@@ -159,10 +162,7 @@ def test_a_step_that_a_lost_replica_breaks_changes_nothing() -> None:
     def body(collective: Collective) -> None:
         torch.manual_seed(0)
         model = nn.Linear(4, 3)
-        optimizer = KFAC(momentum=0.0)
-        optimizer.observe(model)
-        optimizer.init(model.named_parameters())
-        optimizer.join(collective)
+        optimizer = watching(model, collective)
         collective.barrier()
         if collective.rank == 1:
             collective.abort()
@@ -259,10 +259,7 @@ def test_statistics_come_from_the_statistics_workers_alone() -> None:
 
 def test_inverses_are_never_older_than_the_steps_between_two_inversions() -> None:
     model = nn.Linear(3, 2)
-    optimizer = KFAC(momentum=0.0, inverse_every_steps=3)
-    optimizer.observe(model)
-    optimizer.init(model.named_parameters())
-    optimizer.join(SoloCollective())
+    optimizer = watching(model, inverse_every_steps=3)
     parameters = list(model.parameters())
     used, ages = [], []
     for step in range(1, 8):

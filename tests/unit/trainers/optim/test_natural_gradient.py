@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,7 +28,8 @@ def test_a_step_of_a_linear_gaussian_model_is_the_rate_times_the_exact_inverse_f
     x = torch.randn(50, 4, generator=generator, dtype=torch.float64)
     y = torch.randn(50, 1, generator=generator, dtype=torch.float64)
     optimizer = NaturalGradient(damping=1e-20)
-    optimizer.observe(model)
+    optimizer.prepare(model)
+    optimizer.observe(model, {})
     optimizer.init(model.named_parameters())
     optimizer.join(SoloCollective())
     optimizer.begin_step(1, 50, 50)
@@ -49,7 +51,8 @@ def test_a_layer_whose_errors_are_zero_stays_where_it_is() -> None:
     nn.init.zeros_(model[1].weight)
     before = model[0].weight.detach().clone()
     optimizer = NaturalGradient()
-    optimizer.observe(model)
+    optimizer.prepare(model)
+    optimizer.observe(model, {})
     optimizer.init(model.named_parameters())
     optimizer.join(SoloCollective())
     optimizer.begin_step(1, 4, 4)
@@ -60,9 +63,10 @@ def test_a_layer_whose_errors_are_zero_stays_where_it_is() -> None:
     assert bool(model[1].weight.abs().max() > 0)
 
 
-def trained(data: int, exchange: dict[str, Any], steps: int = NUM_STEPS, **rest: Any) -> LaidOut:
+def trained(data: int, exchange: dict[str, Any], steps: int = NUM_STEPS, pipeline: int = 1, **rest: Any) -> LaidOut:
     optimizer = {"type": "natural_gradient", "lr": 0.05, "every_steps": 3}
-    settings = layout_settings({"data": data}, exchange, optimizer=optimizer, batch_size=BATCH, steps=steps)
+    network = {"data": data, "pipeline": pipeline}
+    settings = layout_settings(network, exchange, optimizer=optimizer, batch_size=BATCH, steps=steps)
     return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
 
 
@@ -78,12 +82,13 @@ def test_weights_are_averaged_as_often_as_samples_pass_a_multiple_of_every() -> 
     assert len(meetings) == NUM_STEPS * BATCH // EVERY
 
 
-def test_replicas_with_fisher_matrices_of_their_own_resume_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_replicas_with_fisher_matrices_of_their_own_resume_exactly(pipeline: int, tmp_path: Path) -> None:
     exchange = {"type": "averaging", "every": EVERY, "unit": "samples"}
-    whole = trained(2, exchange)
-    trained(2, exchange, steps=7, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
+    whole = trained(2, exchange, pipeline=pipeline)
+    trained(2, exchange, steps=7, pipeline=pipeline, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
     saved, _ = latest_good(tmp_path)
     assert saved is not None
-    resumed = trained(2, exchange, load=lambda: Loaded(saved))
+    resumed = trained(2, exchange, pipeline=pipeline, load=lambda: Loaded(saved))
     assert len(resumed.losses) == 3
     assert same_bits(resumed.weights, whole.weights)

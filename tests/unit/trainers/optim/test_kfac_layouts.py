@@ -1,0 +1,194 @@
+"""K-FAC in layouts that divide the model: its steps are those of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.tasks import resolve
+from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.training import digits, furthest, same_bits, train
+
+TOLERANCE = 1e-10
+FEW = {"validation_fraction": 0.02}
+KFAC = {"type": "kfac", "lr": 0.05, "damping": 0.03, "inverse_every_steps": 2, "kl_clip": 1e-4}
+"""Steps that are all cut to the largest length."""
+TASKS: dict[str, Callable[[], Any]] = {
+    "mlp": lambda: digits(hidden=[14, 12, 10], **FEW),
+    "cnn": lambda: digits(model="cnn", hidden=[4, 6], **FEW),
+}
+
+
+def trained(
+    network: dict[str, Any] | None = None,
+    exchange: dict[str, Any] | None = None,
+    *,
+    task: Callable[[], Any] = TASKS["mlp"],
+    rest: dict[str, Any] | None = None,
+    steps: int = 3,
+    **train: Any,
+) -> LaidOut:
+    settings = layout_settings(network, exchange, **{"optimizer": KFAC, "steps": steps, **train})
+    return train_laid_out(task, settings, **(rest or {}))
+
+
+@cache
+def alone(model: str) -> LaidOut:
+    return trained(task=TASKS[model])
+
+
+@pytest.mark.parametrize(
+    "schedule", ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv", "dual_pipe_v"]
+)
+@pytest.mark.parametrize("model", TASKS)
+def test_the_stages_of_a_pipeline_make_the_steps_of_one_process(model: str, schedule: str) -> None:
+    found = trained({"pipeline": 2, "schedule": schedule}, task=TASKS[model])
+    assert furthest(found.weights, alone(model).weights) <= TOLERANCE
+    assert found.losses == pytest.approx(alone(model).losses, rel=0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("kfac", {"inverse_fraction": 0.0, "weight_decay": 0.01}),
+        ("kfac", {"kl_clip": None}),
+        ("natural_gradient", {"every_steps": 2}),
+    ],
+)
+def test_replicas_of_each_stage_share_its_inversions(kind: str, keys: dict[str, Any]) -> None:
+    optimizer = (KFAC if kind == "kfac" else {"type": kind, "lr": 0.05}) | keys
+    one = trained(optimizer=optimizer)
+    found = trained({"data": 2, "pipeline": 2}, optimizer=optimizer)
+    assert furthest(found.weights, one.weights) <= TOLERANCE
+
+
+def test_a_pipeline_in_float32_stays_with_one_process() -> None:
+    one, found = trained(steps=6, precision="float32"), trained({"pipeline": 2}, steps=6, precision="float32")
+    for name, weights in one.weights.items():
+        assert (found.weights[name] - weights).norm() <= 1e-6 * weights.norm()
+
+
+@pytest.mark.parametrize("recompute", ["blocks", "sqrt"])
+@pytest.mark.parametrize("network", [{}, {"pipeline": 2, "schedule": "zero_bubble"}])
+def test_what_is_computed_again_is_measured_once(network: dict[str, Any], recompute: str) -> None:
+    def task() -> Any:
+        return resolve("python_source")(context=8, width=16, depth=2, heads=2, num_files=3)
+
+    plain, found = (trained(network, task=task, steps=2, recompute=how) for how in ("none", recompute))
+    assert same_bits(found.weights, plain.weights)
+
+
+SHARDED: list[tuple[dict[str, int], dict[str, str]]] = [
+    ({"data": 3}, {"shard": "optimizer"}),
+    ({"data": 2}, {"shard": "gradients"}),
+    ({"data": 2}, {"shard": "parameters"}),
+    ({"data": 2, "pipeline": 2}, {"shard": "optimizer"}),
+]
+LAYOUTS = [({"pipeline": 2}, {}), ({"data": 2, "pipeline": 2}, {}), *SHARDED]
+
+
+@pytest.mark.parametrize(
+    ("model", "network", "exchange"), [*(("mlp", *layout) for layout in SHARDED), ("cnn", *SHARDED[2])]
+)
+def test_replicas_that_share_the_state_make_the_steps_of_one_process(
+    model: str, network: dict[str, int], exchange: dict[str, str]
+) -> None:
+    found = trained(network, exchange, task=TASKS[model])
+    assert furthest(found.weights, alone(model).weights) <= TOLERANCE
+    assert found.losses == pytest.approx(alone(model).losses, rel=0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("keys", [{"inverse_fraction": 0.0}, {"statistics_workers": 1}])
+def test_who_measures_and_inverts_changes_no_step_of_replicas_that_share_the_state(keys: dict[str, Any]) -> None:
+    optimizer = KFAC | keys
+    plain, found = (trained({"data": 2}, {"shard": shard}, optimizer=optimizer) for shard in ("none", "gradients"))
+    assert furthest(found.weights, plain.weights) <= TOLERANCE
+
+
+def test_one_replica_alone_has_the_factors_of_a_layer() -> None:
+    replicas = train(TASKS["mlp"](), 2, exchange={"shard": "optimizer"}, optimizer=KFAC)
+    names = [
+        {key.removesuffix(".inputs") for key in replica.optimizer[-1] if key.endswith(".inputs")}
+        for replica in replicas
+    ]
+    assert not names[0] & names[1]
+    assert all(names)
+    assert names[0] | names[1] == {name for name in replicas[0].after if name.endswith(".weight")}
+
+
+@pytest.mark.parametrize(("network", "exchange"), LAYOUTS)
+def test_a_run_resumes_exactly_between_two_inversions(
+    network: dict[str, int], exchange: dict[str, str], tmp_path: Path
+) -> None:
+    optimizer = KFAC | {"inverse_every_steps": 4}
+    whole = trained(network, exchange, optimizer=optimizer, steps=5)
+    trained(network, exchange, optimizer=optimizer, rest={"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)})
+    found, _ = latest_good(tmp_path)
+    assert found is not None
+    resumed = trained(network, exchange, optimizer=optimizer, steps=5, rest={"load": lambda: Loaded(found)})
+    assert len(resumed.losses) == 2
+    assert same_bits(resumed.weights, whole.weights)
+
+
+def test_a_run_goes_on_in_other_layouts(tmp_path: Path) -> None:
+    optimizer = KFAC | {"inverse_every_steps": 4}
+    layouts: list[tuple[dict[str, int], dict[str, str]]] = [LAYOUTS[0], SHARDED[0], ({}, {}), SHARDED[-1], LAYOUTS[1]]
+    for steps, (network, exchange) in enumerate(layouts, start=1):
+        found, _ = latest_good(tmp_path)
+        rest: dict[str, Any] = {"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)}
+        if found is not None:
+            rest["load"] = lambda found=found: Loaded(found)
+        last = trained(network, exchange, optimizer=optimizer, steps=steps, rest=rest)
+    assert furthest(last.weights, trained(optimizer=optimizer, steps=len(layouts)).weights) <= TOLERANCE
+
+
+class Sources:
+    """A language model of layers that a test chooses."""
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self._task = resolve("python_source")(context=8, width=8, depth=1, heads=2, num_files=3)
+        self.build_model = build
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+
+def tied() -> nn.Module:
+    """Return a model whose head is its embedding, and whose first stage has no layer with a curvature."""
+    embedding, head = nn.Embedding(256, 8), nn.Linear(8, 256, bias=False)
+    head.weight = embedding.weight
+    return nn.Sequential(embedding, nn.LayerNorm(8), nn.Linear(8, 8), head)
+
+
+def test_a_weight_that_two_modules_share_moves_by_sgd_on_both_sides_of_a_cut() -> None:
+    one, found = (trained(network, task=lambda: Sources(tied)) for network in ({}, {"pipeline": 2, "split": ["2"]}))
+    assert furthest(found.weights, one.weights) <= TOLERANCE
+
+
+class Twice(nn.Module):
+    """A model that calls a layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layer, self.head = nn.Embedding(256, 8), nn.Linear(8, 8), nn.Linear(8, 256)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output: Tensor = self.head(torch.tanh(self.layer(torch.tanh(self.layer(self.embedding(tokens))))))
+        return output
+
+
+def test_a_layer_that_two_stages_call_is_refused_and_one_that_a_stage_calls_twice_is_not() -> None:
+    one = trained(task=lambda: Sources(Twice))
+    found = trained({"pipeline": 2, "split": ["head"]}, task=lambda: Sources(Twice))
+    assert furthest(found.weights, one.weights) <= TOLERANCE
+    with pytest.raises(ConfigError, match=r"several use 'layer\.weight'; cut the pipeline elsewhere"):
+        trained({"pipeline": 2, "split": ["layer@2"]}, task=lambda: Sources(Twice))
