@@ -20,7 +20,7 @@ from orchestray.trainers.optim.kfac import KFAC
 from orchestray.trainers.optim.kronecker import damped_inverses
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.threads import run_replicas
-from support.training import digits, furthest, same_bits, settings_for, state_of, stream_of, train
+from support.training import digits, furthest, order_of, same_bits, settings_for, state_of, stream_of, train
 
 NUM_SAMPLES = 12
 DAMPING = 0.02
@@ -249,10 +249,25 @@ def test_a_run_resumes_exactly_between_two_inversions(data: int, tmp_path: Path)
     assert same_bits(resumed.weights, whole.weights)
 
 
-def test_statistics_come_from_the_statistics_workers_alone() -> None:
-    """Let one of two replicas measure: its step is that of the curvature of its half of the batch."""
-    half = trained(2, steps=1, statistics_workers=1)
-    assert furthest(half.weights, trained(1, steps=1).weights) > 1e-4
+@pytest.mark.parametrize(("data", "workers"), [(2, 1), (3, 2)])
+def test_statistics_come_from_the_statistics_workers_alone(data: int, workers: int) -> None:
+    """Let the last replicas measure: the factors are those of their shares of the batch, and others get the steps."""
+    task, batch_size = digits(hidden=[12, 10], **FEW), 24
+    optimizer = {"type": "kfac", "lr": 0.05, "statistics_workers": workers}
+    found, *others = train(task, data, optimizer=optimizer, batch_size=batch_size)
+    table = task.dataset("train")
+    chosen = order_of(len(table), seed=0, epoch=0)[batch_size - batch_size * workers // data : batch_size]
+    batch = task.to_batch(table.take(chosen))
+    model = task.build_model().double()
+    model.load_state_dict(found.before)
+    inputs = batch["inputs"].double()
+    errors = model(inputs).softmax(1) - functional.one_hot(batch["targets"], 10)
+    rows = torch.cat([inputs.flatten(1), inputs.new_ones(len(inputs), 1)], dim=1)
+    first, last = ([name for name, _ in model.named_parameters()][index] for index in (0, -2))
+    state = found.optimizer[0]
+    torch.testing.assert_close(state[f"{first}.inputs"], rows.T @ rows / len(rows), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(state[f"{last}.errors"], errors.T @ errors / len(rows), rtol=1e-12, atol=1e-12)
+    assert all(same_bits(other.after, found.after) for other in others)
     everybody = trained(2, steps=3, statistics_workers=2)
     assert furthest(everybody.weights, trained(1, steps=3).weights) <= 1e-9
 

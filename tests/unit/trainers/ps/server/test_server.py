@@ -135,9 +135,9 @@ def test_the_sum_of_what_was_applied_is_the_sum_of_what_was_sent(seed: int) -> N
     assert float((moved - torch.stack(schedule.sent).sum(0)).abs().max()) <= 1e-12
 
 
-def test_a_sparse_push_is_the_dense_one() -> None:
+def test_a_sparse_push_is_the_dense_one_and_as_long_as_its_places_and_values() -> None:
     for optimizer in ({"type": "sgd"}, {"type": "adam"}):
-        found = []
+        found, pairs, num_values = [], 0, 0
         for sparse in (False, True):
             plan = Plan("asynchronous", shards=3, optimizer=optimizer, steps=5)
             servers = Servers(plan)
@@ -150,11 +150,14 @@ def test_a_sparse_push_is_the_dense_one() -> None:
                 gradient[order.step :: 3] = 0.0
                 places = gradient.nonzero().view(-1)
                 pushed = (places, gradient[places]) if sparse else gradient
+                pairs, num_values = pairs + sparse * len(places), num_values + sparse * len(gradient)
                 worker.client.push([order], pushed, loss_sums=[0.0])
             found.append((servers.values(), worker.client.bytes_sent))
             servers.close()
-        (dense, _), (sparse_values, _) = found
+        (dense, dense_bytes), (sparse_values, sparse_bytes) = found
         assert torch.equal(dense, sparse_values)
+        assert 0 < pairs < num_values
+        assert dense_bytes - sparse_bytes == 8 * num_values - (8 + 8) * pairs
 
 
 @pytest.mark.parametrize("compression", [None, {"type": "onebit"}])
