@@ -198,8 +198,7 @@ class Loop:
         """Compute the gradients of a share, and return those that the scheme makes of all replicas'."""
         replica, exchange, network, noise = self._replica, self._replica.exchange, self._network, self._noise
         exchange.before_step(step.number)
-        if replica.optimizer.observes_model:
-            replica.optimizer.begin_step(step.number, share.num_samples, share.batch_samples)
+        replica.optimizer.begin_step(step.number, share.num_samples, share.batch_samples)
         with replica.passes(step.number):
             step.loss = network.backward(share, noise.watched(exchange) if noise else exchange, step=step.number)
         exchange.fraction = share.weight / share.batch_weight

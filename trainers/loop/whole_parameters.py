@@ -79,7 +79,6 @@ class WholeParameters(Optimizer):
         super().__init__()
         self.optimizer = optimizer
         self.slots, self.whole_slots = optimizer.slots, optimizer.whole_slots
-        self.observes_model = optimizer.observes_model
         self._piece_of, self._holders = piece_of, holders
         self._cuts: list[_Cut] = []
         """Parameters that are cut anywhere, in the same order on all workers."""
