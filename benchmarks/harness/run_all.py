@@ -30,6 +30,7 @@ BENCHMARKS = (
     "sharding",
     "tensor_parallel",
     "planner",
+    "planning_speed",
     "operators",
     "recompute",
     "split",

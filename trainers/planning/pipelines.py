@@ -77,7 +77,8 @@ def pipeline_step(
     forward = [seconds + own for seconds, own in zip(ahead_s, handling_s, strict=True)]
     backward = [seconds + own for seconds, own in zip(back_s, handling_s, strict=True)]
     count = settings.accumulate
-    programs = make_programs(schedule, workers, per_worker, count)
+    # A stream holds no more micro-batches than there are stages ahead, however long it is.
+    programs = make_programs(schedule, workers, per_worker, min(count, workers) if settings.is_streaming else count)
     if settings.is_streaming:
         # In the steady state the slowest stage always computes, and the others wait for it.
         span_s = busy_s = count * max(map(add, forward, backward))

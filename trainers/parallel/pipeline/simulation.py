@@ -259,9 +259,11 @@ def _run(
     ends_s: list[list[float]] = [[] for _ in programs]
     rest = [iter(program) for program in programs]
     waiting: dict[int, list[Action]] = {worker: [] for worker in range(len(programs))}
+    resumed: dict[int, list[Action]] = {}
+    half = Kind.BACKWARD_INPUT
     while waiting:
-        is_stuck, waiting, before = True, {}, waiting
-        for worker, first in before.items():
+        waiting, resumed = {}, waiting
+        for worker, first in resumed.items():
             begins, ends = begins_s[worker], ends_s[worker]
             free_s = ends[-1] if ends else -inf
             for action in chain(first, rest[worker]):
@@ -276,10 +278,9 @@ def _run(
                 begins.append(begin_s)
                 ends.append(free_s)
                 next_s[micro_batch] = free_s + hop_s
-                if kind is Kind.BACKWARD_INPUT:
+                if kind is half:
                     halves[stage][micro_batch] = free_s
-                is_stuck = False
-        if is_stuck and waiting:
+        if waiting and waiting == resumed:
             names = ", ".join(f"worker {worker} at {action}" for worker, (action,) in waiting.items())
             raise DeadlockError(f"the programs wait for one another: {names}")
     return Simulated(programs, begins_s, ends_s)

@@ -33,3 +33,17 @@ class Action(NamedTuple):
 
 Program = list[Action]
 """Actions of one worker in one step, in order."""
+
+_made: dict[tuple[int, Kind], list[Action]] = {}
+
+
+def passes(stage: int, kind: Kind, num_micro_batches: int) -> list[Action]:
+    """Return the actions of one kind at a stage, for each micro-batch.
+
+    Programs share them: a planner makes millions of actions, of which most are alike.
+    """
+    known = _made.get((stage, kind), [])
+    if len(known) < num_micro_batches:
+        known = [*known, *(Action(stage, kind, each) for each in range(len(known), num_micro_batches))]
+        _made[stage, kind] = known
+    return known[:num_micro_batches]

@@ -7,7 +7,9 @@ ScheduleInterleavedZeroBubble).
 
 from __future__ import annotations
 
-from orchestray.trainers.parallel.pipeline.schedules.actions import Action, Kind, Program
+from collections.abc import Sequence
+
+from orchestray.trainers.parallel.pipeline.schedules.actions import Action, Kind, Program, passes
 from orchestray.trainers.parallel.pipeline.schedules.place import Place
 
 
@@ -37,7 +39,7 @@ def interleaved_1f1b(place: Place, num_micro_batches: int) -> Program:
     """
     orders = _Orders(place, num_micro_batches)
     num_warmup = orders.num_warmup(2 * place.num_hops)
-    backward = [Action(stage, Kind.BACKWARD, micro_batch) for stage, micro_batch in orders.backward]
+    backward = orders.backward(Kind.BACKWARD)
     program = orders.forward[:num_warmup]
     for ahead, behind in zip(orders.forward[num_warmup:], backward, strict=False):
         program += [ahead, behind]
@@ -52,11 +54,11 @@ def zero_bubble(place: Place, num_micro_batches: int) -> Program:
     """
     orders = _Orders(place, num_micro_batches)
     num_warmup = orders.num_warmup(place.num_hops)
-    weights = [Action(stage, Kind.BACKWARD_WEIGHT, micro_batch) for stage, micro_batch in orders.backward]
+    weights = orders.backward(Kind.BACKWARD_WEIGHT)
     program = orders.forward[:num_warmup]
-    for done, (stage, micro_batch) in enumerate(orders.backward):
+    for done, behind in enumerate(orders.backward(Kind.BACKWARD_INPUT)):
         program += orders.forward[num_warmup + done : num_warmup + done + 1]
-        program.append(Action(stage, Kind.BACKWARD_INPUT, micro_batch))
+        program.append(behind)
         if done >= place.worker:
             program.append(weights[done - place.worker])
     return program + weights[max(0, len(weights) - place.worker) :]
@@ -70,10 +72,18 @@ class _Orders:
         size = round_size(place.num_workers, len(stages), num_micro_batches)
         if size is None:
             raise ValueError(f"{num_micro_batches} micro-batches do not fill rounds of one size: see `fitting`")
-        self._num_held_back = (len(stages) - 1) * size
-        rounds = [range(start, start + size) for start in range(0, num_micro_batches, size)]
-        self.forward = [Action(stage, Kind.FORWARD, each) for batch in rounds for stage in stages for each in batch]
-        self.backward = [(stage, each) for batch in rounds for stage in reversed(stages) for each in batch]
+        self._stages, self._num_held_back = stages, (len(stages) - 1) * size
+        self._rounds = [slice(start, start + size) for start in range(0, num_micro_batches, size)]
+        self._num_micro_batches = num_micro_batches
+        self.forward = self._in_rounds(Kind.FORWARD, stages)
+
+    def backward(self, kind: Kind) -> list[Action]:
+        """Return the backward passes, or one half of each."""
+        return self._in_rounds(kind, self._stages[::-1])
+
+    def _in_rounds(self, kind: Kind, stages: Sequence[int]) -> list[Action]:
+        each = [passes(stage, kind, self._num_micro_batches) for stage in stages]
+        return [action for batch in self._rounds for of_stage in each for action in of_stage[batch]]
 
     def num_warmup(self, num_hops: int) -> int:
         """Return how many forward passes come before the first backward, `num_hops`

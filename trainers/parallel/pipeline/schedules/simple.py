@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from orchestray.trainers.parallel.pipeline.schedules.actions import Action, Kind, Program
+from orchestray.trainers.parallel.pipeline.schedules.actions import Kind, Program, passes
 from orchestray.trainers.parallel.pipeline.schedules.place import Place
 
 
 def naive(place: Place, num_micro_batches: int) -> Program:
     """Keep one stage busy at a time: a micro-batch goes all the way forward and back before the next one begins."""
     program: Program = []
-    for micro_batch in range(num_micro_batches):
-        program += [Action(stage, Kind.FORWARD, micro_batch) for stage in place.stages]
-        program += [Action(stage, Kind.BACKWARD, micro_batch) for stage in reversed(place.stages)]
+    ahead = [passes(stage, Kind.FORWARD, num_micro_batches) for stage in place.stages]
+    back = [passes(stage, Kind.BACKWARD, num_micro_batches) for stage in reversed(place.stages)]
+    for actions in zip(*ahead, *back, strict=True):
+        program += actions
     return program
 
 
@@ -21,9 +22,9 @@ def gpipe(place: Place, num_micro_batches: int) -> Program:
     Huang et al., GPipe (NeurIPS 2019), section 2.2. With several stages a worker, this is the breadth-first order of
     Lamy-Poirier, Breadth-First Pipeline Parallelism (MLSys 2023).
     """
-    micro_batches = range(num_micro_batches)
-    forward = [Action(stage, Kind.FORWARD, each) for stage in place.stages for each in micro_batches]
-    return forward + [Action(stage, Kind.BACKWARD, each) for stage in reversed(place.stages) for each in micro_batches]
+    forward = [action for stage in place.stages for action in passes(stage, Kind.FORWARD, num_micro_batches)]
+    behind = reversed(place.stages)
+    return forward + [action for stage in behind for action in passes(stage, Kind.BACKWARD, num_micro_batches)]
 
 
 def one_forward_one_backward(place: Place, num_micro_batches: int) -> Program:
@@ -34,8 +35,8 @@ def one_forward_one_backward(place: Place, num_micro_batches: int) -> Program:
     """
     (stage,) = place.stages
     num_warmup = min(place.num_hops, num_micro_batches)
-    forward = [Action(stage, Kind.FORWARD, each) for each in range(num_micro_batches)]
-    backward = [Action(stage, Kind.BACKWARD, each) for each in range(num_micro_batches)]
+    forward = passes(stage, Kind.FORWARD, num_micro_batches)
+    backward = passes(stage, Kind.BACKWARD, num_micro_batches)
     program = forward[:num_warmup]
     for ahead, behind in zip(forward[num_warmup:], backward, strict=False):
         program += [ahead, behind]

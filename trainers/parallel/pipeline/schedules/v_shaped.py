@@ -5,9 +5,9 @@ The orders are those of `torch.distributed.pipelining` (ScheduleZBVZeroBubble, S
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
-from orchestray.trainers.parallel.pipeline.schedules.actions import Action, Kind, Program
+from orchestray.trainers.parallel.pipeline.schedules.actions import Action, Kind, Program, passes
 from orchestray.trainers.parallel.pipeline.schedules.place import Place
 
 
@@ -18,7 +18,7 @@ def zbv(place: Place, num_micro_batches: int) -> Program:
     num_workers - 1.
     """
     worker, num_workers, (down, up) = place
-    write = _Writer()
+    write = _Writer(place.stages, num_micro_batches)
     for _ in range(2 * (num_workers - worker) - 1):
         write.forward(down)
     for _ in range(worker):
@@ -53,7 +53,7 @@ def dual_pipe_v(place: Place, num_micro_batches: int) -> Program:
     """
     worker, num_workers, (down, up) = place
     num_hops = place.num_hops
-    write = _Writer()
+    write = _Writer(place.stages, num_micro_batches)
     for _ in range(2 * num_hops):
         write.forward(down)
     for _ in range(worker + 1):
@@ -87,28 +87,31 @@ def dual_pipe_v(place: Place, num_micro_batches: int) -> Program:
 class _Writer:
     """A writer of a worker's program; it numbers the micro-batches of each stage as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: Sequence[int], num_micro_batches: int) -> None:
         self.program: Program = []
-        self.num_forward: Counter[int] = Counter()
+        self.num_forward = dict.fromkeys(stages, 0)
         """Number of forward passes of each stage so far."""
-        self._num_backward: Counter[int] = Counter()
+        self._num_backward = dict.fromkeys(stages, 0)
         self._waiting: list[Action] = []
+        self._passes = {(stage, kind): passes(stage, kind, num_micro_batches) for stage in stages for kind in Kind}
 
     def forward(self, stage: int) -> None:
-        self.program.append(Action(stage, Kind.FORWARD, self.num_forward[stage]))
-        self.num_forward[stage] += 1
+        micro_batch = self.num_forward[stage]
+        self.program.append(self._passes[stage, Kind.FORWARD][micro_batch])
+        self.num_forward[stage] = micro_batch + 1
 
     def backward(self, stage: int) -> None:
         """Append a whole backward pass."""
-        self.program.append(Action(stage, Kind.BACKWARD, self._num_backward[stage]))
-        self._num_backward[stage] += 1
+        micro_batch = self._num_backward[stage]
+        self.program.append(self._passes[stage, Kind.BACKWARD][micro_batch])
+        self._num_backward[stage] = micro_batch + 1
 
     def backward_input(self, stage: int) -> None:
         """Append the half whose result another worker waits for, and defer the weights' half."""
         micro_batch = self._num_backward[stage]
-        self.program.append(Action(stage, Kind.BACKWARD_INPUT, micro_batch))
-        self._waiting.append(Action(stage, Kind.BACKWARD_WEIGHT, micro_batch))
-        self._num_backward[stage] += 1
+        self.program.append(self._passes[stage, Kind.BACKWARD_INPUT][micro_batch])
+        self._waiting.append(self._passes[stage, Kind.BACKWARD_WEIGHT][micro_batch])
+        self._num_backward[stage] = micro_batch + 1
 
     def backward_weight(self, stage: int | None = None) -> None:
         """Append the weights' half that has waited longest, of `stage` or of any stage."""
