@@ -48,7 +48,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     report.goal("calibrate", time.perf_counter() - began_s, 30.0, "s")
     directory, config = options.workspace / "measurements", load_train_config(_CONFIG)
     report.settings = {"layers": 2 * _LAYERS - 1, "recorded_runs": _RECORDED}
-    # With so many cores no measurement counts as disturbed: what it says does not matter here.
+    # With a million cores no measurement counts as disturbed: its value does not matter here.
     kept_always = Measurements(directory, kept.versions(), 10**6)
     results = _measured(config, Predictor(Cluster(machine), kept_always))
     rows = []

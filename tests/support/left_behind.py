@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class LeftBehind:
-    """What a command has left.
+    """The output and the files of a command.
 
     Attributes:
         output: what it printed.

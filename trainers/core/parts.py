@@ -1,4 +1,4 @@
-"""Which of our classes carried out a run, as found on the live objects. Imports no torch."""
+"""The classes that carry out a run, as found on its live objects. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _MOST_ITEMS = 1_000
 def parts_of(*objects: object, folders: Collection[str] = TRAINING) -> list[str]:
     """Return the classes and functions that carry out a run, sorted, as `room.folder.Class` without names of files.
 
-    They are found by going from the given objects through their attributes and containers, so that they are what was
-    made, and not what was asked for. Classes of torch.optim are parts, too.
+    They are found from the given objects on, through attributes and containers. So they are what was made, and not what
+    was asked for. Classes of torch.optim are parts, too.
 
     Args:
         objects: objects to begin with.
