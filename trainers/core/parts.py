@@ -47,7 +47,7 @@ def parts_of(*objects: object, folders: Collection[str] = TRAINING) -> list[str]
 
 
 def _name_of(kind: type | FunctionType, folders: Collection[str]) -> str | None:
-    """Return the name of a class or function in a list of parts, that of its outer one; None if it is no part."""
+    """Return the name of a class or function in a list of parts, that of its outer one; None for any other."""
     if kind.__module__.startswith("torch.optim."):
         return f"torch.optim.{kind.__qualname__}"
     if not kind.__module__.startswith(_OURS) or kind.__name__.startswith("_"):
