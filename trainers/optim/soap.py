@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ _BASES = ("left_basis", "right_basis")
 _SHIFT = 1e-4
 """Part of the mean eigenvalue that is added to each: the basis of what no gradient has reached yet would be noise."""
 _FIRST_ITERATIONS = 4
+_ROUNDINGS = 3e4
+"""Roundings of an entry of the turned gradient that it has to be above: a step of more than four digits."""
 
 
 class SOAP(AdamW):
@@ -26,6 +29,14 @@ class SOAP(AdamW):
     For a matrix w with gradient g, and bases P and Q of the running means L of g g^T and R of g^T g:
 
         w <- w - lr P adam(P^T m Q, (P^T g Q)^2) Q^T
+
+    The second moment v is of other bases' entries, and may be next to nothing where a direction has since turned to the
+    gradient. So it is raised to the least that it can be beside that mean in a basis that stays.
+
+    A turned gradient has small entries beside large ones, and is rounded by the size of the large. Adam would scale
+    this noise up to steps of full size, other ones for each order of a sum. So each entry of its step is multiplied by
+    v / (v + n^2), the part of signal (Wiener's filter); n is 3e4 times the rounding that comes from the elements of g.
+    L and R are kept in float64, so that small eigenvalues beside large ones have digits.
 
     The bases follow L and R by one step of orthogonal iteration every `every_steps` steps (section 4 of the paper); the
     first ones begin from the identity. Each is computed by one replica and sent to the others. A side larger than
@@ -86,7 +97,7 @@ class SOAP(AdamW):
             return None
         num = parameter.shape[_side_of(slot)]
         if slot in _SIDES:
-            return torch.zeros(num, num, dtype=dtype, device=parameter.device)
+            return torch.zeros(num, num, dtype=torch.float64, device=parameter.device)
         return torch.eye(num, dtype=dtype, device=parameter.device)
 
     def _update(
@@ -109,18 +120,30 @@ class SOAP(AdamW):
         step = float(state["step"])
         grad = grad.to(state["exp_avg"].dtype)
         state["exp_avg"].lerp_(grad, 1.0 - self._beta1)
+        for side in _SIDES:
+            if state[side] is not None:
+                state[side].lerp_(_product(grad, side), 1.0 - self._beta2)
         turned = _turned_by(grad, left, right)
         state["exp_avg_sq"].mul_(self._beta2).addcmul_(turned, turned, value=1.0 - self._beta2)
         first = _turned_by(state["exp_avg"], left, right) / (1.0 - self._beta1**step)
         second = state["exp_avg_sq"] / (1.0 - self._beta2**step)
+        second = torch.maximum(second, first.square() / self._largest_ratio(step))
         parameter.mul_(1.0 - lr * self._weight_decay)
-        adam = first / (second.sqrt() + self._eps)
+        root, noise = second.sqrt(), _noise(state, second.dtype) / (1.0 - self._beta2**step)
+        adam = first * root / (second + self._eps * root + noise).clamp_min_(torch.finfo(second.dtype).tiny)
         back = (basis if basis is None else basis.T for basis in (left, right))
         parameter.sub_(_turned_by(adam, *back).to(parameter.dtype), alpha=lr)
-        if left is not None:
-            state["left"].lerp_(grad @ grad.T, 1.0 - self._beta2)
-        if right is not None:
-            state["right"].lerp_(grad.T @ grad, 1.0 - self._beta2)
+
+    def _largest_ratio(self, step: float) -> float:
+        """Return the largest ratio that the squared mean of gradients can have to the mean of their squares.
+
+        It is the sum over the gradients of squared weight in the mean / weight in the squares (Cauchy and Schwarz).
+        """
+        if self._beta1**2 >= self._beta2:
+            return math.inf
+        decay = self._beta1**2 / self._beta2
+        of_mean, of_squares = ((1.0 - beta) / (1.0 - beta**step) for beta in (self._beta1, self._beta2))
+        return float(of_mean**2 / of_squares * (1.0 - decay**step) / (1.0 - decay))
 
     def _change_bases(
         self, work: Sequence[tuple[int, int]], grads: Sequence[Tensor], state: dict[str, list[Any]]
@@ -135,8 +158,7 @@ class SOAP(AdamW):
             elif int(state["step"][index]):
                 changed.append(_turned(basis, mean, 1))
             else:
-                grad = grads[index].to(basis.dtype)
-                changed.append(_turned(basis, grad.T @ grad if side else grad @ grad.T, _FIRST_ITERATIONS))
+                changed.append(_turned(basis, _product(grads[index], _SIDES[side]), _FIRST_ITERATIONS))
         for owner in dict.fromkeys(owners) if self._world.size > 1 else ():
             own = [basis for basis, whose in zip(changed, owners, strict=True) if whose == owner]
             flat = flatten(own)
@@ -150,15 +172,43 @@ def _side_of(slot: str) -> int:
     return 0 if slot.startswith("left") else 1
 
 
+def _product(grad: Tensor, side: str) -> Tensor:
+    """Return g g^T, or g^T g, in float64."""
+    grad = grad.double()
+    return grad @ grad.T if side == "left" else grad.T @ grad
+
+
 def _turned_by(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """Return P^T matrix Q; None stands for the identity."""
     matrix = matrix if left is None else left.T @ matrix
     return matrix if right is None else matrix @ right
 
 
+def _noise(state: dict[str, Any], dtype: torch.dtype) -> Tensor:
+    """Return the second moment n^2 of each entry of the turned gradient below which it is taken for rounding.
+
+    An element of the gradient is rounded in proportion to its size, and that rounding is turned. The squares of the
+    elements are about those of their row times those of their column over all (Adafactor: Shazeer and Stern 2018).
+    """
+    noise = torch.ones((), dtype=torch.float64)
+    sums = []
+    for side, basis in zip(_SIDES, _BASES, strict=True):
+        if state[side] is not None:
+            squares = state[side].diagonal()
+            sums.append(squares.sum())
+            turned = state[basis].double().square().T @ squares
+            noise = noise * (turned[:, None] if side == "left" else turned)
+        else:
+            noise = noise / state["exp_avg"].shape[_side_of(side)]
+    if len(sums) == 2:
+        noise = noise / sums[0].clamp_min(torch.finfo(torch.float64).tiny)
+    return ((_ROUNDINGS * torch.finfo(dtype).eps) ** 2 * noise).to(dtype)
+
+
 def _turned(basis: Tensor, mean: Tensor, iterations: int) -> Tensor:
-    """Return a basis after steps of orthogonal iteration towards the eigenvectors of a mean, `[n, n]`."""
+    """Return a basis after steps of orthogonal iteration towards the eigenvectors of a mean in float64, `[n, n]`."""
     shifted = mean + _SHIFT * mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+    turned = basis.double()
     for _ in range(iterations if float(mean.trace()) > 0.0 else 0):
-        basis = torch.linalg.qr(shifted @ basis).Q
-    return basis
+        turned = torch.linalg.qr(shifted @ turned).Q
+    return turned.to(basis.dtype)

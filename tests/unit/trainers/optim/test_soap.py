@@ -81,6 +81,54 @@ def test_a_matrix_in_bfloat16_moves_as_one_in_float32_up_to_rounding() -> None:
     assert torch.allclose(moved(torch.bfloat16), moved(torch.float32), rtol=0, atol=0.1 * LR)
 
 
+def test_a_direction_that_has_no_gradient_but_rounding_stays_where_it_is() -> None:
+    """Use gradients whose columns add up to nothing, as those of the last layer before a softmax do."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.zeros(10, 32)
+    optimizer = make_optimizer("soap", lr=LR, weight_decay=0.0, every_steps=3)
+    optimizer.init([("weight", weight)])
+    for _ in range(20):
+        gradient = torch.randn(10, 32, generator=generator)
+        optimizer.step([weight], [gradient - gradient.mean(0)], LR)
+    assert float(weight.abs().max()) > LR
+    assert float(weight.mean(0).abs().max()) < 1e-3 * LR
+
+
+def test_small_gradients_of_inputs_that_are_small_are_no_rounding() -> None:
+    """Scale a column of the gradients by 1e-5, which has its own digits: it moves as the others."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.zeros(6, 4)
+    optimizer = make_optimizer("soap", lr=LR, weight_decay=0.0, every_steps=3)
+    optimizer.init([("weight", weight)])
+    for _ in range(20):
+        optimizer.step([weight], [torch.randn(6, 4, generator=generator) * torch.tensor([1.0, 1.0, 1.0, 1e-5])], LR)
+    of_column = weight.norm(dim=0)
+    assert float(of_column[3]) > 0.2 * float(of_column[:3].mean())
+
+
+@pytest.mark.parametrize("betas", [[0.95, 0.95], [0.9, 0.99]])
+def test_no_step_is_longer_than_adam_s_where_a_basis_has_turned(betas: list[float]) -> None:
+    """Move by gradients of low rank: in a new basis, entries have signal that had next to none."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.zeros(8, 6, dtype=torch.float64)
+    optimizer = make_optimizer("soap", lr=LR, betas=betas, weight_decay=0.0, every_steps=4)
+    optimizer.init([("weight", weight)])
+    longest = 0.0
+    for step in range(1, 40):
+        left, right = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((8, 2), (2, 6)))
+        before = weight.clone()
+        optimizer.step([weight], [left @ right], LR)
+        state = optimizer.state_tensors()
+        entries = state["weight.left_basis"].T @ (weight - before) @ state["weight.right_basis"] / LR
+        # Cauchy and Schwarz: the square of a mean is at most this times the mean of the squares.
+        of_mean = torch.tensor([(1 - betas[0]) * betas[0] ** k for k in range(step)], dtype=torch.float64)
+        of_squares = torch.tensor([(1 - betas[1]) * betas[1] ** k for k in range(step)], dtype=torch.float64)
+        of_mean, of_squares = of_mean / of_mean.sum(), of_squares / of_squares.sum()
+        most = float((of_mean.square() / of_squares).sum().sqrt())
+        longest = max(longest, float(entries.abs().max()) / most)
+    assert 0.99 < longest <= 1.0 + 1e-9
+
+
 CUTS: list[tuple[dict[str, int], dict[str, str]]] = [
     ({"data": 2, "tensor": 2}, {}),
     ({"pipeline": 2, "tensor": 2}, {}),
@@ -91,9 +139,11 @@ CUTS: list[tuple[dict[str, int], dict[str, str]]] = [
 """Layouts that cut matrices: keys of `strategy.network` and of `strategy.exchange`."""
 
 
-def trained(network: Any = None, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
+def trained(
+    network: Any = None, exchange: Any = None, *, steps: int = 5, precision: str = "float64", **rest: Any
+) -> LaidOut:
     optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "max_size": 40}
-    settings = layout_settings(network, exchange, optimizer=optimizer, steps=steps)
+    settings = layout_settings(network, exchange, optimizer=optimizer, steps=steps, precision=precision)
     return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
 
 
@@ -104,6 +154,12 @@ def alone() -> LaidOut:
 
 def test_three_replicas_make_the_steps_of_one_process(alone: LaidOut) -> None:
     assert furthest(trained({"data": 3}).weights, alone.weights) <= 1e-6
+
+
+@pytest.mark.parametrize("data", [2, 3])
+def test_replicas_in_float32_differ_from_one_process_by_less_than_a_thousandth_of_a_step(data: int) -> None:
+    one, found = (trained(network, steps=20, precision="float32") for network in ({}, {"data": data}))
+    assert furthest(found.weights, one.weights) <= 1e-3 * LR
 
 
 @pytest.mark.parametrize(("network", "exchange"), CUTS)
