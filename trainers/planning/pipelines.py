@@ -36,6 +36,7 @@ class PipelineStep:
         activation_bytes: bytes that each worker keeps for the backward pass at most.
         link_bytes: bytes that one pipeline sends over its cuts.
         staleness: mean number of updates between a forward pass and its own update.
+        begins: names of the layers that begin the stages after the first.
     """
 
     span_s: float
@@ -44,6 +45,7 @@ class PipelineStep:
     activation_bytes: tuple[int, ...]
     link_bytes: int
     staleness: float
+    begins: tuple[str, ...]
 
 
 def pipeline_step(
@@ -94,6 +96,7 @@ def pipeline_step(
         tuple(peak_bytes(program, kept, profiles[0].loss_bytes) for program in programs),
         2 * count * sum(stages.boundary_bytes),
         stale,
+        tuple(profiles[0].names[start] for start, _ in bounds[1:]),
     )
 
 

@@ -95,11 +95,17 @@ class Predictor:
         if largest:
             made = _grown(made, self._made(config, largest[0]), config.train, length.samples)
         exact = config.strategy.compression.type == "none" and not made.diverges and made.staleness == 0.0
+        data = config.model_dump(mode="json")
+        if (
+            changes and made.begins and network.split == "balanced"
+        ):  # a run would measure again, and perhaps cut elsewhere
+            data["strategy"]["network"]["split"] = split = [*made.begins]
+            changes = {**changes, "strategy.network": {**changes["strategy.network"], "split": split}}
         return Plan(
             name=name,
             traits=traits_of(config),
             changes=changes,
-            config=config.model_dump(mode="json"),
+            config=data,
             num_workers=network.data * network.tensor * network.pipeline,
             num_servers=made.num_servers,
             samples=length.samples,
@@ -136,7 +142,15 @@ class Predictor:
     def _layers(self, settings: ReplicaSettings, threads: int) -> list[Wanted]:
         if settings.layout.pipeline == 1:
             return []
-        return [Wanted("profile", settings, threads, self._at_once(settings.layout.size, threads))]
+        at_once, pipeline = self._at_once(settings.layout.size, threads), settings.pipeline
+        wanted = Wanted("profile", settings, threads, at_once)
+        if isinstance(pipeline.split, list):  # by a plan, perhaps: it has measured these layers before it named a cut
+            balanced = replace(settings, pipeline=replace(pipeline, split="balanced"))
+            planned = Wanted("profile", balanced, threads, at_once)
+            if self._measurements.knows(planned):
+                names = self._measurements.profiles(planned)[0].names
+                return [planned if set(pipeline.split) <= set(names) else wanted]
+        return [wanted]
 
     def _at_once(self, num_workers: int, threads: int) -> int:
         """Return how many workers measure at once: as many as a machine has, up to twice what its cores can carry."""
@@ -196,7 +210,7 @@ class Predictor:
             memory_of(known, self._process_bytes).process,
         )
         sent = {"pipeline": step.link_bytes * layout.data, **({"data": data_bytes * layout.data} if data_bytes else {})}
-        return _Made(parts, memory, sent, num_samples=known.num_samples, staleness=step.staleness)
+        return _Made(parts, memory, sent, num_samples=known.num_samples, staleness=step.staleness, begins=step.begins)
 
     def _pipeline_step(self, layers: Wanted, settings: ReplicaSettings) -> PipelineStep:
         size = settings.layout.size
@@ -260,6 +274,8 @@ class _Made:
     num_servers: int = 0
     diverges: bool = False
     notes: tuple[str, ...] = ()
+    begins: tuple[str, ...] = ()
+    """Names of the layers that begin the stages of a pipeline after the first."""
 
 
 def _settings_by_size(config: TrainConfig) -> list[ReplicaSettings]:

@@ -230,3 +230,38 @@ def test_steps_of_a_solver_are_not_predicted() -> None:
     for predict in (lambda: planner(Known()).plans(config, 2), lambda: planner(Known()).this(config)):
         with pytest.raises(ConfigError, match=r"train\.solver: lbfgs evaluates a batch as often as"):
             predict()
+
+
+PIPELINE = "pipeline 2, 1f1b, 4 micro-batches"
+
+
+def test_the_config_of_a_pipeline_names_the_cut_that_was_predicted() -> None:
+    plan = planner(Known()).plans(CONFIG, 2).find(PIPELINE)
+    assert plan.changes["strategy.network"]["split"] == ["e"]
+    config = load_train_config(plan.config)
+    assert config.strategy.network.split == ["e"]
+    again = planner(Known()).this(config)
+    assert (again.memory, again.num_bytes) == (plan.memory, plan.num_bytes)
+    assert planner(Known()).this(pipeline("balanced")).config["strategy"]["network"]["split"] == "balanced"
+
+
+@pytest.mark.parametrize(("split", "measured"), [(["c"], "balanced"), (["c.inner"], ["c.inner"])])
+def test_a_cut_between_layers_that_a_plan_has_measured_is_not_measured_again(split: Any, measured: Any) -> None:
+    class Planned(Known):
+        def knows(self, wanted: Wanted) -> bool:
+            return wanted.settings.pipeline.split == "balanced"
+
+    (layers, _) = Predictor(Cluster(machine()), Planned()).wanted(pipeline(split))
+    assert layers.settings.pipeline.split == measured
+
+
+def pipeline(split: Any, **network: Any) -> TrainConfig:
+    data = CONFIG.model_dump(mode="json")
+    data["strategy"]["network"] |= {"pipeline": 2, "microbatches": 4, "split": split, **network}
+    return load_train_config(data)
+
+
+def test_all_schedules_of_a_pipeline_need_one_dry_run_of_the_whole_model() -> None:
+    predictor = Predictor(Cluster(machine()), Known())
+    configs = [pipeline("balanced"), pipeline(["c"]), pipeline("balanced", schedule="gpipe")]
+    assert len({predictor.wanted(each)[-1].key({}) for each in configs}) == 1
