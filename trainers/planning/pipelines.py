@@ -96,7 +96,7 @@ def pipeline_step(
         tuple(peak_bytes(program, kept, profiles[0].loss_bytes) for program in programs),
         2 * count * sum(stages.boundary_bytes),
         stale,
-        tuple(profiles[0].names[start] for start, _ in bounds[1:]),
+        stages.cut_before,
     )
 
 
@@ -122,6 +122,8 @@ class _Stages:
     kept_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
     """Bytes that cross the cut after each stage but the last."""
+    cut_before: tuple[str, ...]
+    """Names of the first layers of all stages but the first."""
 
 
 @lru_cache(maxsize=128)
@@ -143,6 +145,7 @@ def _stages(profiles: tuple[LayerProfile, ...], split: str | tuple[str, ...], nu
         tuple(sum(first.parameter_bytes[slice(*part)]) for part in bounds),
         tuple(own + sum(first.activation_bytes[slice(*part)]) for own, part in zip(received, bounds, strict=True)),
         tuple(first.boundary_bytes[stop - 1] for _, stop in bounds[:-1]),
+        tuple(first.names[start] for start, _ in bounds[1:]),
     )
 
 
