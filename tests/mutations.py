@@ -1,8 +1,8 @@
 """Mutations of the table of systems: a row's tests must fail once the property that they name is switched off.
 
 `python tests/mutations.py` tries all of `systems_mutations.yaml`, `python tests/mutations.py NAME ...` those of some
-rows. Each is applied to a copy of the project, in which the tests of its row then run. It exits with 1 if a mutation
-survives, or cannot be tried.
+rows. Each is applied to a copy of the project, in which the tests of its row then run; without one they must all pass.
+It exits with 1 if a mutation survives, or cannot be tried.
 """
 
 from __future__ import annotations
@@ -65,15 +65,7 @@ def outcome(mutation: Mutation, tests: Sequence[str], copy: Path) -> str:
     text = file.read_text(encoding="utf-8")
     try:
         file.write_text(mutation.applied(text), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        done = tried(tests, copy)
     except ValueError as error:
         return str(error)
     except subprocess.TimeoutExpired:
@@ -85,6 +77,19 @@ def outcome(mutation: Mutation, tests: Sequence[str], copy: Path) -> str:
     if done.returncode == 1 and re.search(r"^(?:\d+ .*, )?\d+ failed", done.stdout, re.MULTILINE):
         return "killed"
     return f"its tests could not run: {done.stdout[-2_000:]}{done.stderr[-2_000:]}"
+
+
+def tried(tests: Sequence[str], copy: Path) -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy of the project, up to the first failure."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
 
 
 def copy_of_the_project(folder: Path) -> Path:
@@ -114,6 +119,10 @@ def main() -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_the_project(Path(folder))
+        plain = tried(sorted({test for one in wanted for test in tests[one.system]}), copy)
+        if plain.returncode:
+            print(f"tests fail without a mutation, too:\n{plain.stdout[-2_000:]}")
+            return 1
         for mutation in wanted:
             found = outcome(mutation, tests[mutation.system], copy)
             bad += found != "killed"
