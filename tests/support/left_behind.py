@@ -24,6 +24,10 @@ from support.patience import PATIENCE_S
 from support.serve_command import Endpoint
 
 ROOT = Path(__file__).parents[2]
+MARKERS: dict[str, dict[str, Any]] = yaml.safe_load(
+    (ROOT / "tests" / "systems_markers.yaml").read_text(encoding="utf-8")
+)
+"""By command: `first`, commands that are run before; `with`, words that shorten it; `systems`, by name the marker."""
 
 
 @dataclass
