@@ -1,6 +1,6 @@
 """Mutations of the table of systems: a row's tests must fail once the property that they name is switched off.
 
-`python tests/mutations.py` tries all of `systems_mutations.yaml`, `python tests/mutations.py NAME ...` those of some
+`python tests/mutations.py` tries all of `systems_mutations/`, `python tests/mutations.py NAME ...` those of some
 rows. Each is applied to a copy of the project, in which the tests of its row then run; without one they must all pass.
 It exits with 1 if a mutation survives, or cannot be tried.
 """
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,8 @@ import yaml
 from orchestray.cli.systems_table import load_systems
 
 ROOT = Path(__file__).parents[1]
-FILE = Path(__file__).parent / "systems_mutations.yaml"
+FOLDER = Path(__file__).parent / "systems_mutations"
+"""The mutations, a file for each group of the table."""
 _TIMEOUT_S = 600
 
 
@@ -48,9 +49,12 @@ class Mutation:
 
 
 def load_mutations() -> list[Mutation]:
-    """Return the mutations, as the file has them."""
-    entries: Mapping[str, Mapping[str, str]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    return [Mutation(name, of["in"], of["old"].rstrip("\n"), of["new"].rstrip("\n")) for name, of in entries.items()]
+    """Return the mutations, as the files have them."""
+    return [
+        Mutation(name, of["in"], of["old"].rstrip("\n"), of["new"].rstrip("\n"))
+        for file in sorted(FOLDER.glob("*.yaml"))
+        for name, of in yaml.safe_load(file.read_text(encoding="utf-8")).items()
+    ]
 
 
 def outcome(mutation: Mutation, tests: Sequence[str], copy: Path) -> str:

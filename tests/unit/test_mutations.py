@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mutations import FILE, ROOT, Mutation, load_mutations
+from mutations import FOLDER, ROOT, Mutation, load_mutations
 from orchestray.cli.systems_table import load_systems
 
 
@@ -19,4 +19,5 @@ def test_a_mutation_changes_one_place_of_a_file(mutation: Mutation) -> None:
 def test_each_is_of_a_system_that_works_and_no_system_is_there_twice() -> None:
     names = [one.system for one in load_mutations()]
     assert set(names) <= {system.name for system in load_systems() if system.tests}
-    assert len(re.findall(r"^\S.*:$", FILE.read_text(encoding="utf-8"), re.MULTILINE)) == len(names)
+    text = "".join(file.read_text(encoding="utf-8") for file in FOLDER.glob("*.yaml"))
+    assert len(re.findall(r"^\S.*:$", text, re.MULTILINE)) == len(set(names)) == len(names)

@@ -4,7 +4,9 @@ Primary and backup are as in Li et al. 2014, section 4.3, and Chilimbi et al. 20
 (separate endpoints for replication). The primary answers a worker only when the backup has the entries that the answer
 reports. So a backup that takes over has every acknowledged update; workers send again what was not acknowledged.
 
-Before a backup is promoted, its primary must be known to be dead: two primaries would diverge.
+A primary that was declared dead may still run for a while, and two primaries would diverge. So a backup that is
+promoted tells its primary, which answers nobody from then on. If the two cannot reach each other at that time, the
+primary must really be dead.
 """
 
 from __future__ import annotations
@@ -13,14 +15,27 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from torch import Tensor
 
-from orchestray.platform.comm.channel.base import Channel, ChannelClosedError
+from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, ChannelError, Message
 from orchestray.platform.errors import OrchestrayError, TrainingError
-from orchestray.trainers.ps.protocol.messages import DONE, ENTRY, SNAPSHOT, flat_state, result, start, tensors_of
+from orchestray.trainers.ps.protocol.messages import (
+    DONE,
+    ENTRY,
+    PROMOTED,
+    SNAPSHOT,
+    flat_state,
+    result,
+    start,
+    tensors_of,
+)
 from orchestray.trainers.ps.protocol.requests import Entry, Header, State
+from orchestray.trainers.ps.server.followers import SupersededError
 from orchestray.trainers.ps.server.state_machine import Machine
+
+_FAREWELL_TIMEOUT_S = 1.0
 
 
 class Replicator:
@@ -29,6 +44,7 @@ class Replicator:
     def __init__(self, channel: Channel) -> None:
         self.name = channel.peer
         self._channel = channel
+        self._is_superseded = False
 
     def begin(self, machine: Machine) -> None:
         """Send the state that the entries build on."""
@@ -37,16 +53,34 @@ class Replicator:
         start(self._channel, SNAPSHOT, State(json.dumps(state), names), copies)
 
     def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:
-        start(self._channel, ENTRY, entry, [tensor.clone() for tensor in tensors])
-        done = self._channel.irecv(tag=DONE)
+        if self._is_superseded:
+            return self._raise_superseded
+        done = self._channel.irecv()
+        done.future.add_done_callback(self._look)
+        with contextlib.suppress(ChannelClosedError):  # the answer says why
+            start(self._channel, ENTRY, entry, [tensor.clone() for tensor in tensors])
 
         def wait() -> None:
-            result(done)
+            try:
+                result(done)
+            except ChannelClosedError:
+                if not self._is_superseded:
+                    raise
+            if self._is_superseded:
+                self._raise_superseded()
 
         return wait
 
     def close(self) -> None:
         self._channel.close()
+
+    def _raise_superseded(self) -> None:
+        raise SupersededError(f"{self.name} serves instead of this server")
+
+    def _look(self, answer: Future[Message]) -> None:
+        """Look at an answer before any later one fails."""
+        with contextlib.suppress(ChannelClosedError):
+            self._is_superseded |= answer.result().tag == PROMOTED
 
 
 class Backup:
@@ -102,6 +136,8 @@ class Backup:
             self._promoted = True
             channel = self._channel
         if channel is not None:
+            with contextlib.suppress(ChannelError):  # the primary is dead, or stopped
+                channel.send([], tag=PROMOTED, timeout_s=_FAREWELL_TIMEOUT_S)
             channel.close()
         if not self._has_state:
             raise TrainingError(

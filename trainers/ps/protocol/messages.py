@@ -29,7 +29,8 @@ from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.ps.protocol.requests import Answer, Header, Hello, Request, Sections
 
-REQUEST, ANSWER, TENSORS, SNAPSHOT, ENTRY, DONE = "request", "answer", "tensors", "snapshot", "entry", "done"
+REQUEST, ANSWER, TENSORS = "request", "answer", "tensors"
+SNAPSHOT, ENTRY, DONE, PROMOTED = "snapshot", "entry", "done", "promoted"
 
 
 class ServerError(OrchestrayError):

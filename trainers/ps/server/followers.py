@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from orchestray.trainers.ps.server.state_machine import Machine
 
 
+class SupersededError(ChannelClosedError):
+    """Raised when a follower has become the server instead of this one."""
+
+
 class Follower(Protocol):
     """A recipient of every entry, before the entry's effects are visible to workers: a backup, or a log on disk."""
 
@@ -32,7 +36,8 @@ class Follower(Protocol):
         """Take an entry, and return a function that waits until the follower has it.
 
         Called in the order of the entries, before they are applied and while the server is locked: the tensors may
-        change afterwards. The returned function raises ChannelClosedError if the follower is lost.
+        change afterwards. The returned function raises ChannelClosedError if the follower is lost, and
+        SupersededError if it is the server now.
         """
 
     def close(self) -> None:
@@ -42,14 +47,18 @@ class Follower(Protocol):
 class Followers:
     """The present followers of a server. A lost one is dropped."""
 
-    def __init__(self, lock: threading.Condition, lost: Callable[[Follower], None]) -> None:
+    def __init__(
+        self, lock: threading.Condition, lost: Callable[[Follower], None], superseded: Callable[[], None]
+    ) -> None:
         """
         Args:
             lock: lock of the server.
             lost: called, locked, for each follower that is lost.
+            superseded: called, not locked, when a follower has become the server.
         """
         self._lock = lock
         self._lost = lost
+        self._superseded = superseded
         self.present: list[Follower] = []
         self.unsafe: dict[Follower, Callable[[], None]] = {}
         """Maps each follower to the wait for its newest entry, which implies the earlier ones."""
@@ -71,10 +80,13 @@ class Followers:
                 self.unsafe[follower] = _raise_lost
 
     def wait(self, unsafe: Mapping[Follower, Callable[[], None]]) -> None:
-        """Wait until every follower has the entries of an earlier `unsafe`."""
+        """Wait until every follower has the entries of an earlier `unsafe`; raises SupersededError."""
         for follower, reached in unsafe.items():
             try:
                 reached()
+            except SupersededError:
+                self._superseded()
+                raise
             except ChannelClosedError:
                 self._drop(follower)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
-from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.trainers.ps.protocol.assignments import Compute, Wait
 from orchestray.trainers.ps.protocol.load_balancing import Stopwatch
 from orchestray.trainers.ps.protocol.messages import (
@@ -28,7 +28,7 @@ from orchestray.trainers.ps.protocol.messages import (
 )
 from orchestray.trainers.ps.protocol.requests import DENSE, NOBODY, Answer, Entry, Header, Pull, Request, Stop
 from orchestray.trainers.ps.server.events import EventQueue, TrafficCounter
-from orchestray.trainers.ps.server.followers import Follower, Followers
+from orchestray.trainers.ps.server.followers import Follower, Followers, SupersededError
 from orchestray.trainers.ps.server.snapshots import Versions
 from orchestray.trainers.ps.server.state_machine import Listener, Machine
 
@@ -57,7 +57,7 @@ class ShardServer(RequestServer):
 
     An answer is sent once every follower has the entry that it reports, and all entries before it. So a follower that
     replaces a lost server knows at least what any worker has been sent. A lost follower is dropped, and the listener is
-    notified.
+    notified. A server that was replaced while it lived ends every connection.
     """
 
     run_state: Callable[[], dict[str, Any]] = dict
@@ -84,7 +84,7 @@ class ShardServer(RequestServer):
         self.events = EventQueue(machine.listener if listener is None else listener)
         machine.listener = self._note
         self._followers = Followers(
-            self._changed, lambda lost: self._note({"event": "follower_lost", "name": lost.name})
+            self._changed, lambda lost: self._note({"event": "follower_lost", "name": lost.name}), self._hang_up
         )
         self._spare: list[Tensor] = []
         """Unused memory of the shard's size."""
@@ -264,7 +264,12 @@ class ShardServer(RequestServer):
         """
         shard = self._machine.shard
         if shard.needs(pull.min_version):
-            self._until(lambda: self._reached(pull.min_version), asker.asked)
+            self._apply(Entry(advance=pull.min_version), ())
+            if shard.needs(pull.min_version):  # all servers have every share of a batch before any worker is told of it
+                raise TrainingError(
+                    f"worker {asker.worker} wants the parameters after step {pull.min_version}, and a share of step "
+                    f"{shard.version + 1} never came here"
+                )
         answer.version = shard.version
         if pull.newer_than is not None and answer.version <= pull.newer_than:
             return []
@@ -319,12 +324,6 @@ class ShardServer(RequestServer):
         self._changed.notify_all()
         return answer
 
-    def _reached(self, version: int) -> bool:
-        shard = self._machine.shard
-        if shard.needs(version):
-            self._apply(Entry(advance=version), ())
-        return not shard.needs(version)
-
     def _until(self, ready: Callable[[], Any], asked: Handle[Message]) -> Any:
         """Wait, locked, until `ready` returns something true, and return it.
 
@@ -353,4 +352,5 @@ class ShardServer(RequestServer):
                 self._stopwatch.forget(worker)
             self._tally.forget(worker)
         if self._machine.coordinator is not None and not self._closed:
-            self.forget(worker)
+            with suppress(SupersededError):
+                self.forget(worker)

@@ -14,16 +14,24 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel import Channel, ChannelClosedError, FaultScript, thread_pair
+from orchestray.platform.comm.channel.shared_memory import SharedMemoryListener, connect_shared_memory
 from orchestray.platform.errors import CheckpointError, StorageError, TrainingError
 from orchestray.trainers.ps.durability.persistence import DiskLog, holds_snapshot, restore
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.requests import Entry, Hello
+from orchestray.trainers.ps.server.followers import SupersededError
 from orchestray.trainers.ps.server.server import ShardServer
 from orchestray.trainers.ps.server.state_machine import Machine
 from support.central import JOIN_S, Plan, Servers, Worker, run_all, spawn, train_plain
 
 torch.set_num_threads(1)
+
+
+def shared_memory_pair(name: str, peer: str) -> tuple[Channel, Channel]:
+    with SharedMemoryListener() as listener:
+        ours = connect_shared_memory(listener.address, name=name, peer=peer)
+        return ours, listener.accept(name=peer, peer=name)
 
 
 class Dying:
@@ -50,11 +58,13 @@ class Dying:
 class Replicated:
     """The servers of a plan, one of which has a backup that takes over when it is killed."""
 
-    def __init__(self, plan: Plan, shard: int) -> None:
+    def __init__(
+        self, plan: Plan, shard: int, pair: Callable[[str, str], tuple[Channel, Channel]] = thread_pair
+    ) -> None:
         self.servers = Servers(plan)
         self.shard = shard
         self.backup = Backup(plan.machine(shard))
-        self.near, far = thread_pair("primary", "backup")
+        self.near, far = pair("primary", "backup")
         self.follower = spawn(lambda: self.backup.follow(far))
         self.deaths = 0
         self._lock = threading.Lock()
@@ -64,16 +74,19 @@ class Replicated:
             self.shard, Dying(Replicator(self.near), entry, after=after, kill=self.servers.servers[self.shard].close)
         )
 
+    def take_over(self) -> None:
+        self.deaths += 1
+        machine = self.backup.promote()
+        self.servers.machines[self.shard] = machine
+        self.servers.servers[self.shard] = ShardServer(machine, listener=self.servers.events.append)
+
     def replace(self, worker: int) -> Callable[[int, Exception], Channel]:
         def again(shard: int, error: Exception) -> Channel:
             assert shard == self.shard
             with self._lock:
                 if not self.deaths:
-                    self.deaths += 1
                     self.servers.servers[shard].close()
-                    machine = self.backup.promote()
-                    self.servers.machines[shard] = machine
-                    self.servers.servers[shard] = ShardServer(machine, listener=self.servers.events.append)
+                    self.take_over()
             return self.servers.channel(shard, worker)
 
         return again
@@ -190,6 +203,38 @@ def test_a_backup_that_joins_late_and_a_backup_of_the_backup_are_the_primary_bit
         machine.shard.advance(plan.steps)
         assert torch.equal(machine.shard.values, wanted)
         assert machine.lead.to_json() == servers.machines[0].lead.to_json()
+
+
+@pytest.mark.parametrize("pair", [thread_pair, shared_memory_pair])
+def test_a_primary_that_lives_on_after_its_backup_was_promoted_answers_nobody(
+    pair: Callable[[str, str], tuple[Channel, Channel]],
+) -> None:
+    plan = Plan("asynchronous", steps=4)
+    replicated = Replicated(plan, 0, pair)
+    replicated.servers.follow(0, Replicator(replicated.near))
+    worker = Worker(plan, 0, replicated.servers.channels(0), replace=replicated.replace(0))
+    half_way = worker.run(until=lambda order: getattr(order, "step", 0) == 2)
+    replicated.take_over()
+    worker.go_on(half_way)
+    assert torch.equal(replicated.servers.values(), train_plain(plan)[0])
+    replicated.servers.close()
+
+
+@pytest.mark.parametrize("pair", [thread_pair, shared_memory_pair])
+def test_no_entry_is_reported_as_safe_once_the_backup_was_promoted(
+    pair: Callable[[str, str], tuple[Channel, Channel]],
+) -> None:
+    near, far = pair("primary", "backup")
+    replicator = Replicator(near)
+    waits = [replicator.append(HELLO, ()) for _ in range(3)]
+    far.send([], tag="done")
+    far.send([], tag="promoted")
+    far.close()
+    for wait in reversed(waits):
+        with pytest.raises(SupersededError, match="backup serves instead"):
+            wait()
+    with pytest.raises(SupersededError):
+        replicator.append(HELLO, ())()
 
 
 def test_a_backup_without_a_state_does_not_take_over() -> None:
