@@ -265,7 +265,7 @@ class ShardServer(RequestServer):
         shard = self._machine.shard
         if shard.needs(pull.min_version):
             self._apply(Entry(advance=pull.min_version), ())
-            if shard.needs(pull.min_version):  # all servers have every share of a batch before any worker is told of it
+            if shard.needs(pull.min_version):  # all servers have every share of a batch before any worker hears of it
                 raise TrainingError(
                     f"worker {asker.worker} wants the parameters after step {pull.min_version}, and a share of step "
                     f"{shard.version + 1} never came here"
