@@ -164,7 +164,8 @@ def test_micro_batching_divides_the_peak_activation_bytes() -> None:
         def release(num_bytes: int) -> None:
             held["now"] -= num_bytes
 
-        settings = settings_for(steps=1, batch_size=128, accumulate=accumulate, optimizer=PLAIN)
+        # The run's own meter takes the place of these hooks in the first step, and in no other of these.
+        settings = settings_for(steps=2, batch_size=128, accumulate=accumulate, optimizer=PLAIN)
         replica = Replica(task, settings, stream_of(task, settings))
         weights = {parameter.data_ptr() for parameter in replica.model.parameters()}
 
@@ -186,7 +187,7 @@ def test_micro_batching_divides_the_peak_activation_bytes() -> None:
         peak, after_pieces = peak_bytes(pieces)
         assert furthest(after_pieces, after) <= 1e-12
         # The scalars of the loss are what does not shrink.
-        assert whole / pieces <= peak <= whole / pieces + 64
+        assert 0 < whole / pieces <= peak <= whole / pieces + 64
 
 
 # -- when to stop ------------------------------------------------------------------------------------------------------

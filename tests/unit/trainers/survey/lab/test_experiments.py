@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.lab import (
     caching,
     connecting,
@@ -115,6 +117,7 @@ def test_the_error_of_winograd_grows_with_the_tile_while_products_shrink(exhibit
 def test_layouts_are_each_others_transposition_and_pooling_takes_the_largest_of_four() -> None:
     x, weight = convolving.SMALL[1].tensors()
     chwn = convolutions.in_chwn(x.permute(1, 2, 3, 0).contiguous(), weight)
+    assert chwn.is_contiguous()  # the samples lie side by side in memory, in outputs as in inputs
     torch.testing.assert_close(chwn.permute(3, 0, 1, 2), functional.conv2d(x, weight), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(convolving._pool_nchw(x), functional.max_pool2d(x, 2))
     torch.testing.assert_close(
@@ -139,6 +142,21 @@ def test_a_batch_as_one_product_is_its_samples_one_by_one() -> None:
     network, x = multiplying._Network(16, 24, 2, 8).double(), torch.randn(9, 16).double()
     with torch.no_grad():
         torch.testing.assert_close(multiplying._one_by_one(network, x), network(x), rtol=1e-6, atol=1e-6)
+
+
+def test_a_layer_is_one_product_over_the_batch_and_one_for_each_sample_where_they_come_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[str, Counter[str]] = {}
+
+    def counted(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+        found.update({name: Counter(each.name for each in traced(way).operations) for name, way in ways.items()})
+        return dict.fromkeys(ways, [1.0] * rounds)
+
+    monkeypatch.setattr(multiplying, "times_s", counted)
+    multiplying.fully_connected(1, (64,), samples=8)
+    layers = 5
+    assert (found["batched"]["addmm"], found["one by one"]["addmm"]) == (layers, 8 * layers)
 
 
 def test_fixed_point_names_the_class_that_full_precision_names(exhibits: dict[str, Exhibit]) -> None:
