@@ -1,4 +1,4 @@
-"""Group B: what a batch is, how it is split, and when to stop."""
+"""Group B: what a batch is, and how it is split."""
 
 from __future__ import annotations
 
@@ -188,15 +188,6 @@ def test_micro_batching_divides_the_peak_activation_bytes() -> None:
         assert furthest(after_pieces, after) <= 1e-12
         # The scalars of the loss are what does not shrink.
         assert 0 < whole / pieces <= peak <= whole / pieces + 64
-
-
-# -- when to stop ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", [1, 2])
-def test_stopping_condition_number_of_steps(data: int) -> None:
-    for run in train(regression(), data, steps=7):
-        assert (run.outcome.ended, run.outcome.step, len(run.steps)) == ("finished", 7, 7)
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------
