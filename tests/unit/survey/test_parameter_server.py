@@ -155,9 +155,18 @@ def test_replication_has_endpoints_of_its_own_and_adds_nothing_to_a_worker_s() -
             backup = Backup(plan.machine(0))
             spawn(lambda backup=backup, far=far: backup.follow(far))
             servers.follow(0, Replicator(near))
-        channel = servers.channel(0, 0)
+        channel, contents = servers.channel(0, 0), list[bytes]()
+        receive = channel.irecv
+
+        def irecv(receive: Any = receive, contents: list[bytes] = contents, **expected: Any) -> Any:
+            handle = receive(**expected)
+            handle.future.add_done_callback(lambda answer: contents.append(answer.result().content))
+            return handle
+
+        channel.irecv = irecv  # type: ignore[method-assign]
         Worker(plan, 0, [channel]).run()
-        traffic.append((channel.messages_sent, channel.bytes_sent, channel.messages_received, channel.bytes_received))
+        messages = channel.messages_sent, channel.messages_received
+        traffic.append((messages, channel.bytes_sent, channel.bytes_received, contents))
         assert (near.bytes_sent > 0) == replicated
         servers.close()
     assert traffic[0] == traffic[1]
