@@ -180,13 +180,17 @@ def test_results_with_and_without_onednn_agree_and_the_setting_is_put_back(exhib
     assert torch.backends.mkldnn.enabled
 
 
-def test_each_operation_is_timed_on_each_number_of_threads_which_are_put_back(exhibits: dict[str, Exhibit]) -> None:
+def test_each_operation_is_timed_on_each_number_of_threads_which_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     exhibit = settings.thread_sweep(1, (1, 2))
     assert torch.get_num_threads() == before
     assert column(exhibit, "operation") == list(settings.operations())
     for one, two, ratio in zip(*(column(exhibit, name) for name in ("1 threads", "2 threads", "2 / 1")), strict=True):
         assert ratio == pytest.approx(one / two)
+    seen: dict[int, None] = {}
+    monkeypatch.setattr(settings, "operations", lambda: {"look": lambda: seen.setdefault(torch.get_num_threads())})
+    settings.thread_sweep(1, (1, 2))
+    assert list(seen) == [1, 2]
 
 
 def test_kept_weights_move_no_bytes_and_fetched_ones_all_of_theirs_for_the_same_states(
