@@ -70,8 +70,8 @@ def uses(name: str, tree: Tree) -> int:
 def make_nodes(trees: Sequence[Tree], settings: Settings) -> dict[str, Node]:
     """Return the nodes of the network by name.
 
-    Leaves come from the `pump`. The vector of each place goes to `answer` and, with that of the other operand, if there
-    is one, to the cell of the operator above it. Its output is the vector of that place.
+    Leaves come from the `pump`. The vector of each place goes to `answer`, and to the operator above it. An operator
+    joins the vectors of its operands, and its cell makes the vector of its own place of them.
     """
     following = {"leaf": "places", "answer": "loss"}
     nodes: list[Node] = [

@@ -251,7 +251,7 @@ class Parameterised(Node):
         self._held: dict[tuple[int, int], tuple[str, Tensor, int]] = {}
         self._missing: dict[int, int] = {}
         self.staleness: Counter[int] = Counter()
-        """How many messages came back after as many updates."""
+        """Number of messages by the updates between their two ways."""
 
     def _forward(self, message: Message) -> list[Message]:
         self._held[message.state.key] = message.sender, message.payload, self.stepper.updates

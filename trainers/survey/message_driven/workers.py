@@ -51,7 +51,7 @@ class Trained:
 
     @property
     def staleness(self) -> Counter[int]:
-        """How many messages came back to a node with parameters after as many of its updates."""
+        """Number of messages to nodes with parameters, by the updates between their two ways."""
         return sum((node.staleness for node in self.parameterised.values()), Counter())
 
 
