@@ -30,7 +30,7 @@ LAYERS = """
     trainers.sync.allreduce  trainers.sync.robust  trainers.sync.zero  trainers.tasks
     trainers.parallel  trainers.sync.local
     trainers.survey  trainers.survey.cluster  trainers.survey.consensus  trainers.survey.convergence
-    trainers.survey.networks  trainers.survey.operators
+    trainers.survey.message_driven  trainers.survey.networks  trainers.survey.operators
     trainers.sync.compressed  trainers.survey.cost_models
     trainers.sync
     trainers.config

@@ -14,6 +14,7 @@ from orchestray.trainers.survey.lab import (
     defining,
     dividing,
     map_reduce,
+    messaging,
     minibatches,
     moving,
     multiplying,
@@ -64,6 +65,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
     "map-reduce": Experiment(map_reduce.map_reduce, "training by map and reduce tasks of Ray, with one killed", 0),
+    "message-driven": Experiment(
+        messaging.message_driven, "training by messages between the nodes of a network, some samples at once", 0
+    ),
     "unlike-devices": Experiment(dividing.unlike_devices, "batches divided over two devices of unlike speed"),
     "parameter-cache": Experiment(caching.parameter_cache, "a server's weights in a memory too small for them", 0),
     "feed-forward": Experiment(

@@ -69,7 +69,7 @@ def test_each_experiment_has_a_table_with_a_name_for_each_column_and_says_what_i
     exhibits: dict[str, Exhibit],
 ) -> None:
     # Those that train or compile have tests of their own, and tests/cluster those with Ray.
-    others = {"small-networks", "minibatches", "compiled", "map-reduce", "unlike-devices"}
+    others = {"small-networks", "minibatches", "compiled", "map-reduce", "message-driven", "unlike-devices"}
     assert {*exhibits, *others} == {*EXPERIMENTS}
     for name, exhibit in exhibits.items():
         assert exhibit.name == name

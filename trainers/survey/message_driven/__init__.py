@@ -1,0 +1,1 @@
+"""Training driven by messages between the nodes of a network (AMPNet)."""
