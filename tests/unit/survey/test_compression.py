@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.compression.registry import make_compressor
+from orchestray.trainers.tasks.digits import Digits
 
 SHAPES_OF_16_MB = (
     *((64, 3, 7, 7), (64,), (128, 64, 3, 3), (128,), (256, 128, 3, 3), (256,)),
@@ -43,8 +44,7 @@ def accuracy_of(
 ) -> float:
     """Return the percentage right after two workers have trained, each compressing its share's gradient."""
     torch.manual_seed(seed)
-    norms = [nn.BatchNorm1d(32)] if is_normalised else []
-    model = nn.Sequential(nn.Linear(64, 32), *norms, nn.ReLU(), nn.Linear(32, 10))
+    model = Digits(hidden=[32], batch_norm=is_normalised).build_model()
     parameters = list(model.parameters())
     moves = [torch.zeros_like(parameter) for parameter in parameters]
     senders = [made(settings, parameters, worker, seed) for worker in range(NUM_WORKERS)] if settings else []
