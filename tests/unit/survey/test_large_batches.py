@@ -6,16 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from support.training import digits, train
+from orchestray.trainers.core.outcome import Outcome
+from support.layouts import layout_settings, train_laid_out
+from support.training import digits
 
 STEEP = {"type": "sgd", "lr": 0.4, "momentum": 0.9}
 
 
-def accuracies(hidden: list[int], *, num_seeds: int = 3, **options: Any) -> np.ndarray:
+def outcomes(hidden: list[int], *, num_seeds: int = 5, **options: Any) -> list[Outcome]:
+    """Return what a run of one process came to, one for each seed."""
+    options = {"steps": None, **options, "precision": "float32", "validate_every_steps": 10_000}  # once, at the end
+    settings = [layout_settings({"microbatches": 1}, seed=seed, **options) for seed in range(num_seeds)]
+    return [train_laid_out(lambda: digits(hidden=hidden), each).outcome for each in settings]
+
+
+def accuracies(hidden: list[int], **options: Any) -> np.ndarray:
     """Return the validation accuracy at the end of the run, one for each seed."""
-    options = {**options, "precision": "float32", "validate_every_steps": 10_000}  # once, at the end
-    runs = (train(digits(hidden=hidden), seed=seed, **options)[0] for seed in range(num_seeds))
-    return np.array([(run.outcome.final["validation"] or {})["accuracy"] for run in runs])
+    return np.array([(each.final["validation"] or {})["accuracy"] for each in outcomes(hidden, **options)])
 
 
 def test_static_learning_rate_adjustment_recovers_the_small_batch_s_accuracy() -> None:
@@ -38,7 +45,7 @@ def test_large_minibatches_keep_the_accuracy_with_scaled_and_warmed_up_rates_up_
 
     def with_(batch_size: int, **more: Any) -> float:
         options = {"epochs": 8, "batch_size": batch_size, "optimizer": {"type": "sgd", "lr": 0.02}}
-        return float(accuracies([64], **options, **more).mean())
+        return float(accuracies([64], num_seeds=3, **options, **more).mean())
 
     plain = {size: with_(size) for size in (16, 64, 256, 1024)}
     helped = {size: with_(size, **remedies) for size in (64, 256, 1024)}
@@ -50,9 +57,7 @@ def test_large_minibatches_keep_the_accuracy_with_scaled_and_warmed_up_rates_up_
 
 def test_a_growing_minibatch_has_the_accuracy_of_a_decaying_rate_with_half_the_updates() -> None:
     def with_(**more: Any) -> tuple[np.ndarray, int]:
-        options: dict[str, Any] = {"epochs": 12, "batch_size": 32, "optimizer": STEEP, "precision": "float32", **more}
-        options["validate_every_steps"] = 10_000
-        runs = [train(digits(hidden=[64]), seed=seed, **options)[0].outcome for seed in range(5)]
+        runs = outcomes([64], epochs=12, batch_size=32, optimizer=STEEP, **more)
         return np.array([(run.final["validation"] or {})["accuracy"] for run in runs]), runs[0].step
 
     # Smith et al., 2018: what divides the rate multiplies the batch. A rate of 0.4 is too noisy to end with.
@@ -70,7 +75,6 @@ def test_learning_rate_warmup_lets_a_large_batch_learn_at_a_rate_that_fails_with
     def with_(warmup_steps: int) -> np.ndarray:
         return accuracies(
             [64, 64, 64],
-            num_seeds=5,
             epochs=12,
             batch_size=256,
             optimizer={"type": "adam", "lr": 0.1},
