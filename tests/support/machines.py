@@ -28,8 +28,9 @@ class Machines(RayCluster):
         self.token_file = folder / "auth_token"
         self.token_file.write_text("5e" * 32, encoding="utf-8")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
-        # The processes of a run find what the tests have them host.
-        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": _TESTS, **self.token}
+        # The processes of a run find what the tests have them host, and import what the tests import.
+        path = os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": path, **self.token}
         self._leaving: list[subprocess.Popen[bytes]] = []
         super().__init__(num_cpus=NUM_CPUS, environment=environment)
 
