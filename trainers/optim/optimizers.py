@@ -78,6 +78,11 @@ class Optimizer(ABC):
         self._has_complex = False
         self._state: dict[str, list[Tensor | None]] = {}
 
+    @property
+    def needs_whole(self) -> bool:
+        """True if a part of a parameter does not move alone as it moves in the whole one."""
+        return self.uses_norms or not self.takes_parts
+
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         """Create fresh state for these parameters; `step` expects them in this order from then on.
 

@@ -110,8 +110,7 @@ class Shard:
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
         """
-        needs_whole = optimizer.uses_norms or not optimizer.takes_parts
-        if needs_whole and not all(piece.is_whole for piece in slices):
+        if optimizer.needs_whole and not all(piece.is_whole for piece in slices):
             raise ConfigError(
                 f"train.optimizer.type: {type(optimizer).__name__.lower()} looks at whole parameters, which shards cut "
                 "apart; use strategy.exchange.shards: 1 or another optimizer"

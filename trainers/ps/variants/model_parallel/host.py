@@ -20,6 +20,7 @@ from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.sockets import listens
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, Address, StagePlan
+from orchestray.trainers.ps.protocol.settings import CentralSettings
 from orchestray.trainers.ps.variants.model_parallel.plan import plan_stages
 from orchestray.trainers.ps.variants.model_parallel.worker import StagedWorker
 from orchestray.trainers.ps.worker.worker_process import EmployedHost
@@ -87,6 +88,7 @@ class StageHost(EmployedHost):
                 self._source("train"),
                 world,
                 num_shards=len(servers),
+                whole_parameters=CentralSettings.of(self._settings).whole_parameters,
                 bounds=list(plan.bounds),
                 device=self._device,
             )

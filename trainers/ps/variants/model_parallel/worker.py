@@ -90,6 +90,7 @@ class StagedWorker(OrderLoop):
         world: Collective,
         *,
         num_shards: int = 1,
+        whole_parameters: bool = False,
         bounds: Bounds | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -102,6 +103,7 @@ class StagedWorker(OrderLoop):
             source: training samples.
             world: group of the stages of this replica, in order.
             num_shards: number of servers of each stage.
+            whole_parameters: True if they hold whole parameters.
             bounds: cut of the network (`StagePlan.bounds`); None: the stages decide it together.
             device: device of this stage.
 
@@ -123,7 +125,7 @@ class StagedWorker(OrderLoop):
         self._parts = StageParts(self.network, self._groups)
         names = frozenset(self._parts.names)
         self.flat = FlatModel(self.network.model, names)
-        self.partition = Partition.of(self.network.model, num_shards, names)
+        self.partition = Partition.of(self.network.model, num_shards, names, whole_parameters=whole_parameters)
         self._waited_before_s = self._groups.waiting.total_s
 
     @property
