@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from orchestray.platform.data.order import used_samples
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -13,6 +13,9 @@ from orchestray.trainers.ps.protocol.plan import Balance, Consistency, Coordinat
 
 MAX_AHEAD = 64
 """Number of shares that a worker which changes the parameters itself may hold; it holds this many if they are short."""
+
+
+Factors = Literal["never", "auto", "always"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class CentralSettings:
     persist: bool = False
     groups: int = 1
     """Number of leaf servers; 1: none."""
+    factors: Factors = "never"
+    """Use of factors instead of the gradients of fully connected layers."""
     in_shared_memory: bool = False
     """True if workers change the parameters themselves (HOGWILD)."""
 
@@ -57,6 +62,7 @@ class CentralSettings:
             overlap=exchange["overlap"],
             persist=exchange["persist"],
             groups=exchange["groups"],
+            factors=exchange["factors"],
             in_shared_memory=exchange["transport"] == "shared_memory",
         )
 
