@@ -119,8 +119,8 @@ def that_share_a_node(cluster: Cluster, shape: Shape, cpus: float, notify: Calla
     if any(all(node["Resources"].get(k, 0.0) >= v for k, v in wanted.items()) for node in cluster.nodes()):
         return shape.neighbours
     notify(
-        f"warning: no node has room for the {shape.neighbours} workers of a tensor group: they will talk over the "
-        "network several times a layer."
+        f"warning: no node has room for {shape.neighbours} workers that compute the same samples together: they will "
+        "talk over the network several times a step."
     )
     return 1
 

@@ -16,6 +16,7 @@ from orchestray.trainers.sync.parameter_server import ParameterServer
 
 _COMPRESSION = "strategy.compression.type"
 _AGGREGATION = "strategy.aggregation.type"
+_FACTORS = "factors are sent as they are, not as {}; use factors: never, or none here"
 _NO_RESIDUE = "float16, bfloat16, qsgd or terngrad without error_feedback"
 
 
@@ -42,6 +43,8 @@ def _carried(view: View) -> Iterator[Problem]:
     elif isinstance(exchange, ParameterServer):
         if exchange.transport == "shared_memory":
             text = "in shared memory nothing is sent that could be compressed; use none, or transport: channel"
+        elif exchange.factors != "never":
+            text = _FACTORS.format(kind)
         elif exchange.backup_workers and keeps_residue(compression):
             text = (
                 f"the answer of a copy that comes second is dropped, and with it what {kind} had kept for it; use "
@@ -65,7 +68,7 @@ def _no_sum(exchange: AllReduce, kind: str) -> str:
             "use algorithm: native or auto, or none here"
         )
     if exchange.factors != "never":
-        return f"factors are sent as they are, not as {kind}; use factors: never, or none here"
+        return _FACTORS.format(kind)
     return ""
 
 

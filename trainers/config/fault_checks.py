@@ -63,14 +63,14 @@ def _possible(view: View) -> Iterator[Problem]:
             text = "pipedream has several steps under way at once, so nothing can happen at one; use another schedule"
         elif fault.kind == "drop" and not (isinstance(exchange, ParameterServer) and exchange.transport == "channel"):
             text = "loses messages between workers and servers, and this run has none; use delay"
-        elif fault.kind == "byzantine" and isinstance(exchange, AllReduce):
+        elif fault.kind == "byzantine" and isinstance(exchange, AllReduce | ParameterServer):
             text = _not_spoiled(exchange)
         if text:
             yield Problem(path, text)
 
 
-def _not_spoiled(exchange: AllReduce) -> str:
-    if exchange.shard != "none":
+def _not_spoiled(exchange: AllReduce | ParameterServer) -> str:
+    if isinstance(exchange, AllReduce) and exchange.shard != "none":
         return f"spoils whole gradients, which shard: {exchange.shard} does not keep; use shard: none"
     if exchange.factors != "never":
         return "spoils gradients, and factors are sent in their place; use factors: never"

@@ -26,7 +26,11 @@ def _precision(view: View) -> Iterator[Problem]:
 
 def _factors(view: View) -> Iterator[Problem]:
     exchange = view("strategy.exchange")
-    if view("train.quantize") is not None and isinstance(exchange, AllReduce) and exchange.factors != "never":
+    if (
+        view("train.quantize") is not None
+        and isinstance(exchange, AllReduce | ParameterServer)
+        and exchange.factors != "never"
+    ):
         text = "factors make gradients of plain linear layers, and train.quantize changes what those compute"
         yield Problem("strategy.exchange.factors", f"{text}; use factors: never, or take train.quantize out")
 

@@ -248,6 +248,23 @@ def _split_network(view: View, exchange: ParameterServer) -> Iterator[Problem]:
 
 
 @_of_servers
+def _factors(_view: View, exchange: ParameterServer) -> Iterator[Problem]:
+    """Refuse factors where something else than the gradient of one share is sent."""
+    if exchange.factors == "never":
+        return
+    for key, is_usual, usual, reason in (
+        ("transport", exchange.transport == "channel", "channel", "no server would multiply them"),
+        ("groups", exchange.groups == 1, "1", "leaf servers send sums of gradients"),
+        ("push_every", exchange.push_every == 1, "1", "factors of several shares do not add up"),
+        ("fetch_every", exchange.fetch_every == 1, "1", "the worker's own steps need gradients"),
+        ("overlap", not exchange.overlap, "false", "inputs and errors are those of the share just computed"),
+        ("rates", exchange.rates == "coupled", "coupled", "workers send steps of their own"),
+    ):
+        if not is_usual:
+            yield Problem(f"{_PATH}.factors", f"{reason}; use {key}: {usual}, or factors: never")
+
+
+@_of_servers
 def _rounds(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     steps = view("train.steps")
     if steps is None:
@@ -271,5 +288,6 @@ SERVER_RULES: tuple[Rule, ...] = (
     _whole_layers,
     _whole_gradients,
     _split_network,
+    _factors,
     _rounds,
 )

@@ -49,5 +49,9 @@ class ParameterServer(ExchangeParams):
     """True to compute the next share while the last one is in flight; adds one to the staleness of each."""
     significance: AtLeastZero = 0.0
     """Smallest change of a parameter, as a fraction of its value, that is sent to the other groups (with `groups`)."""
+    factors: Literal["never", "auto", "always"] = "never"
+    """Use of factors: fully connected layers send inputs and errors, which the servers multiply, instead of gradients
+    (Project Adam). `auto`: where that is less.
+    """
     persist: Flag = False
     """True to write each update to disk before it is acknowledged."""

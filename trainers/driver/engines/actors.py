@@ -25,7 +25,8 @@ def run_in_actors(config: TrainConfig, attempt: Attempt) -> Any:
         neighbours=settings.layout.tensor,
     )
     if settings.exchange.get("type") == "parameter_server":
-        return _run_with_servers(attempt, replace(workers, neighbours=1))
+        # Its stages send each other activations in every share; replicas never send each other anything.
+        return _run_with_servers(attempt, replace(workers, neighbours=settings.layout.model_size))
     return Driver(attempt, workers).run()
 
 

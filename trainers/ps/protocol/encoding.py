@@ -13,8 +13,9 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.ps.protocol.buffers import BufferPush
+from orchestray.trainers.ps.protocol.factors import FactoredGradient
 from orchestray.trainers.ps.protocol.partition import Partition, Slice, slice_views
-from orchestray.trainers.ps.protocol.requests import COMPRESSED, DENSE, RUNS, SPARSE, Encoding
+from orchestray.trainers.ps.protocol.requests import COMPRESSED, DENSE, FACTORS, RUNS, SPARSE, Encoding
 from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
 
 if TYPE_CHECKING:
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 Sparse = tuple[Tensor, Tensor]
 """Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
-Gradient = Tensor | list[Tensor] | Sparse | RowSparseGradient
-"""Gradient of all parameters: `[elements]`; or one flat tensor per parameter; or some of the values or of the rows."""
+Gradient = Tensor | list[Tensor] | Sparse | RowSparseGradient | FactoredGradient
+"""Gradient of all parameters: `[elements]`; or one flat tensor per parameter; or some of the values or of the rows; or
+with factors.
+"""
 _PIECE_BYTES = 128 * 1024
 """Mean size from which on tensors are sent one by one; below it, copying them together is faster."""
 
@@ -69,10 +72,10 @@ class GradientEncoder:
         first, last = self._partition.bounds[shard]
         dense_bytes = (last - first) * self._value_bytes
         self.bytes_dense += dense_bytes
-        if isinstance(gradient, RowSparseGradient):
+        if isinstance(gradient, RowSparseGradient | FactoredGradient):
             part = gradient.cut(first, last)
             self.bytes_saved += dense_bytes - part.num_bytes
-            return RUNS, part.tensors
+            return RUNS if isinstance(part, RowSparseGradient) else FACTORS, part.tensors
         if isinstance(gradient, tuple):
             places, values = gradient
             begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
@@ -119,6 +122,8 @@ class GradientDecoder:
             gradient, rest = tensors[0], tensors[1:]
         elif encoding == RUNS:
             gradient, rest = RowSparseGradient(*tensors[:3]).fill(self._memory()), tensors[3:]
+        elif encoding == FACTORS:
+            gradient, rest = FactoredGradient.of_tensors(tensors[:5]).fill(self._memory()), tensors[5:]
         elif encoding == SPARSE:
             places, values, *rest = tensors
             gradient = self._memory().zero_().index_copy_(0, places, values)

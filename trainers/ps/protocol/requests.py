@@ -22,9 +22,10 @@ NOBODY: Final = -1 << 30
 DENSE: Final = "dense"
 SPARSE: Final = "sparse"
 RUNS: Final = "runs"
+FACTORS: Final = "factors"
 COMPRESSED: Final = "compressed"
 
-Encoding: TypeAlias = Literal["dense", "sparse", "runs", "compressed"]
+Encoding: TypeAlias = Literal["dense", "sparse", "runs", "factors", "compressed"]
 """Form of a gradient: all its values; its places and values; runs of rows; or as a compressor sends it."""
 
 AnyOrder = Annotated[Order, PlainValidator(order_from_json), PlainSerializer(order_to_json)]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from orchestray.platform.data.order import used_samples
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -16,6 +16,9 @@ from orchestray.trainers.ps.protocol.plan import Balance, Consistency, Coordinat
 
 MAX_AHEAD = 64
 """Number of shares that a worker which changes the parameters itself may hold; it holds this many if they are short."""
+
+
+Factors = Literal["never", "auto", "always"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class CentralSettings:
     """True if the optimizer has to see whole parameters, so that shards begin and end with them."""
     groups: int = 1
     """Number of leaf servers; 1: none."""
+    factors: Factors = "never"
+    """Use of factors instead of the gradients of fully connected layers."""
     in_shared_memory: bool = False
     """True if workers change the parameters themselves (HOGWILD)."""
 
@@ -63,6 +68,7 @@ class CentralSettings:
             persist=exchange["persist"],
             whole_parameters=exchange["shards"] > 1 and _needs_whole(json.dumps(settings.optimizer)),
             groups=exchange["groups"],
+            factors=exchange["factors"],
             in_shared_memory=exchange["transport"] == "shared_memory",
         )
 

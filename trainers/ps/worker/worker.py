@@ -20,6 +20,7 @@ from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop.saving import refuse_own_saving
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
+from orchestray.trainers.ps.protocol.factors import FactoredGradient, capture_of
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
 from orchestray.trainers.ps.protocol.residuals import (
     Kept,
@@ -84,6 +85,8 @@ class CentralWorker(OrderLoop):
         steps = LocalSteps(whole, self._rates, settings.optimizer, settings.grad_clip)
         self.local_steps = steps if self.central.decouples_rates else None
         """Makes steps of the worker's own, where workers push changes instead of gradients; else None."""
+        self.factors = capture_of(self.network.model, self.central.factors)
+        """Inputs and errors of fully connected layers, which are sent instead of gradients; None: they are not."""
         self._writes = InPlaceWrites(trainable(self.network.model))
         self._waited_s, self._bytes_saved = 0.0, 0
         """Totals of the clients of earlier runs."""
@@ -174,8 +177,8 @@ class CentralWorker(OrderLoop):
         if self._buffers is not None:
             self._buffers.write_to(self._places)
 
-    def shorter(self, total: Tensor | None = None) -> RowSparseGradient | None:
-        """Return a gradient without the rows that sparse gradients lack, or None.
+    def shorter(self, total: Tensor | None = None) -> RowSparseGradient | FactoredGradient | None:
+        """Return a gradient with factors, or without the rows that sparse gradients lack, or None.
 
         None: it would not be shorter, or it is sent compressed or as a change.
 
@@ -184,6 +187,8 @@ class CentralWorker(OrderLoop):
         """
         if self.client.encoder.compressors is not None or self.local_steps is not None:
             return None
+        if self.factors is not None and total is None:
+            return self.factors.gradient(self.flat.gradients)
         return self.flat.runs(total)
 
     def contribution(self, computed: Computed) -> Tensor:
@@ -272,6 +277,8 @@ class CentralWorker(OrderLoop):
         began_s = time.perf_counter()
         share = reader.read(order)
         self.flat.begin()
+        if self.factors is not None:
+            self.factors.begin()
         self._writes.begin(self.flat.values)
         loss_sum = self._backward(order, share, self._assembler.draw)
         self._look_for_writes()

@@ -122,6 +122,10 @@ def test_a_key_that_is_wrong_by_itself_gives_one_line(override: str, line: str) 
             "factors are sent as they are, not as onebit; use factors: never, or none here",
         ),
         (
+            [_DATA.format(2), compression("onebit"), exchange("parameter_server, factors: auto")],
+            "factors are sent as they are, not as onebit; use factors: never, or none here",
+        ),
+        (
             [_DATA.format(2), compression("powersgd"), exchange("averaging, every: 2")],
             "powersgd sums two factors over all, and averaging sends parameters; topk or qsgd would fit",
         ),

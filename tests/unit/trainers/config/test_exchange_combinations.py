@@ -196,6 +196,27 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
                 "there; use overlap: false, or transport: channel"
             ),
         ),
+        # factors
+        (
+            2,
+            server("groups: 2, factors: auto"),
+            "factors: leaf servers send sums of gradients; use groups: 1, or factors: never",
+        ),
+        (
+            2,
+            server("consistency: asynchronous, push_every: 2, factors: always"),
+            "factors: factors of several shares do not add up; use push_every: 1, or factors: never",
+        ),
+        (
+            2,
+            server("consistency: asynchronous, transport: shared_memory, factors: auto"),
+            "factors: no server would multiply them; use transport: channel, or factors: never",
+        ),
+        (
+            2,
+            server("consistency: asynchronous, overlap: true, factors: auto"),
+            ("factors: inputs and errors are those of the share just computed; use overlap: false, or factors: never"),
+        ),
         # leaf servers
         (
             2,

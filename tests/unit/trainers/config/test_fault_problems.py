@@ -90,6 +90,11 @@ def test_a_fault_that_cannot_happen_gives_one_line(faults: str, line: str | None
             "spoils gradients, and factors are sent in their place; use factors: never",
         ),
         (
+            "strategy.exchange={type: parameter_server, factors: auto}",
+            "byzantine",
+            "spoils gradients, and factors are sent in their place; use factors: never",
+        ),
+        (
             "strategy.network={data: 2, pipeline: 2, schedule: pipedream}",
             "slow",
             "pipedream has several steps under way at once, so nothing can happen at one; use another schedule",

@@ -42,6 +42,7 @@ from orchestray.trainers.ps.protocol.assignments import (
     order_from_json,
     order_to_json,
 )
+from orchestray.trainers.ps.protocol.factors import capture_of
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
 from orchestray.trainers.ps.protocol.requests import Report
 from orchestray.trainers.ps.protocol.residuals import (
@@ -53,6 +54,7 @@ from orchestray.trainers.ps.protocol.residuals import (
     take_up,
     to_file,
 )
+from orchestray.trainers.ps.protocol.settings import CentralSettings
 from orchestray.trainers.ps.protocol.state import load_values, whole_slots
 from orchestray.trainers.ps.variants.model_parallel.parts import StageParts
 from orchestray.trainers.ps.variants.model_parallel.plan import in_stages
@@ -126,6 +128,8 @@ class StagedWorker(OrderLoop):
         names = frozenset(self._parts.names)
         self.flat = FlatModel(self.network.model, names)
         self.partition = Partition.of(self.network.model, num_shards, names, whole_parameters=whole_parameters)
+        self.factors = capture_of(self.network.model, CentralSettings.of(settings).factors, names)
+        """Inputs and errors of fully connected layers, which are sent instead of gradients; None: they are not."""
         self._waited_before_s = self._groups.waiting.total_s
 
     @property
@@ -254,13 +258,18 @@ class StagedWorker(OrderLoop):
         began_s, waited_s = time.perf_counter(), self._groups.waiting.total_s
         share = reader.read(order)
         self.flat.begin()
+        if self.factors is not None:
+            self.factors.begin()
         loss_sum = self._backward(order, share, self._assembler.draw)
         self._count(order, time.perf_counter() - began_s - (self._groups.waiting.total_s - waited_s))
         # Not `flat.unused`: a schedule that splits the backward pass makes gradients without calling its hooks.
         named = trainable(self.network.model, self._parts.names)
         unused = [name for name, parameter in named if parameter.grad is None]
         client, buffers = self.client, self._buffer_push(order)
-        staleness = client.push([order], self.flat.gradients, loss_sums=None, unused=unused, buffers=buffers).staleness
+        gradients = self.flat.gradients
+        factored = None if self.factors is None else self.factors.gradient(gradients)
+        gradient = gradients if factored is None else factored
+        staleness = client.push([order], gradient, loss_sums=None, unused=unused, buffers=buffers).staleness
         loss = loss_sum if self.network.is_reporting else None
         own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.encoder.bytes_saved, client.encoder.error]
         reports = gather_json(self._world, own)
