@@ -118,7 +118,7 @@ def accuracy_of(task: Any, seed: int) -> float:
 def test_a_student_of_a_large_ensemble_beats_the_same_network_on_hard_labels() -> None:
     """Check Hinton et al. 2015, section 5: soft targets carry what few samples do not.
 
-    The student, an eightieth of its teacher in size, stands between the network that learns from labels and the teacher.
+    The student, an eightieth of its teacher's size, stands between the network that learns from labels and the teacher.
     Over five seeds the difference is more than four standard errors from nothing.
     """
     small = FewDigits(hidden=[16])
