@@ -81,6 +81,7 @@ class StageHost(EmployedHost):
         def work(channels: list[Channel], faults: Faults) -> str:
             # The servers come first: they wait for a shorter time than the stages wait for each other.
             world = self._enter(meet(meeting, stage, plan.num_workers))
+            central = CentralSettings.of(self._settings)
             worker = self._worker = StagedWorker(
                 self._task,
                 self._settings,
@@ -88,7 +89,8 @@ class StageHost(EmployedHost):
                 self._source("train"),
                 world,
                 num_shards=len(servers),
-                whole_parameters=CentralSettings.of(self._settings).whole_parameters,
+                whole_parameters=central.whole_parameters,
+                factors=central.factors,
                 bounds=list(plan.bounds),
                 device=self._device,
             )
