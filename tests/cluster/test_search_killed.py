@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestray.platform.cluster.cluster import Cluster
-from support.cli import Running, beside, orchestray_here, read_lines
+from support.cli import Running, beside, orchestray_here, python_path, read_lines
 
 _VALUES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3]
 _STEPS = 10
@@ -77,7 +77,7 @@ def _slow_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: dict[str, Any], *, quick: int
 ) -> dict[str, Any]:
     """Return a search whose processes take ever longer after `quick` steps, as long as there is the file `slow`."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", python_path(Path(__file__).parents[1]))
     slow = tmp_path / "slow"
     slow.touch()
     return {

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.cli import outside
+from support.cli import outside, python_path
 from support.patience import PATIENCE_S
 
 _HELD_AGENT = """
@@ -35,7 +35,7 @@ def test_ray_is_there_before_its_agent_which_imports_for_long(tmp_path: Path) ->
     (tmp_path / "sitecustomize.py").write_text(_HELD_AGENT.format(seen=str(seen), released=str(released)))
     done = subprocess.run(
         [sys.executable, "-c", _CONNECT, seen, released],
-        env={**outside(), "PYTHONPATH": str(tmp_path), "ORCHESTRAY_FORK_WORKERS": "0"},  # as it costs less
+        env={**outside(), "PYTHONPATH": python_path(tmp_path), "ORCHESTRAY_FORK_WORKERS": "0"},  # as it costs less
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from orchestray.trainers.saved.run import load_run
-from support.cli import Running, outside, read_lines
+from support.cli import Running, outside, python_path, read_lines
 from support.machines import Machines
 from support.patience import PATIENCE_S
 
-_TESTS = str(Path(__file__).parents[1])
+_TESTS = Path(__file__).parents[1]
 ADAM = Path(__file__).parents[2] / "configs" / "train" / "digits-project-adam.yaml"
 ROLES = ("worker", "parameter_server")
 PARTS = ("protocol.FactorCapture", "variants.model_parallel.StagedWorker", "durability.Replicator", "durability.Backup")
@@ -22,8 +21,7 @@ PARTS = ("protocol.FactorCapture", "variants.model_parallel.StagedWorker", "dura
 def test_copies_of_a_shard_are_on_different_machines_and_leaf_servers_on_those_of_their_workers(
     machines: Machines,
 ) -> None:
-    path = os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**outside(), "PYTHONPATH": path, **machines.token}
+    environment = {**outside(), "PYTHONPATH": python_path(_TESTS), **machines.token}
     command = [sys.executable, "-m", "support.placements", machines.gcs_address]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr

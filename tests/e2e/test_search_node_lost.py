@@ -9,13 +9,13 @@ from typing import Any, Self
 
 import pytest
 
-from support.cli import Running, read_lines
+from support.cli import Running, python_path, read_lines
 from support.machines import NUM_CPUS, Machines
 from support.placed_task import FIRST_HELD, HELD_AT
 
 _TRIALS = list(range(4))  # two that end first, and two that are held
 _STEPS = 2 * HELD_AT
-_TESTS = str(Path(__file__).parents[1])
+_TESTS = Path(__file__).parents[1]
 
 
 def config(
@@ -58,7 +58,7 @@ class Held:
         file = tmp_path / "lost.yaml"
         file.write_text(json.dumps(config(self.folder, self.hold, **options)), encoding="utf-8")
         arguments = ["search", file, "--runs-dir", tmp_path / "runs", "--quiet", "--address", machines.gcs_address]
-        self.running = Running(arguments, self.path, env={**machines.token, "PYTHONPATH": _TESTS})
+        self.running = Running(arguments, self.path, env={**machines.token, "PYTHONPATH": python_path(_TESTS)})
 
     def lines(self) -> list[dict[str, Any]]:
         return read_lines(self.path / "trials.jsonl")

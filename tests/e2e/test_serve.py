@@ -16,7 +16,6 @@ import psutil
 import pytest
 import torch
 
-from orchestray.trainers.saved.run import load_run
 from support import gated_task
 from support.cli import orchestray, orchestray_here
 from support.machines import NUM_CPUS, Machines
@@ -80,11 +79,10 @@ def until(what: str, condition: Callable[[], bool]) -> None:
 def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_request_rightly(
     machines: Machines, tmp_path: Path
 ) -> None:
-    run = written_run(tmp_path / "runs")
-    model = load_run(run).load_model()
-    inputs = torch.rand(120, 64, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        wanted = model(inputs).tolist()
+    task = {"type": f"{Path(gated_task.__file__)}:Gated", "directory": str(tmp_path)}
+    run = written_run(tmp_path / "runs", task=task)
+    inputs = torch.rand(120, gated_task.NUM_INPUTS, generator=torch.Generator().manual_seed(0)).tolist()
+    held = [[2.0 + x for x in each] for each in inputs]
     each = "batching.max_batch_size=4"  # both get a part
     apart = ("replicas=2", f"resources.cpus_per_worker={NUM_CPUS}", "--address", machines.gcs_address)
     endpoint = Endpoint(run, each, *apart, cwd=tmp_path, local=False, env=machines.token)
@@ -92,17 +90,18 @@ def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_reque
     try:
         until_replicas(endpoint, 2)
         with ThreadPoolExecutor(12) as pool:
-            answers = list(pool.map(endpoint.predict, inputs.tolist()))
-            until("both have a part", lambda: share_of_the_least(endpoint, pool, inputs.tolist()) > 0.25)
+            answers = list(pool.map(endpoint.predict, inputs))
+            until("both have a part", lambda: share_of_the_least(endpoint, pool, inputs) > 0.25)
             answered = metric(endpoint, "orchestray_requests_total")
             num_posts = sum(count for labels, count in answered.items() if 'model=""' not in labels)
             until("Ray Serve has counted them as well", lambda: counted_by_serve(machines) - before == num_posts)
-            under_way = [pool.submit(endpoint.predict, each) for each in inputs.tolist()]
-            under_way[20].result(PATIENCE_S)
+            under_way = [pool.submit(endpoint.predict, each) for each in held]
+            until("both hold a batch, and the rest waits", lambda: in_hand(endpoint) == 12)
             machines.kill_last_node()
+            (tmp_path / "open").touch()
             answers += [each.result(PATIENCE_S) for each in under_way]
-        for answer, expected in zip(answers, [*wanted, *wanted], strict=True):
-            assert answer == pytest.approx(expected, abs=1e-5)
+        for answer, given in zip(answers, [*inputs, *held], strict=True):
+            assert answer == pytest.approx([2 * x for x in given], abs=1e-5)
         until_replicas(endpoint, 1)
     finally:
         ended, stderr = endpoint.end(signal.SIGTERM)

@@ -31,6 +31,11 @@ def outside() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
 
 
+def python_path(*folders: str | Path) -> str:
+    """Return the PYTHONPATH of a process that imports from these folders, and otherwise what this one imports."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def beside(cluster: Cluster) -> dict[str, str]:
     """Return what has a process of its own train on the Ray of this one, in which there is room now."""
     make_room(cluster)

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.cli import python_path
 from support.ray_cluster import RayCluster
 
 NUM_CPUS = 2
 """Logical CPUs of each machine: a task that asks for two has a machine to itself."""
-_TESTS = str(Path(__file__).parents[1])
+_TESTS = Path(__file__).parents[1]
 _NUM_MACHINES = 2
 
 
@@ -29,8 +30,8 @@ class Machines(RayCluster):
         self.token_file.write_text("5e" * 32, encoding="utf-8")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
         # The processes of a run find what the tests have them host, and import what the tests import.
-        path = os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": path, **self.token}
+        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": python_path(_TESTS)}
+        environment |= self.token
         self._leaving: list[subprocess.Popen[bytes]] = []
         super().__init__(num_cpus=NUM_CPUS, environment=environment)
 
