@@ -177,19 +177,21 @@ def _curvature(view: View) -> Iterator[Problem]:
     if not isinstance(optimizer, Kfac | NaturalGradient):
         return
     path, kind, fix = "train.optimizer.type", optimizer.type, "or another optimizer"
-    if isinstance(optimizer, Kfac) and not isinstance(exchange, AllReduce):
+    if isinstance(exchange, ParameterServer):
+        yield from _curvature_on_servers(view, exchange, kind)
+    elif isinstance(optimizer, Kfac) and not isinstance(exchange, AllReduce):
         text = f"kfac needs the whole batch's curvature at every step, which {exchange.type} does not bring together"
         yield Problem(path, f"{text}; use allreduce, {fix}")
     elif not isinstance(exchange, AllReduce | Averaging):
         text = f"natural_gradient is for replicas that share each batch, or average, and not for {exchange.type}"
         yield Problem(path, f"{text}; use allreduce or averaging, {fix}")
-    elif network.plan in ("spatial", "branches", "one_weird_trick"):
+    if network.plan in ("spatial", "branches", "one_weird_trick"):
         text = f"{kind} measures layers that are split by features, and the plan {network.plan} splits something else"
         yield Problem(path, f"{text}; use strategy.network.plan: auto or channels, {fix}")
     elif network.pipeline > 1 and network.schedule == "pipedream":
         text = f"{kind} measures a whole batch, and pipedream's stages update after each micro-batch"
         yield Problem(path, f"{text}; use another schedule, {fix}")
-    elif isinstance(exchange, AllReduce) and keeps_residue(view("strategy.compression")):
+    elif not exchange.diverges and keeps_residue(view("strategy.compression")):
         text = f"{kind} has no state for one replica alone, and the compression keeps what a replica has not sent"
         yield Problem(path, f"{text}; use strategy.compression.type: none, {fix}")
     elif not isinstance(view("strategy.aggregation"), Mean):
@@ -202,6 +204,19 @@ def _curvature(view: View) -> Iterator[Problem]:
     if measuring is not None and measuring > network.data:
         text = f"there are {network.data} replicas (strategy.network.data), got {measuring}; take it out for all"
         yield Problem("train.optimizer.statistics_workers", text)
+
+
+def _curvature_on_servers(view: View, exchange: ParameterServer, kind: str) -> Iterator[Problem]:
+    network, path = view("strategy.network"), "train.optimizer.type"
+    if exchange.consistency != "synchronous":
+        text = f"{kind} measures a batch at the weights of one step, and with consistency: {exchange.consistency}"
+        yield Problem(path, f"{text} workers compute with older ones; use synchronous, or another optimizer")
+    elif exchange.shards > 1 or network.tensor * network.pipeline > 1:
+        text = f"{kind} steps by what workers measure of all layers, which goes to one server"
+        yield Problem(path, f"{text}; use shards: 1 and a network that is not cut, or another optimizer")
+    elif getattr(view("train.optimizer"), "statistics_workers", None) is not None:
+        text = "chooses among replicas, and workers of parameter servers take shares as they come"
+        yield Problem("train.optimizer.statistics_workers", f"{text}; take it out for all")
 
 
 def _curvature_of_plain_weights(view: View) -> Iterator[Problem]:

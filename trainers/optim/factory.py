@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from orchestray.trainers.optim.optimizers import Optimizer
 
 
+def measures_layers(section: Mapping[str, Any]) -> bool:
+    """Return True if the optimizer of a section watches layers while they compute; it is not made."""
+    return bool(section) and ":" not in section["type"] and bool(OPTIMIZERS.find(section["type"]).measures)
+
+
 def make_optimizer(
     type: str,  # noqa: A002 - the config's key
     *,

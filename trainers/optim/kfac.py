@@ -45,6 +45,7 @@ class KFAC(SGD):
 
     takes_parts = False
     takes_complex = False
+    measures = True
 
     def __init__(
         self,
@@ -99,11 +100,13 @@ class KFAC(SGD):
         self._shapes: dict[int, FactoredLayer] = {}
         """Layer of each weight, by the weight's `id`."""
         self._step, self._samples, self._batch = 0, 0, 1
+        self._given: Tensor | None = None
+        """Sums that workers have measured, on a server; None: this worker measures with the others."""
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
     def prepare(self, model: nn.Module) -> None:
-        self._all_layers = factored_layers(model)
+        self._all_layers = self._layers = factored_layers(model)
         if not self._all_layers:
             raise ConfigError(
                 "config: train.optimizer.type: kfac knows the curvature of nn.Linear and nn.Conv2d, and the model has "
@@ -165,7 +168,7 @@ class KFAC(SGD):
                 "config: train.optimizer.type: kfac looks at the layers of a model while they compute, which nothing "
                 "but the loop of a training lets it do; use another optimizer here"
             )
-        self._place = {name: index for index, (name, _) in enumerate(named)}
+        self._place = {self.first_names.get(name, name): index for index, (name, _) in enumerate(named)}
         self._moved = [layer for layer in self._layers if layer.weight_name in self._place]
         self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._moved}
         super().init(named)
@@ -184,7 +187,7 @@ class KFAC(SGD):
 
     def _layer_of(self, name: str) -> FactoredLayer | None:
         """Return the layer whose weight has that name."""
-        return self._shapes.get(id(self._templates[self._place[name]]))
+        return self._shapes.get(id(self._templates[self._place[self.first_names.get(name, name)]]))
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         super().load_state_tensors(tensors)
@@ -243,11 +246,14 @@ class KFAC(SGD):
 
     def _averaged(self, means: Sequence[Pair]) -> list[Pair]:
         """Return the running means of the factors with those of this batch, which are sums over the replicas."""
-        own = [part for layer in self._layers for part in (layer.inputs, layer.errors, layer.num_rows)]
-        own.append(own[0].new_tensor([self._samples if self._measures and self._tensor_group.rank == 0 else 0]))
-        sums = flatten(own)
-        for group in (self._tensor_group, self._replicas):
-            group.all_reduce(sums)
+        own = self._own_sums()
+        if self._given is None:
+            sums = flatten(own)
+            for group in (self._tensor_group, self._replicas):
+                group.all_reduce(sums)
+        else:
+            sums = self._given.to(own[0].dtype)
+            self._batch = round(float(sums[-1]))
         *parts, num_samples = unflatten(sums, own)
         found = []
         for layer, pair in zip(self._moved, means, strict=True):
@@ -264,6 +270,25 @@ class KFAC(SGD):
             )
             found.append((new_inputs, new_errors))
         return found
+
+    def _own_sums(self) -> list[Tensor]:
+        """Return what this worker has measured of each layer, and the number of its samples."""
+        own = [part for layer in self._layers for part in (layer.inputs, layer.errors, layer.num_rows)]
+        num_samples = self._samples if self._measures and self._tensor_group.rank == 0 else 0
+        return [*own, own[0].new_tensor([num_samples])]
+
+    def num_measurements(self, step: int) -> int:
+        if (step - 1) % self._statistics_every:
+            return 0
+        return 1 + sum(layer.num_inputs**2 + layer.num_outputs**2 + 1 for layer in self._layers)
+
+    def measurements(self) -> Tensor:
+        return flatten(self._own_sums()).double() if self.num_measurements(self._step) else super().measurements()
+
+    def take_measurements(self, step: int, sums: Tensor) -> None:
+        self._step, self._given = step, sums
+        for layer in self._layers if len(sums) else ():
+            layer.clear()
 
     @property
     def _num_measured(self) -> int:

@@ -56,6 +56,8 @@ class Optimizer(ABC):
     """True if it moves complex parameters as torch's optimizers do: by their real and imaginary parts."""
     takes_parts: bool = True
     """True if it may be given parts of parameters; False if it has to see whole ones."""
+    measures: bool = False
+    """True if it watches layers while they compute, and steps by what it measures."""
     mixes_parameters: bool = False
     """True if a parameter's step depends on the others: it has to see all of a model."""
     first_names: Mapping[str, str] = {}
@@ -154,6 +156,22 @@ class Optimizer(ABC):
             num_samples: samples of this replica's share.
             batch_samples: samples of the whole batch.
         """
+        return
+
+    def num_measurements(self, step: int) -> int:
+        """Return the number of elements of `measurements` in a step; 0: nothing is measured then."""
+        del step
+        return 0
+
+    def measurements(self) -> Tensor:
+        """Return the sums that this worker has measured since `begin_step`, float64 `[num_measurements]`.
+
+        Added up over the workers they are for `take_measurements` of the optimizer that makes the steps, on a server.
+        """
+        return torch.empty(0, dtype=torch.float64)
+
+    def take_measurements(self, step: int, sums: Tensor) -> None:
+        """Take the sums over all samples of a step's batch, `[num_measurements]`, before `step` is called for it."""
         return
 
     @torch.no_grad()

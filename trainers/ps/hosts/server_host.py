@@ -236,6 +236,9 @@ class ServerHost(AcceptingHost):
         coordinator = Coordinator(plan) if leads else None
         self._lead_recorder = LeadRecorder(settings, plan, position, self._recorder) if leads else None
         optimizer = make_optimizer(**settings.optimizer)
+        optimizer.prepare(model)
+        if optimizer.measures and buffers is None:  # what is measured comes with those of the model
+            buffers = Buffers.of(model)
         if optimizer.mixes_parameters and (central.shards > 1 or self._plan is not None):
             raise ConfigError(
                 f"config: train.optimizer.type: {settings.optimizer['type']} moves a parameter by the gradients of "

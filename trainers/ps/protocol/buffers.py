@@ -28,7 +28,9 @@ class BufferPush:
     """The change that shares made to the buffers."""
 
     floats: Tensor
-    """Moves of the floating-point buffers times the fraction of the batch; flat, float64."""
+    """Moves of the floating-point buffers times the fraction of the batch; flat, float64. Behind them is what the
+    optimizer has measured (`Optimizer.measurements`), which is added up in the same way.
+    """
     integers: Tensor
     """Present values of the other buffers; flat, int64."""
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.aggregation.base import Aggregation
 from orchestray.trainers.optim.clipping import clip
@@ -121,7 +122,9 @@ class Shard:
         self.buffers = buffers
         self._views = slice_views(slices, values)
         self._optimizer = optimizer
+        optimizer.first_names = {piece.key: piece.name for piece in self.slices}
         optimizer.init([(piece.key, view) for piece, view in zip(self.slices, self._views, strict=True)])
+        optimizer.join(SoloCollective())
         self._rates = rates
         self._revision = revision
         self._by_batch = consistency != "asynchronous"
@@ -160,6 +163,10 @@ class Shard:
         push = Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers, weight)
         return self._collect(origin, push) if self._by_batch else self._apply_now(origin, push)
 
+    def num_floats(self, step: int) -> int:
+        """Return the number of floats of a `BufferPush` for a step: those of the buffers, and what is measured."""
+        return (0 if self.buffers is None else self.buffers.floats.numel()) + self._optimizer.num_measurements(step)
+
     @property
     def changes_gradients(self) -> bool:
         """True if `push` may change or keep the memory of a gradient."""
@@ -179,7 +186,9 @@ class Shard:
         while self.needs(step) and self._applied.is_complete(self.version + 1):
             batch = self.batches.take(self.version + 1)
             if batch.buffers is not None and self.buffers is not None:
-                self.buffers.add(batch.buffers)
+                size = self.buffers.floats.numel()
+                self.buffers.add(BufferPush(batch.buffers.floats[:size], batch.buffers.integers))
+                self._optimizer.take_measurements(self.version + 1, batch.buffers.floats[size:])
             self._update(batch.gradient, batch.unused, self.version + 1, 1.0, 1.0)
             self.batches.reuse(batch.gradient)
         return self.version > before

@@ -24,8 +24,10 @@ from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.loop.batch_loss import why_no_mean
 from orchestray.trainers.loop.error_feedback import RESIDUALS
+from orchestray.trainers.loop.fitting_optimizer import make_fitting
+from orchestray.trainers.optim.factory import measures_layers
 from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Order, Save, Validate
-from orchestray.trainers.ps.protocol.buffers import BufferPlaces, Buffers
+from orchestray.trainers.ps.protocol.buffers import BufferPlaces, BufferPush, Buffers
 from orchestray.trainers.ps.protocol.encoding import compressor_of
 from orchestray.trainers.ps.protocol.residuals import cut_of
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.rng import RngKey
-    from orchestray.trainers.ps.protocol.buffers import BufferPush
+    from orchestray.trainers.optim.optimizers import Optimizer
     from orchestray.trainers.ps.worker.client import ShardClient
 
 
@@ -81,6 +83,8 @@ class OrderLoop(ABC):
         self._client: ShardClient | None = None
         self._buffers: Buffers | None = None
         """Buffers as they were last pulled; None: the model has none."""
+        self._measuring: Optimizer | None = None
+        """Optimizer that measures here what the servers' one steps by; None: there is nothing to measure."""
         self._fixed_buffers: BufferPlaces | None = None
         """Places of the buffers, which must keep their sizes; None: they are not looked at."""
 
@@ -90,7 +94,11 @@ class OrderLoop(ABC):
         self._exchange.attach(network.model, SoloCollective())
         self._places = BufferPlaces(network.model)
         held = Buffers.of(self._places)
-        self._buffers = held if held.floats.numel() or held.integers.numel() else None
+        if measures_layers(self.settings.optimizer):
+            self._measuring = make_fitting(self.settings.optimizer, network.model)
+            self._measuring.observe(network.model, network.pieces)
+        has_any = held.floats.numel() or held.integers.numel() or self._measuring is not None
+        self._buffers = held if has_any else None
 
     @property
     def client(self) -> ShardClient:
@@ -164,6 +172,8 @@ class OrderLoop(ABC):
     def _backward(self, order: Compute, share: Share, draw: RngKey) -> float:
         """Run forward and backward of a share; return its part of the batch's mean loss."""
         draw.step, draw.replica = order.step, order.share
+        if self._measuring is not None:
+            self._measuring.begin_step(order.step, order.num_samples, order.batch_samples)
         is_cut = share.num_micro_batches > 1 or share.num_samples < share.batch_samples
         if share.cut and is_cut:
             model = self.network.model
@@ -213,11 +223,13 @@ class OrderLoop(ABC):
         }
 
     def _buffer_push(self, order: Compute) -> BufferPush | None:
-        """Return the change that a share has made to the model's buffers, and undo it."""
+        """Return the change that a share has made to the model's buffers, which is undone, and what was measured."""
         if self._buffers is None:
             return None
         change = self._buffers.change_of(self._places, order.num_samples / order.batch_samples)
         self._buffers.write_to(self._places)
+        if self._measuring is not None:
+            change = BufferPush(torch.cat([change.floats, self._measuring.measurements()]), change.integers)
         return change
 
     def _write(

@@ -12,7 +12,26 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
 @pytest.mark.parametrize(
     ("overrides", "start"),
     [
-        ([server("shards: 1")], "train.optimizer.type: kfac needs the whole batch's curvature at every step"),
+        (
+            [server("consistency: stale, staleness: 2")],
+            "train.optimizer.type: kfac measures a batch at the weights of one step, and with consistency: stale",
+        ),
+        (
+            [server("shards: 2")],
+            "train.optimizer.type: kfac steps by what workers measure of all layers, which goes to one server",
+        ),
+        (
+            [server("shards: 2"), "strategy.network.pipeline=2"],
+            "train.optimizer.type: kfac steps by what workers measure of all layers, which goes to one server",
+        ),
+        (
+            [server("shards: 1"), "train.optimizer.statistics_workers=1"],
+            "train.optimizer.statistics_workers: chooses among replicas, and workers of parameter servers take shares",
+        ),
+        (
+            [server("shards: 1"), "strategy.compression.type=onebit"],
+            "train.optimizer.type: kfac has no state for one replica alone",
+        ),
         ([gossip("peers: 1")], "train.optimizer.type: kfac needs the whole batch's curvature at every step"),
         (
             ["strategy.network.data=1", "strategy.network.tensor=2", "strategy.network.plan=spatial"],

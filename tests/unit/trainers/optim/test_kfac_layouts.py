@@ -78,7 +78,7 @@ def test_a_pipeline_in_float32_stays_with_one_process() -> None:
 
 
 @pytest.mark.parametrize("recompute", ["blocks", "sqrt"])
-@pytest.mark.parametrize("network", [{}, {"pipeline": 2, "schedule": "zero_bubble"}])
+@pytest.mark.parametrize("network", [{}, {"pipeline": 2, "schedule": "zero_bubble"}, {"tensor": 2}])
 def test_what_is_computed_again_is_measured_once(network: dict[str, Any], recompute: str) -> None:
     def task() -> Any:
         return resolve("python_source")(context=8, width=16, depth=2, heads=2, num_files=3)
@@ -108,10 +108,16 @@ def test_replicas_that_share_the_state_make_the_steps_of_one_process(
     assert found.losses == pytest.approx(alone(model).losses, rel=0, abs=TOLERANCE)
 
 
+@pytest.mark.parametrize(("network", "exchange"), [({}, {"shard": "gradients"}), ({"tensor": 2}, {})])
 @pytest.mark.parametrize("keys", [{"inverse_fraction": 0.0}, {"statistics_workers": 1}])
-def test_who_measures_and_inverts_changes_no_step_of_replicas_that_share_the_state(keys: dict[str, Any]) -> None:
+def test_who_measures_and_inverts_changes_no_step_of_replicas_that_share_the_state_or_split_layers(
+    keys: dict[str, Any], network: dict[str, int], exchange: dict[str, str]
+) -> None:
     optimizer = KFAC | keys
-    plain, found = (trained({"data": 2}, {"shard": shard}, optimizer=optimizer) for shard in ("none", "gradients"))
+    plain, found = (
+        trained({"data": 2}, optimizer=optimizer),
+        trained({"data": 2} | network, exchange, optimizer=optimizer),
+    )
     assert furthest(found.weights, plain.weights) <= TOLERANCE
 
 

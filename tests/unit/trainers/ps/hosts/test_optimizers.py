@@ -11,10 +11,10 @@ import pytest
 from torch import Tensor
 
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.run.checkpoint import list_checkpoints
+from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.loop.checkpoint_source import Loaded
-from support.central_run import train_central
+from support.central_run import train_central, train_through_a_loss_of_all_servers, train_with_a_lost_worker
 from support.layouts import layout_settings, train_laid_out
 from support.staged_run import staged_settings, train_staged
 from support.training import digits, furthest, same_bits
@@ -25,13 +25,19 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lars": {"type": "lars", "lr": 1.0},
     "lamb": {"type": "lamb", "lr": 0.01},
     "muon": {"type": "muon", "lr": 0.01},
+    "muon, but for names": {"type": "muon", "lr": 0.01, "adamw": ["0.weight", "4.weight"]},
     "soap": {"type": "soap", "lr": 0.01, "every_steps": 2},
+}
+CURVATURE: dict[str, dict[str, Any]] = {
+    "kfac": {"type": "kfac", "lr": 0.05, "damping": 0.03, "inverse_every_steps": 2, "kl_clip": 1e-4},
+    "kfac, every 3": {"type": "kfac", "lr": 0.05, "statistics_every_steps": 3, "inverse_every_steps": 3},
+    "natural_gradient": {"type": "natural_gradient", "lr": 0.05, "every_steps": 2},
 }
 TOLERANCES = {
     "lars": 1e-10,
     "lamb": 1e-10,
-    "muon": 1e-2 * OPTIMIZERS["muon"]["lr"],
     "soap": 1e-3 * OPTIMIZERS["soap"]["lr"],
+    **{kind: 1e-2 * chosen["lr"] for kind, chosen in OPTIMIZERS.items() if chosen["type"] == "muon"},
 }
 """Muon orthogonalises in bfloat16, and SOAP divides each entry by its size: both bring out last digits of a sum."""
 
@@ -41,7 +47,7 @@ def task() -> Any:
 
 
 def keys(kind: str, steps: int = 4) -> dict[str, Any]:
-    return {"optimizer": OPTIMIZERS[kind], "batch_size": BATCH, "steps": steps}
+    return {"optimizer": (OPTIMIZERS | CURVATURE)[kind], "batch_size": BATCH, "steps": steps}
 
 
 @cache
@@ -91,3 +97,46 @@ def test_a_run_goes_on_with_other_servers_and_without(kind: str, tmp_path: Path)
 def test_more_servers_than_parameters_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="9 shards cannot share 8 parameters, which the optimizer has to see whole"):
         train_central(task, synchronous(2, kind="soap", shards=9), tmp_path)
+
+
+# -- what workers measure ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exchange", [{}, {"backup_workers": 1}, {"groups": 2}])
+@pytest.mark.parametrize("kind", CURVATURE)
+def test_a_server_steps_by_what_its_workers_measure_as_one_process(
+    kind: str, exchange: dict[str, int], tmp_path: Path
+) -> None:
+    found = train_central(task, synchronous(3, kind=kind, **exchange), tmp_path)
+    assert furthest(found.weights, alone(kind)) <= 1e-10
+
+
+def test_a_run_goes_on_from_measurements_of_servers_without_them_and_back(tmp_path: Path) -> None:
+    """Stop between two inversions, so that the factors in use are older than the last."""
+    kind, storage = "kfac", {"checkpoint_storage": str(tmp_path / "saved"), "checkpoint_every_steps": 3}
+    train_central(task, replace(synchronous(2, 3, kind=kind), **storage), tmp_path)
+    saved = list_checkpoints(tmp_path / "saved")[-1]
+    network = {"data": 2, "tensor": 2, "microbatches": 1}
+    settings = layout_settings(network, {"shard": "optimizer"}, **keys(kind, 5))
+    train_laid_out(
+        task, settings, load=lambda: Loaded(saved), checkpoints=lambda: CheckpointWriter(tmp_path / "saved", keep=9)
+    )
+    last = list_checkpoints(tmp_path / "saved")[-1]
+    found = train_central(task, synchronous(2, 8, kind=kind), tmp_path, checkpoint=last)
+    assert furthest(found.weights, alone(kind, 8)) <= 1e-10
+
+
+@pytest.mark.parametrize("kind", CURVATURE)
+def test_measurements_outlive_workers_and_servers(kind: str, tmp_path: Path) -> None:
+    settings = synchronous(2, 8, kind=kind, persist=True)
+    wanted = train_central(task, settings, tmp_path / "whole").weights
+    for name, train in {"worker": train_with_a_lost_worker, "servers": train_through_a_loss_of_all_servers}.items():
+        assert same_bits(train(task, settings, tmp_path / name, after_lines=3).weights, wanted)
+
+
+def test_what_gradients_are_compressed_by_leaves_measurements_as_they_are(tmp_path: Path) -> None:
+    """Send gradients in half precision, which changes a step by about a thousandth."""
+    settings = replace(synchronous(2, kind="kfac"), compression={"type": "float16"})
+    found = train_central(task, settings, tmp_path)
+    for name, weights in alone("kfac").items():
+        assert (found.weights[name] - weights).norm() <= 1e-3 * weights.norm()

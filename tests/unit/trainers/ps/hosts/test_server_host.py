@@ -22,7 +22,7 @@ from orchestray.trainers.ps.hosts.worker_host import WorkerHost
 from orchestray.trainers.ps.protocol.address import Address
 from support.central_run import HOST, central_settings
 from support.patience import PATIENCE_S
-from support.training import digits
+from support.training import digits, same_bits
 
 STEPS = 6
 
@@ -91,6 +91,22 @@ def test_what_a_copy_has_acknowledged_since_it_took_over_is_there_when_all_serve
     hosts.lose_all()
     server, _ = hosts.server(0, attempt=1)
     assert server.outcome().step == STEPS
+
+
+def test_a_copy_takes_what_workers_measured_for_its_server(hosts: Hosts) -> None:
+    torch.set_num_threads(1)
+    hosts.settings = replace(hosts.settings, optimizer={"type": "kfac", "lr": 0.05, "inverse_every_steps": 4})
+    (primary, primary_port), (copy, port) = hosts.server(0), hosts.server(1)
+    copy.follow("copy-1-1")
+    primary.replicate(Address(HOST, port, "copy-1-1"))
+    hosts.train((primary, primary_port))
+    primary.resize(1)  # answered when the copy has all that was before
+    assert primary._server is not None
+    found = primary._server.machine.shard.tensors()
+    assert {"optimizer/0.weight:0.inputs", "optimizer/2.bias:0.momentum_buffer"} <= found.keys()
+    copy.promote()
+    assert copy._server is not None
+    assert same_bits(copy._server.machine.shard.tensors(), found)
 
 
 def test_a_log_that_ends_before_the_checkpoint_is_refused(hosts: Hosts) -> None:
