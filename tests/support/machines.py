@@ -11,7 +11,8 @@ from support.ray_cluster import RayCluster
 
 NUM_CPUS = 2
 """Logical CPUs of each machine: a task that asks for two has a machine to itself."""
-_TESTS = str(Path(__file__).parents[1])
+_PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src")])
+"""What the tests have processes host, and the package beside these tests, wherever another one is installed."""
 _NUM_MACHINES = 2
 
 
@@ -29,7 +30,7 @@ class Machines(RayCluster):
         self.token_file.write_text("5e" * 32, encoding="utf-8")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
         # The processes of a run find what the tests have them host.
-        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": _TESTS, **self.token}
+        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": _PATHS, **self.token}
         self._leaving: list[subprocess.Popen[bytes]] = []
         super().__init__(num_cpus=NUM_CPUS, environment=environment)
 
