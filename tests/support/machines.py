@@ -12,7 +12,7 @@ from support.ray_cluster import RayCluster
 NUM_CPUS = 2
 """Logical CPUs of each machine: a task that asks for two has a machine to itself."""
 _PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src")])
-"""What the tests have processes host, and the package beside these tests, wherever another one is installed."""
+"""Paths of the tests' own modules and of the package beside them, which may not be the installed one."""
 _NUM_MACHINES = 2
 
 
