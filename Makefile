@@ -9,7 +9,7 @@ TEST_LIMIT_S ?= 20
 # The tests start hundreds of processes that import the same modules: none compiles what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-systems test-all check clean
+.PHONY: demo test test-slow test-systems test-mutations test-all check clean
 
 demo: .venv/.installed
 	.venv/bin/orchestray train configs/train/digits.yaml
@@ -18,15 +18,18 @@ demo: .venv/.installed
 test: .venv/.installed-dev
 	ORCHESTRAY_TEST_LIMIT_S=$(TEST_LIMIT_S) .venv/bin/python -m pytest $(PYTEST_ARGS) -m "not slow"
 
-# The slow one, which is statistical.
+# The slow one: statistics, and machines that come and go.
 test-slow: .venv/.installed-dev
 	.venv/bin/python -m pytest $(PYTEST_ARGS) -m slow
 
 test-all: test test-slow
 
-# Each command of the table of systems, and the mutations that its tests must notice.
+# Each command of the table of systems leaves what only its systems leave.
 test-systems: .venv/.installed-dev
-	.venv/bin/python -m pytest tests/e2e/systems_gate.py
+	.venv/bin/python -m pytest --numprocesses 2 --durations 12 tests/e2e/systems_gate.py
+
+# Each row's tests fail once its system is switched off: hours.
+test-mutations: .venv/.installed-dev
 	.venv/bin/python tests/mutations.py
 
 check: .venv/.installed-dev

@@ -217,7 +217,7 @@ class GangTrial:
             outcome.step,
             metrics,
             evaluations,
-            is_over=outcome.ended in ("until", "early_stopping"),
+            is_over=outcome.stopped_by is not None,
             is_interrupted=is_interrupted,
         )
 

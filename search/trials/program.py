@@ -47,7 +47,7 @@ class Progress:
     told: Mapping[str, Any] = field(default_factory=dict)
     """Additional values for the method. JSON values."""
     is_over: bool = False
-    """True if the trial ended before the requested step, because the `until` of its config was reached."""
+    """True if the trial is ended by a condition of its config: `until`, `early_stopping` or `time_limit_s`."""
     is_interrupted: bool = False
     """True if it stopped early on request. This is not a report: the same `advance` continues from there."""
 

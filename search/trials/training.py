@@ -146,7 +146,7 @@ class TrainingTrial:
             self._clock.reached(replica.position.step, step),
             metrics,
             tuple(validations),
-            is_over=self._outcome.ended in ("until", "early_stopping"),
+            is_over=self._outcome.stopped_by is not None,
             is_interrupted=is_interrupted,
         )
 

@@ -20,6 +20,7 @@ MODELS = Path(__file__).parents[2] / "configs" / "models"
 SHORT = ["train.epochs=null", "train.steps=8", "train.batch_size=64", "strategy.network.data=2"]
 KILL = ["allow_faults=true", "faults=[{kill: worker/1, at_step: 6}]"]
 """A kill in the second half, which for the models of 256 samples, as `lora`, is the second epoch."""
+IN_THE_FAST_LANE = ("gpt2", "vq_vae")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,7 +29,13 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.yaml")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in IN_THE_FAST_LANE else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(path.stem for path in MODELS.glob("*.yaml"))
+    ],
+)
 def test_a_worker_that_is_killed_changes_no_bit_of_the_model(name: str, cluster: Cluster, tmp_path: Path) -> None:
     file = MODELS / f"{name}.yaml"
     whole = orchestray.train(file, overrides=SHORT, runs_dir=tmp_path, name="whole")

@@ -53,6 +53,7 @@ def test_a_killed_synchronous_population_goes_on_with_the_same_copies_to_the_sam
     assert nodes[0] == nodes[1]
 
 
+@pytest.mark.slow
 def test_a_killed_regularized_evolution_goes_on_with_the_same_children(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

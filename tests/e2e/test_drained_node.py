@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 from orchestray.trainers.saved.run import load_run
 from support.cli import Running, read_lines
@@ -51,6 +52,7 @@ def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_
     assert steps == list(range(1, 70))
 
 
+@pytest.mark.slow
 def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_checkpoint_of_the_moment(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -88,6 +90,7 @@ def test_under_servers_those_of_a_drained_machine_move_and_all_go_on_from_the_ch
     assert steps == list(range(1, 70))
 
 
+@pytest.mark.slow
 def test_ray_trains_workers_begin_again_elsewhere_from_a_checkpoint_of_the_moment_and_no_loss_is_counted(
     machines: Machines, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+
 from support.cli import Running, read_lines
 from support.machines import NUM_CPUS, Machines
 from support.placed_task import FIRST_HELD, HELD_AT
@@ -105,6 +107,7 @@ def test_a_search_goes_on_when_the_machine_of_a_trial_is_gone(machines: Machines
     assert search.processes()[-2:] == [1, 2], "the trial of the lost machine alone began again"
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_another_comes(
     machines: Machines, tmp_path: Path
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_
     assert search.lines()[: len(ended)] == ended
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_machine_that_is_announced_to_leave_goes_on_elsewhere_and_does_no_step_again(
     machines: Machines, tmp_path: Path
 ) -> None:

@@ -256,7 +256,7 @@ class Schedule:
         self.sent: list[Tensor] = []
         """The gradients that counted."""
         self.after = self.servers.values()
-        self._workers = [Worker(plan, number, self.servers.channels(number)) for number in range(plan.num_workers)]
+        self.workers = [Worker(plan, number, self.servers.channels(number)) for number in range(plan.num_workers)]
         self._generator = torch.Generator().manual_seed(seed)
         self._chances = torch.tensor([0.1 if number == straggler else 1.0 for number in range(plan.num_workers)])
 
@@ -264,11 +264,11 @@ class Schedule:
         """Run all workers in random order, and return the staleness of each push that counted."""
         holding: dict[int, tuple[Order, float]] = {}
         staleness, finished = [], set[int]()
-        for worker in self._workers:
+        for worker in self.workers:
             worker.client.hello()
-        while len(finished) < len(self._workers):
+        while len(finished) < len(self.workers):
             number = int(torch.multinomial(self._chances, 1, generator=self._generator))
-            worker = self._workers[number]
+            worker = self.workers[number]
             if number in holding:
                 order, loss_sum = holding.pop(number)
                 assert isinstance(order, Compute)

@@ -1,6 +1,7 @@
 """The fast lane and the slow one: what a run of the tests has left out, and what takes too long for its lane.
 
-The fast lane is `make test`, both are `make test-all`. `slow` marks what is statistical over 100 or more seeds or runs.
+The fast lane is `make test`, both are `make test-all`. `slow` marks what is statistical over many seeds or
+runs, the further ones of many alike, and most of what happens on machines that come and go.
 """
 
 from __future__ import annotations
@@ -34,14 +35,6 @@ MAY_TAKE_LONG = {
     "tests/e2e/test_readme_jobs.py::"
     "test_a_part_does_what_it_says_with_the_files_of_its_page[README.md: On a cluster]": (
         "a head with its dashboard starts, and a job on it"
-    ),
-    "tests/e2e/test_search_node_lost.py::"
-    "test_a_search_goes_on_when_a_machine_with_one_worker_of_a_trial_is_gone_and_another_comes": (
-        "a machine with a trial's worker is killed, which Ray has to notice, and another comes"
-    ),
-    "tests/e2e/test_search_node_lost.py::"
-    "test_the_trial_of_a_machine_that_is_announced_to_leave_goes_on_elsewhere_and_does_no_step_again": (
-        "two more machines start, one is drained under a trial, and the trial's process starts on the other"
     ),
     "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[calibrate.md: ]": (
         "it measures this machine for half a minute when nothing runs beside it, and longer beside other tests"

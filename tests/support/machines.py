@@ -11,8 +11,7 @@ from support.ray_cluster import RayCluster
 
 NUM_CPUS = 2
 """Logical CPUs of each machine: a task that asks for two has a machine to itself."""
-_PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src")])
-"""Paths of the tests' own modules and of the package beside them, which may not be the installed one."""
+_TESTS = str(Path(__file__).parents[1])
 _NUM_MACHINES = 2
 
 
@@ -29,8 +28,9 @@ class Machines(RayCluster):
         self.token_file = folder / "auth_token"
         self.token_file.write_text("5e" * 32, encoding="utf-8")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))}
-        # The processes of a run find what the tests have them host.
-        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": _PATHS, **self.token}
+        # The processes of a run find what the tests have them host, and import what the tests import.
+        path = os.pathsep.join([_TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment |= {"HOME": str(self.away), "PATH": "/usr/bin:/bin", "PYTHONPATH": path, **self.token}
         self._leaving: list[subprocess.Popen[bytes]] = []
         super().__init__(num_cpus=NUM_CPUS, environment=environment)
 

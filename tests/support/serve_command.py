@@ -65,9 +65,12 @@ class Endpoint:
             return 0
 
     def predict(self, inputs: Any) -> Any:
-        """Return the outputs for one sample."""
-        with self._asked(inputs, {}) as answer:
-            return json.load(answer)["outputs"]
+        """Return the outputs for one sample; fail if it is answered with an error."""
+        try:
+            with self._asked(inputs, {}) as answer:
+                return json.load(answer)["outputs"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{error}: {error.read().decode()}") from error
 
     def _asked(self, inputs: Any, headers: Mapping[str, str]) -> Any:
         body = json.dumps({"inputs": inputs}).encode()

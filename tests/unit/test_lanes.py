@@ -19,14 +19,14 @@ import time
 import pytest
 
 @pytest.mark.slow
-def test_many_seeds(): time.sleep(0.1)
+def test_many_seeds(): time.sleep(0.4)
 
 @pytest.mark.skipif(True, reason="no chromium is installed: apt-get install chromium")
 def test_a_page(): pass
 
 def test_two_pages(): pytest.skip("no chromium is installed: apt-get install chromium")
 
-def test_long(): time.sleep(0.1)
+def test_long(): time.sleep(0.4)
 
 def test_short(): pass
 """
@@ -49,7 +49,7 @@ def run(folder: Path, *arguments: str, limit_s: str) -> tuple[int, str]:
 
 
 def test_the_fast_lane_says_what_it_left_out_and_what_was_over_its_limit(tmp_path: Path) -> None:
-    status, output = run(tmp_path, "-m", "not slow", limit_s="0.05")
+    status, output = run(tmp_path, "-m", "not slow", limit_s="0.2")
     assert status == 0
     assert "1 of the slow lane: make test-all" in output
     assert "2 because: no chromium is installed: apt-get install chromium" in output
@@ -57,10 +57,10 @@ def test_the_fast_lane_says_what_it_left_out_and_what_was_over_its_limit(tmp_pat
 
 
 def test_a_test_far_over_the_limit_fails_but_one_of_the_slow_lane_does_not(tmp_path: Path) -> None:
-    status, output = run(tmp_path, limit_s="0.01")
+    status, output = run(tmp_path, limit_s="0.06")
     assert status == 1
     assert "1 failed, 2 passed, 2 skipped" in output
-    assert "took 0.1 s, over 5 times the 0.01 s" in output
+    assert "took 0.4 s, over 5 times the 0.06 s" in output
     assert "slow lane" not in output
 
 

@@ -186,7 +186,7 @@ def _whole_gradient(view: View, exchange: ParameterServer) -> Iterator[Problem]:
 
 
 @_of_servers
-def _whole_layers(view: View, exchange: ParameterServer) -> Iterator[Problem]:
+def _whole_layers(view: View, _exchange: ParameterServer) -> Iterator[Problem]:
     optimizer = view("train.optimizer")
     if not isinstance(optimizer, Lars | Lamb | Muon | Soap):
         return
@@ -195,12 +195,6 @@ def _whole_layers(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     if view("strategy.network.tensor") > 1:
         text = f"{needs}, and the servers of each worker of a tensor group have parts of them"
         yield Problem("train.optimizer.type", f"{text}; use strategy.network.tensor: 1, or sgd")
-    elif exchange.shards > view("strategy.network.pipeline"):
-        text = f"{needs}, which shards: {exchange.shards} cut anywhere; use strategy.exchange.shards: 1, or sgd"
-        yield Problem("train.optimizer.type", text)
-    elif isinstance(optimizer, Soap) and _replica_size(view) > 1:
-        text = "soap keeps matrices of other shapes than the weights', which the servers of a stage cannot join"
-        yield Problem("train.optimizer.type", f"{text}; use strategy.network.pipeline: 1, or muon")
 
 
 def _replica_size(view: View) -> int:

@@ -38,6 +38,8 @@ class Network(Protocol):
     """The part of the model on this worker; its names are the plain model's."""
     pieces: Mapping[str, TensorSlice]
     """Position of each parameter and buffer of `model` in the plain one, by its name in `model`."""
+    partial: frozenset[str]
+    """Names of the parameters of which each worker of the tensor group computes a part of the gradient."""
     is_reporting: bool
     """True if this worker's loss and metrics count: those of one worker of each copy do."""
     streams: bool

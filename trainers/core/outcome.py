@@ -34,3 +34,8 @@ class Outcome:
     """Number of updates by their staleness; empty for a synchronous scheme."""
     summary: dict[str, Any] = field(default_factory=dict)
     """Further entries of the scheme in the run's result."""
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Condition that ended the run before its budget: `until`, `early_stopping` or `time_limit_s`."""
+        return None if self.ended in ("finished", "interrupted") else self.ended

@@ -277,7 +277,8 @@ class Replica:
     def _take(self, network: Network) -> None:
         self._network = network
         named = [(name, p) for name, p in network.model.named_parameters() if p.requires_grad]
-        self.optimizer.observe(network.model, network.pieces)
+        tensor_group = None if self._groups is None else self._groups.tensor
+        self.optimizer.observe(network.model, network.pieces, tensor_group, network.partial)
         if self.settings.is_replicated:
             self.optimizer.init(named)
             self.keeper = StateKeeper(network.model)

@@ -20,8 +20,6 @@ from orchestray.trainers.optim.sparse import dense
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from torch import nn
-
     from orchestray.platform.comm.collective import Collective
     from orchestray.trainers.core.exchange import OptimizedTensor
 
@@ -128,8 +126,8 @@ class WholeParameters(Optimizer):
                     cuts.append(_Cut(next(part for part in parts if part.rank == rank), filled[name]))
         return cuts
 
-    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
-        self.optimizer.observe(model, pieces)
+    def observe(self, *given: Any, **named: Any) -> None:
+        self.optimizer.observe(*given, **named)
 
     def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
         self.optimizer.join(replicas, is_alike=is_alike and not self._cuts)
@@ -137,10 +135,18 @@ class WholeParameters(Optimizer):
     def begin_step(self, step: int, num_samples: int, batch_samples: int) -> None:
         self.optimizer.begin_step(step, num_samples, batch_samples)
 
+    def _totals(self, names: Sequence[str], squares: Tensor) -> Tensor:
+        """Return the sums over all parameters, each counted by its owner, or by the worker whose whole one counts."""
+        owned = {self._names[place] for place in self._wholes}
+        counted = [name in owned or self._piece_of[name].is_counted for name in names]
+        totals = squares @ squares.new_tensor(counted)
+        self._holders.all_reduce(totals)
+        return totals
+
     @torch.no_grad()
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
         moved = {place: (params[place], grads[place]) for place in self._moved} | self._gathered(params, grads)
-        self.optimizer.total_reducer = self.total_reducer
+        self.optimizer.total_reducer = self._totals
         self.optimizer.step([moved[place][0] for place in self._moved], [moved[place][1] for place in self._moved], lr)
         self._give_back(params)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from orchestray.platform.comm.collective import Collective
@@ -118,8 +118,8 @@ class Averaged(Optimizer):
         self._optimizer = self._optimizer.replaced(change)
         return self
 
-    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
-        self._optimizer.observe(model, pieces)
+    def observe(self, *given: Any, **named: Any) -> None:
+        self._optimizer.observe(*given, **named)
 
     def join(self, replicas: Collective, *, is_alike: bool = True) -> None:
         self._optimizer.join(replicas, is_alike=is_alike)

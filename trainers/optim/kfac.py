@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -78,6 +78,8 @@ class KFAC(SGD):
         self._statistics_every, self._inverse_every = statistics_every_steps, inverse_every_steps
         self._fraction, self._num_measuring = inverse_fraction, statistics_workers
         self._replicas: Collective = SoloCollective()
+        self._tensor_group: Collective = SoloCollective()
+        """Workers that the layers are split over."""
         self._peers: Collective = SoloCollective()
         """Replicas that move the same layers, and share the work."""
         self._all_layers: list[FactoredLayer] = []
@@ -108,20 +110,36 @@ class KFAC(SGD):
                 "none that is trained; use another optimizer"
             )
 
-    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
+    def observe(
+        self,
+        model: nn.Module,
+        pieces: Mapping[str, TensorSlice],
+        tensor_group: Collective | None = None,
+        partial: Container[str] = (),
+    ) -> None:
+        self._tensor_group = group = tensor_group or SoloCollective()
         for handle in self._handles:
             handle.remove()
         parameters = dict(model.named_parameters())
         self._layers = [layer for layer in self._all_layers if parameters.keys() & set(layer.names)]
-        for layer in self._layers:
-            if any(name not in parameters or (name in pieces and not pieces[name].is_counted) for name in layer.names):
+        layer_of = {id(parameters.get(layer.weight_name)): layer for layer in self._layers}
+        modules = [(module, layer_of.get(id(module._parameters.get("weight")))) for _, module in model.named_modules()]
+        for index, layer in enumerate(self._layers):
+            held = [pieces[name] for name in layer.names if name in pieces]
+            if not parameters.keys() >= set(layer.names) or (group.rank == 0 and any(not p.is_counted for p in held)):
                 raise ConfigError(
                     "config: train.optimizer.type: kfac measures a layer on the worker that computes it, and several "
                     f"use {layer.weight_name!r}; cut the pipeline elsewhere by strategy.network.split, or use another "
                     "optimizer"
                 )
-        layer_of = {id(parameters[layer.weight_name]): layer for layer in self._layers}
-        modules = [(module, layer_of.get(id(module._parameters.get("weight")))) for _, module in model.named_modules()]
+            splits_rows = any(getattr(module, "splits_rows", False) for module, other in modules if other is layer)
+            if any(not piece.numel for piece in held) or (layer.weight_name in partial and not splits_rows):
+                raise ConfigError(
+                    "config: train.optimizer.type: kfac measures layers that workers split by features or by time, and "
+                    f"this plan splits {layer.weight_name!r} by samples, places or branches; use another "
+                    "strategy.network.plan, or another optimizer"
+                )
+            layer.divide(pieces.get(layer.weight_name), group, index, splits_rows=splits_rows)
         self._handles = [layer.watch(module) for module, layer in modules if layer is not None]
 
     def moves_with(self, name: str) -> str:
@@ -226,9 +244,10 @@ class KFAC(SGD):
     def _averaged(self, means: Sequence[Pair]) -> list[Pair]:
         """Return the running means of the factors with those of this batch, which are sums over the replicas."""
         own = [part for layer in self._layers for part in (layer.inputs, layer.errors, layer.num_rows)]
-        own.append(own[0].new_tensor([self._samples if self._measures else 0]))
+        own.append(own[0].new_tensor([self._samples if self._measures and self._tensor_group.rank == 0 else 0]))
         sums = flatten(own)
-        self._replicas.all_reduce(sums)
+        for group in (self._tensor_group, self._replicas):
+            group.all_reduce(sums)
         *parts, num_samples = unflatten(sums, own)
         found = []
         for layer, pair in zip(self._moved, means, strict=True):

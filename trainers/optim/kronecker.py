@@ -11,14 +11,19 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.errors import TrainingError
+
+if TYPE_CHECKING:
+    from orchestray.trainers.layout.tensor_slice import TensorSlice
 
 
 class FactoredLayer:
@@ -35,6 +40,14 @@ class FactoredLayer:
         self.num_inputs = weight[0].numel() + (bias_name is not None)
         self.is_watched = False
         """True while forward and backward passes count."""
+        self._shape = tuple(weight.shape)
+        self._group: Collective = SoloCollective()
+        """Workers that the layer is split over, or that compute it together."""
+        self._counts = True
+        """True if, of that group, this worker counts the rows that all of it have."""
+        self._splits_rows = False
+        self._columns = (torch.empty(0), torch.empty(0))
+        """Features of inputs and of errors that this worker has where they are split."""
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self._like = torch.zeros(0, dtype=dtype, device=weight.device)
 
@@ -60,6 +73,27 @@ class FactoredLayer:
         """Sum of e e^T over the rows, where e is the gradient of the batch's loss by the layer's output."""
         self.num_rows = self._like.new_zeros(1)
 
+    def divide(self, piece: TensorSlice | None, group: Collective, index: int, *, splits_rows: bool) -> None:
+        """Note which part of the layer this worker computes.
+
+        Args:
+            piece: its part of the weight; None: all.
+            group: workers that the layers are split over.
+            index: number of the layer; what all have is counted by the workers in turn.
+            splits_rows: True if each has other rows, where it has all features.
+        """
+        self._group, self._counts, self._splits_rows = group, index % group.size == group.rank, splits_rows
+        if piece is None or group.size == 1:
+            return
+        outputs, inputs = piece.ranges[0], piece.ranges[1]
+        if inputs == ((0, self._shape[1]),):  # a convolution may take the channels that the one before it leaves here
+            inputs = (split_evenly(self._shape[1], group.size)[group.rank],)
+        area = math.prod(self._shape[2:])
+        self._columns = (
+            torch.cat([torch.arange(start * area, stop * area) for start, stop in inputs]),
+            torch.cat([torch.arange(start, stop) for start, stop in outputs]),
+        )
+
     def watch(self, module: nn.Module) -> RemovableHandle:
         """Have the passes through the module that computes the layer add to the sums, until the handle is removed."""
         cast(Any, module).is_counted = True  # False in a pass that counts nowhere, see `batch_norm.not_counted`
@@ -74,15 +108,30 @@ class FactoredLayer:
     def _add(self, module: nn.Linear | nn.Conv2d, inputs: list[Tensor], error: Tensor) -> None:
         if not inputs:  # a backward pass in two halves comes by twice, with the same error
             return
-        rows = _rows(module, inputs.pop()).to(self._like.dtype)
-        if self.bias_name is not None:
-            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
         if isinstance(module, nn.Conv2d):
             error = error.movedim(-3, -1)
-        errors = error.reshape(-1, self.num_outputs).to(self._like.dtype)
-        self.inputs.addmm_(rows.T, rows)
-        self.errors.addmm_(errors.T, errors)
-        self.num_rows += len(rows)
+        sizes = (self.num_inputs - (self.bias_name is not None), self.num_outputs)
+        given = (_rows(module, inputs.pop()), error.reshape(-1, error.shape[-1]))
+        (rows, is_counted), (errors, are_counted) = (
+            self._whole(*side) for side in zip(given, sizes, self._columns, strict=True)
+        )
+        if is_counted:
+            if self.bias_name is not None:
+                rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+            self.inputs.addmm_(rows.T, rows)
+            self.num_rows += len(rows)
+        if are_counted:
+            self.errors.addmm_(errors.T, errors)
+
+    def _whole(self, rows: Tensor, size: int, columns: Tensor) -> tuple[Tensor, bool]:
+        """Return rows with the features of all workers, `[rows, size]`, and True if this worker counts them."""
+        rows = rows.to(self._like.dtype)
+        if rows.shape[1] == size:
+            return rows, self._counts or self._splits_rows
+        whole = rows.new_zeros(len(rows), size)
+        whole[:, columns] = rows
+        self._group.all_reduce(whole)
+        return whole, self._counts
 
     def join(self, of_weight: Tensor, of_bias: Tensor | None) -> Tensor:
         """Return the gradients of weight and bias as one matrix, `[out, in]`."""
@@ -98,7 +147,7 @@ class FactoredLayer:
 
 def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor) -> Tensor:
     if isinstance(module, nn.Linear):
-        return inputs.reshape(-1, module.in_features)
+        return inputs.reshape(-1, inputs.shape[-1])
     images = inputs.reshape(-1, *inputs.shape[-3:])
     padding = module.padding
     if isinstance(padding, str):

@@ -12,7 +12,7 @@ the shard of a parameter server.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,11 @@ class Optimizer(ABC):
         self._has_complex = False
         self._state: dict[str, list[Tensor | None]] = {}
 
+    @property
+    def needs_whole(self) -> bool:
+        """True if a part of a parameter does not move alone as it moves in the whole one."""
+        return self.uses_norms or not self.takes_parts
+
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         """Create fresh state for these parameters; `step` expects them in this order from then on.
 
@@ -108,12 +113,23 @@ class Optimizer(ABC):
         """Look at the plain model, before a layout cuts it."""
         return
 
-    def observe(self, model: nn.Module, pieces: Mapping[str, TensorSlice]) -> None:
+    def observe(
+        self,
+        model: nn.Module,
+        pieces: Mapping[str, TensorSlice],
+        tensor_group: Collective | None = None,
+        partial: Container[str] = (),
+    ) -> None:
         """Watch the layers of a worker's part of the model while they compute. Called before `init`.
 
         Args:
             model: the part of the model, whose parameters are updated from now on.
             pieces: position of its tensors in the plain model, by their names in `model`; those left out are whole.
+            tensor_group: workers that the layers are split over; None if they are not split.
+            partial: names of parameters of which each worker of that group computes a part of the gradient.
+
+        Raises:
+            ConfigError: the optimizer cannot see a layer's whole inputs and errors in this layout.
         """
         return
 

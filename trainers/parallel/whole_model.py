@@ -60,7 +60,7 @@ class WholeNetwork:
         self._stream = stream
         self._rank = rank
         self._tensor_group = tensor_group
-        self._partial = partial
+        self.partial = partial
         self.combines = bool(partial)
         # Metrics may take gradients where the loss takes none.
         self._without_gradients = {loss_only: WithoutGradients(forward.model) for loss_only in (False, True)}
@@ -100,7 +100,7 @@ class WholeNetwork:
         `gradients` must be a list: a None is replaced if another worker has a gradient.
         """
         assert isinstance(gradients, MutableSequence)
-        indices = [index for index, update in enumerate(updates) if update.name in self._partial]
+        indices = [index for index, update in enumerate(updates) if update.name in self.partial]
         if indices and self._tensor_group is not None:
             add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
 

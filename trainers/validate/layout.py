@@ -5,14 +5,14 @@ Only checks that need the model are here; rules between keys are checked with th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
-from orchestray.trainers.config.settings import num_micro_batches
+from orchestray.trainers.config.settings import ReplicaSettings, num_micro_batches
 from orchestray.trainers.core.batch_norm import aggregation_conflict
 from orchestray.trainers.core.plain_model import build_plain
 
@@ -40,18 +40,19 @@ def layout_problems(config: TrainConfig) -> list[str]:
 
 
 def shard_problems(config: TrainConfig) -> list[str]:
-    """Return the problem if the model has fewer parameters than the servers have shards.
+    """Return the problem if the model has too few parameters, or elements of them, for the servers' shards.
 
     The form is that of `layout_problems`.
     """
     from orchestray.trainers.ps.protocol.partition import Partition
+    from orchestray.trainers.ps.protocol.settings import CentralSettings
 
-    exchange: Any = config.strategy.exchange
+    central = CentralSettings.of(ReplicaSettings.from_config(config, storage="", model_directory=""))
     built = _built(config)
     if built is None:
         return []
     try:
-        Partition.of(built[1], exchange.shards)
+        Partition.of(built[1], central.shards, whole_parameters=central.whole_parameters)
     except ConfigError as error:
         return [_at("strategy.exchange.shards", problem.partition(": ")[2]) for problem in error.problems]
     return []

@@ -52,7 +52,7 @@ _ABSENT = {
         ("quantize", "ensemble", "average", "batch_schedule", "noise_scale", "lr_scaling"),
         "is not there for packed members",
     ),
-    **dict.fromkeys(("until", "early_stopping"), "packed members end together"),
+    **dict.fromkeys(("until", "early_stopping", "time_limit_s"), "packed members end together"),
 }
 """Keys that a packed population has not, and why."""
 

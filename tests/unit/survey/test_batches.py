@@ -1,9 +1,8 @@
-"""Group B: what a batch is, how it is split, and when to stop."""
+"""Group B: what a batch is, and how it is split."""
 
 from __future__ import annotations
 
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch import Tensor
 
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.trainers.loop.replica import Replica
@@ -155,47 +153,18 @@ def test_micro_batching_divides_the_peak_activation_bytes() -> None:
     task = regression(128, depth=6)
 
     def peak_bytes(accumulate: int) -> tuple[int, State]:
-        held = {"now": 0, "peak": 0}
-
-        class Kept:
-            def __init__(self, tensor: Tensor) -> None:
-                self.tensor = tensor
-
-        def release(num_bytes: int) -> None:
-            held["now"] -= num_bytes
-
         settings = settings_for(steps=1, batch_size=128, accumulate=accumulate, optimizer=PLAIN)
         replica = Replica(task, settings, stream_of(task, settings))
-        weights = {parameter.data_ptr() for parameter in replica.model.parameters()}
-
-        def pack(tensor: Tensor) -> Kept:
-            kept = Kept(tensor)
-            if tensor.untyped_storage().data_ptr() not in weights:
-                held["now"] += tensor.nbytes
-                held["peak"] = max(held["peak"], held["now"])
-                weakref.finalize(kept, release, tensor.nbytes)
-            return kept
-
         replica.connect(SoloCollective())
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
-            replica.run(time.time())
-        return held["peak"], state_of(replica.model)
+        replica.run(time.time())
+        return replica.meter.peak_bytes, state_of(replica.model)
 
     whole, after = peak_bytes(1)
     for pieces in (2, 8):
         peak, after_pieces = peak_bytes(pieces)
         assert furthest(after_pieces, after) <= 1e-12
         # The scalars of the loss are what does not shrink.
-        assert whole / pieces <= peak <= whole / pieces + 64
-
-
-# -- when to stop ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", [1, 2])
-def test_stopping_condition_number_of_steps(data: int) -> None:
-    for run in train(regression(), data, steps=7):
-        assert (run.outcome.ended, run.outcome.step, len(run.steps)) == ("finished", 7, 7)
+        assert 0 < whole / pieces <= peak <= whole / pieces + 64
 
 
 # -- precision ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Groups D and F: claims that one way to agree is more accurate than another, on equal budgets over three seeds."""
+"""Groups D and F: claims that one way to agree is more accurate than another, on equal budgets over five seeds."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def of_replicas(
 
 
 def over_seeds(accuracy: Callable[[int], float]) -> float:
-    return mean(accuracy(seed) for seed in range(3))
+    return mean(accuracy(seed) for seed in range(5))
 
 
 def test_ssp_is_not_more_accurate_than_averaging_here_as_was_claimed(tmp_path: Path) -> None:
-    """Use a high rate, where SSP pays for its staleness in the first steps: about 0.56 against 0.70.
+    """Use a high rate, where SSP pays for its staleness in the first steps: about 0.56 against 0.67.
 
     At a rate of 0.1 they are alike.
     """
@@ -66,12 +66,12 @@ def test_ssp_is_not_more_accurate_than_averaging_here_as_was_claimed(tmp_path: P
 
 
 def test_easgd_is_more_accurate_than_downpour_at_the_same_rate_and_rhythm(tmp_path: Path) -> None:
-    """Use a high rate and a slow rhythm, where Downpour's staleness hurts: about 0.9 against 0.2.
+    """Use a high rate and a slow rhythm, where Downpour's staleness hurts: about 0.88 against 0.35.
 
     At a rate of 0.1 Downpour is ahead. With more steps between pushes the gap depends less on how the threads take
     turns: with 8 of them, half the rounds and 3 replicas it was between 0.05 and 0.2.
     """
-    chosen: dict[str, Any] = {"lr": 0.5, "num_replicas": 4, "steps": 96, "validate_every_steps": 96}
+    chosen: dict[str, Any] = {"lr": 0.5, "num_replicas": 4, "steps": 64, "validate_every_steps": 64}
     downpour = of_servers({"consistency": "asynchronous", "push_every": 16, "fetch_every": 16}, tmp_path, **chosen)
     easgd = of_replicas({"type": "elastic_averaging", "every": 16, "consistency": "asynchronous"}, **chosen)
     assert over_seeds(easgd) > over_seeds(downpour) + 0.2

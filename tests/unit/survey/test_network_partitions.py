@@ -100,6 +100,8 @@ def test_coates_lcn_model_parallel_cluster_sends_far_less_than_the_same_size_cnn
     same_size = nn.Sequential(nn.Conv2d(2, width, 3), nn.Tanh(), nn.Conv2d(width, width * 2, 3))
     num_same = sum(parameter.numel() for parameter in same_size.parameters())
     assert num_same == pytest.approx(num_weights, rel=0.05)
+    # No gradient is sent: the bytes are those of the passes.
+    assert all(worker.split is not None and not worker.split.partial for worker in workers)
     # Replicas add up every gradient: 2 (P - 1) / P of them each (Patarasuk and Yuan 2009).
     assert all(worker.bytes_sent < 0.1 * num_same * FLOAT_BYTES for worker in workers)
 
@@ -110,6 +112,9 @@ def test_tiled_networks_send_no_halo_and_share_weights_between_tiles_as_designed
         kinds: list[nn.Module] = [nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh()) for _ in range(2)]
         model = of(Tiled(kinds, num_tiles))
         run = Run(random(2, 1, 12, 5), inputs_need_gradient=False)
+        x, height = run.inputs, 12 // num_tiles
+        tiles = [kinds[tile % 2](x[:, :, tile * height : (tile + 1) * height]) for tile in range(num_tiles)]
+        torch.testing.assert_close(model(x), torch.cat(tiles, 2))
         plain, workers = check_same(model, {"": "height"}, 2, run)
         assert plain.num_held == 2 * (2 * 9 + 2)  # two kinds of tile, whatever the number of tiles
         for worker in workers:

@@ -6,6 +6,7 @@ test_divided_networks.py.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import threading
@@ -165,17 +166,21 @@ def test_mesh_tensorflow_layout_of_batch_and_hidden_dimension_over_2_x_2_is_the_
 # -- layers placed on workers ------------------------------------------------------------------------------------------
 
 
-def test_manual_device_placement_of_two_layers_is_the_local_model() -> None:
+@pytest.mark.parametrize(
+    ("widths", "second", "held"),
+    [([16, 8, 4], "1", [136, 36]), ([16, 8, 4, 4], "1", [136, 56]), ([16, 8, 4, 4], "2", [172, 20])],
+)
+def test_manual_device_placement_is_the_local_model(widths: list[int], second: str, held: list[int]) -> None:
     def task() -> Rows:
         rng = np.random.default_rng(0)
-        layers = lambda: nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4))  # noqa: E731 - one expression
+        layers = lambda: nn.Sequential(*itertools.starmap(nn.Linear, itertools.pairwise(widths)))  # noqa: E731
         return Rows(rng.normal(size=(48, 16)), rng.integers(0, 4, 48), layers)
 
-    placed = layout_settings({"pipeline": 2, "split": ["1"]})
+    placed = layout_settings({"pipeline": 2, "split": [second]})
     local, found = train_laid_out(task, layout_settings()), train_laid_out(task, placed)
     assert found.losses == local.losses
     assert same_bits(found.weights, local.weights)
-    assert held_elements(task, placed)[1] == [16 * 8 + 8, 8 * 4 + 4]
+    assert held_elements(task, placed)[1] == held  # weights and biases of the layers before the named one, and after
 
 
 class AtWork:
@@ -232,22 +237,35 @@ class Meeting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if next(self._calls) in self._meets:
-            self._barrier.wait(PATIENCE_S)
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self._barrier.wait(PATIENCE_S)
         return x * 1
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_pipelining_by_overlap_computes_different_micro_batches_at_once_and_changes_no_bit(schedule: str) -> None:
-    barrier = threading.Barrier(2)
+    met = threading.Event()
+    barrier = threading.Barrier(2, met.set)
+
+    def look(network: Any, collective: Collective) -> None:
+        back = network._backward
+
+        def goes_back(*arguments: Any) -> None:
+            if collective.rank == 0 and not met.is_set():
+                barrier.abort()  # the first stage waits for the second one, which would wait for it
+            back(*arguments)
+
+        network._backward = goes_back
+
     # The first stage is at micro-batch 1 while the second one is at micro-batch 0.
     layers = [nn.Linear(5, 5), Meeting({1}, barrier), nn.Linear(5, 5), Meeting({0}, barrier)]
     share = share_of([2, 2], points(5))
     model = of(*layers)
     plain = of(nn.Linear(5, 5), nn.Identity(), nn.Linear(5, 5), nn.Identity())
     plain.load_state_dict(model.state_dict())
-    results = pipelined(model, [share], schedule, 2)
+    results = pipelined(model, [share], schedule, 2, watch=look)
+    assert met.is_set()
     assert same_gradients(results, one_process(plain, [share]))
-    assert not barrier.broken
 
 
 def test_pipeline_weight_caching_moves_no_weight_bytes_after_the_start() -> None:

@@ -77,6 +77,11 @@ def test_smash_ranks_networks_as_training_does() -> None:
     with trial._judged_by:
         batches = [trial._judged_by.at(index) for index in range(4)]
     written = [sum(trial.judge(genome, batch) for batch in batches) for genome in genomes]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        drawn = [trial._build(genome).train() for genome in genomes]
+        own = [-sum(float(trial._task.loss(one(batch["inputs"]), batch)) for batch in batches) for one in drawn]
+    assert all(one > before for one, before in zip(written, own, strict=True)), "better than weights at random"
     ranks = [np.argsort(np.argsort(values)) for values in (written, trained)]
     correlation = float(np.corrcoef(*ranks)[0, 1])
     print(f"Spearman's rank correlation over {len(genomes)} networks {correlation:.2f}")

@@ -122,27 +122,31 @@ def test_a_sharded_parameter_server_is_one_server_and_each_shard_gets_its_part_o
     servers.close()
 
 
-def test_the_global_checkpoint_of_all_shards_is_of_one_step_also_under_load() -> None:
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_the_global_checkpoint_of_all_shards_is_of_one_step_also_under_load(seed: int | None) -> None:
+    """Check it with all workers at once, and with one moving at a time: another still has a share when one is due."""
     coordinator = {"checkpoint_every_steps": 4}
     plan = Plan("asynchronous", num_workers=3, shards=4, steps=16, coordinator=coordinator, optimizer=SGD, lr=0.125)
-    servers = Servers(plan)
-    before = servers.values()
-    workers = [Worker(plan, number, servers.channels(number)) for number in range(3)]
-    for worker in workers:  # each share moves every element by its part of the batch
+    schedule = Schedule(plan, seed or 0, straggler=0)
+    before = schedule.after
+    for worker in schedule.workers:  # each share moves every element by its part of the batch
 
         def compute(order: Compute, worker: Worker = worker) -> tuple[float, dict[str, Any]]:
             worker.flat.gradient.fill_(order.num_samples / order.batch_samples)
             return 0.0, {}
 
         worker.compute = compute  # type: ignore[method-assign]
-    run_all([worker.run for worker in workers])
-    saves = [torch.cat([shard["values"] for shard in save]) for worker in workers for save in worker.saves]
+    if seed is None:
+        run_all([worker.run for worker in schedule.workers])
+        schedule.servers.close()
+    else:
+        schedule.run()
+    saves = [torch.cat([shard["values"] for shard in save]) for worker in schedule.workers for save in worker.saves]
     assert len(saves) == 4
     moved = sorted(float((before - save).mean()) / 0.125 for save in saves)
     assert moved == pytest.approx([4, 8, 12, 16], abs=1e-12)
     for save in saves:
         assert float((before - save).std()) <= 1e-12
-    servers.close()
 
 
 def test_replication_has_endpoints_of_its_own_and_adds_nothing_to_a_worker_s() -> None:
@@ -155,9 +159,18 @@ def test_replication_has_endpoints_of_its_own_and_adds_nothing_to_a_worker_s() -
             backup = Backup(plan.machine(0))
             spawn(lambda backup=backup, far=far: backup.follow(far))
             servers.follow(0, Replicator(near))
-        channel = servers.channel(0, 0)
+        channel, contents = servers.channel(0, 0), list[bytes]()
+        receive = channel.irecv
+
+        def irecv(receive: Any = receive, contents: list[bytes] = contents, **expected: Any) -> Any:
+            handle = receive(**expected)
+            handle.future.add_done_callback(lambda answer: contents.append(answer.result().content))
+            return handle
+
+        channel.irecv = irecv  # type: ignore[method-assign]
         Worker(plan, 0, [channel]).run()
-        traffic.append((channel.messages_sent, channel.bytes_sent, channel.messages_received, channel.bytes_received))
+        messages = channel.messages_sent, channel.messages_received
+        traffic.append((messages, channel.bytes_sent, channel.bytes_received, contents))
         assert (near.bytes_sent > 0) == replicated
         servers.close()
     assert traffic[0] == traffic[1]

@@ -35,7 +35,7 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
         "parts": parts_of_all(outcome.usage),
         **_retries(outcome.usage),
         **outcome.summary,
-        "stopped_by": outcome.ended if outcome.ended in ("until", "early_stopping", "time_limit_s") else None,
+        "stopped_by": outcome.stopped_by,
     }
 
 

@@ -118,7 +118,7 @@ class PipelineNetwork:
         self._shares_parameters = _share_parameters(list(stages.values()))
         self._one_sample = one_sample
         self._tied = TiedGradients(tied, self._workers, groups, model)
-        self._partial = partial
+        self.partial = partial
         self._tensor_group = groups.tensor
         self._tensor_bytes_before = groups.tensor.own_bytes_sent
         self.pieces: Mapping[str, TensorSlice] = _pieces(model, pieces or {}, self._tied)
@@ -237,7 +237,7 @@ class PipelineNetwork:
         `gradients` must be a list: a None is replaced if another worker has a gradient.
         """
         assert isinstance(gradients, MutableSequence)
-        indices = [index for index, update in enumerate(updates) if update.name in self._partial]
+        indices = [index for index, update in enumerate(updates) if update.name in self.partial]
         if indices and self._tensor_group.size > 1:
             add_up(self._tensor_group, [update.tensor for update in updates], gradients, indices)
         self._tied.combine(updates, gradients)

@@ -203,7 +203,7 @@ class PipeDreamNetwork(PipelineNetwork):
     def _sum_up(self, gradients: list[Tensor | None]) -> None:
         """Sum a micro-batch's gradients in place over the replicas of this stage (and over its tensor group)."""
         everything = range(len(gradients))
-        partial = [index for index in everything if self._names[index] in self._partial]
+        partial = [index for index in everything if self._names[index] in self.partial]
         if partial and self._tensor_group.size > 1:
             add_up(self._tensor_group, self._parameters, gradients, partial)
         if everything and self._data.size > 1:

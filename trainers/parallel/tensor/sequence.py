@@ -10,7 +10,7 @@ they replace.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -101,6 +101,7 @@ def finish_regions(model: nn.Module, split: Split) -> None:
                 f"{shown(name)} ({kind_of(module)}) draws random numbers, which the style 'sequence' cannot "
                 "split. Use nn.Dropout in its place, or leave the part it is in whole."
             )
+        cast(Any, module).splits_rows = not isinstance(module, _Sequence)  # one that computes on its part of the time
         for tensor in module._parameters:
             if joined(name, tensor) not in split.pieces:
                 split.partial.add(joined(name, tensor))

@@ -5,16 +5,19 @@ Reuter 1992, section 9.3, of logs). If the last record of a log is incomplete, t
 sent its effects.
 
 `snapshot-N.safetensors` holds the tensors after N entries. `snapshot-N.json` holds the rest and is written last.
-`log-N` holds the records after it: three lengths, a checksum, the entry, its tensors' types, their bytes.
+`log-N` holds the records after it: three lengths, a checksum, the entry, its tensors' types, their bytes. Its server
+has it locked: one that was declared dead may still write, and is waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +35,7 @@ from orchestray.trainers.ps.server.state_machine import Machine
 
 _RECORD = struct.Struct("<QQQI")  # bytes of the entry, of the tensors' types, of the tensors; CRC-32 of all
 _LOG_BYTES = 1 << 30
+_PATIENCE_S = 10.0
 
 
 class DiskLog:
@@ -105,17 +109,22 @@ class DiskLog:
         assert self._machine is not None
         number, directory = self._num_entries, self._directory
         state, tensors = self._machine.state()
-        older = _snapshots(directory)
+        older, before = _snapshots(directory), self._log
         try:
-            self.close()
             _write(directory / f"snapshot-{number}.safetensors", pack(tensors), sync=self._sync)
             self._log = (directory / f"log-{number}").open("wb", buffering=0)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write(directory / f"snapshot-{number}.json", json.dumps(state).encode(), sync=self._sync)
+            if before is not None:
+                before.close()
             for earlier in older:
                 for name in (f"snapshot-{earlier}.json", f"snapshot-{earlier}.safetensors", f"log-{earlier}"):
                     (directory / name).unlink(missing_ok=True)
         except OSError as error:
             self.close()  # a log without its snapshot is never read
+            if before is not None:
+                before.close()
             raise StorageError(f"A server's state could not be written to {directory}: {error}") from error
 
 
@@ -135,12 +144,9 @@ def restore(directory: Path, machine: Machine) -> int:
         Number of entries taken from the log.
 
     Raises:
-        CheckpointError: the snapshot is missing or damaged.
+        CheckpointError: the snapshot is missing or damaged, or its server still writes.
     """
-    found = _snapshots(directory)
-    if not found:
-        raise CheckpointError(f"{directory} holds no snapshot of a parameter server, so none can be made of it.")
-    number = max(found)
+    number = _settled(directory)
     try:
         state = json.loads((directory / f"snapshot-{number}.json").read_bytes())
         data = np.fromfile(directory / f"snapshot-{number}.safetensors", dtype=np.uint8)
@@ -153,6 +159,34 @@ def restore(directory: Path, machine: Machine) -> int:
             machine.apply(entry, tensors)
         num_entries += 1
     return num_entries
+
+
+def _settled(directory: Path) -> int:
+    """Return the number of the newest snapshot once nobody writes its log."""
+    while found := _snapshots(directory):
+        with (directory / f"log-{max(found)}").open("rb") as log:
+            _wait_for_writer(log)
+        if max(_snapshots(directory), default=None) == max(found):
+            return max(found)
+    raise CheckpointError(f"{directory} holds no snapshot of a parameter server, so none can be made of it.")
+
+
+def _wait_for_writer(log: IO[bytes]) -> None:
+    began_s = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() - began_s > _PATIENCE_S:
+                raise CheckpointError(
+                    f"{log.name} is still written by the parameter server that was given up, after {_PATIENCE_S:g} s. "
+                    "End that process, and go on with --resume."
+                ) from None
+            time.sleep(0.01)
+        except OSError:
+            return  # a file system without locks
+        else:
+            return
 
 
 def _records(path: Path) -> Iterator[tuple[Entry, list[Tensor]]]:

@@ -96,15 +96,15 @@ class Backup:
             machine: machine made with the same arguments as the primary's, whose state it takes on.
         """
         self._machine = machine
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._channel: Channel | None = None
-        self._has_state = False
+        self._has_state = self._has_ended = False
         self._promoted = False
         self.num_entries = 0
 
     def follow(self, channel: Channel) -> None:
         """Keep up with a primary until the channel ends, by its death or by `promote`. Blocks."""
-        with self._lock:
+        with self._changed:
             if self._promoted:
                 channel.close()
             self._channel = channel
@@ -124,6 +124,9 @@ class Backup:
             return
         finally:
             channel.close()
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
 
     def promote(self) -> Machine:
         """Stop following and return the machine, which has all that its primary acknowledged; give it to a
@@ -132,9 +135,11 @@ class Backup:
         Raises:
             TrainingError: no primary has ever sent its state.
         """
-        with self._lock:
-            self._promoted = True
+        with self._changed:
             channel = self._channel
+            if channel is not None:  # a state that has come may still be read
+                self._changed.wait_for(lambda: self._has_state or self._has_ended, _FAREWELL_TIMEOUT_S)
+            self._promoted = True
         if channel is not None:
             with contextlib.suppress(ChannelError):  # the primary is dead, or stopped
                 channel.send([], tag=PROMOTED, timeout_s=_FAREWELL_TIMEOUT_S)
@@ -147,15 +152,16 @@ class Backup:
 
     def _begin(self, state: State, tensors: Sequence[Tensor]) -> bool:
         """Take on the primary's state; return False if this backup has been promoted."""
-        with self._lock:
+        with self._changed:
             if not self._promoted:
                 self._machine.load_state(json.loads(state.state), dict(zip(state.names, tensors, strict=True)))
                 self._has_state, self.num_entries = True, 0
+                self._changed.notify_all()
             return not self._promoted
 
     def _take(self, entry: Entry, tensors: Sequence[Tensor]) -> bool:
         """Apply an entry of the primary; return False if this backup has been promoted."""
-        with self._lock:
+        with self._changed:
             if not self._promoted:
                 with contextlib.suppress(OrchestrayError):  # the primary had the same error, and sent it to its worker
                     self._machine.apply(entry, tensors)

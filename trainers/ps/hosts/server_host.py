@@ -275,14 +275,14 @@ class ServerHost(AcceptingHost):
 
         The shards of a stage follow each other; the first of them keeps the stage's buffers.
         """
-        shards, plan = self._central.shards, self._plan
+        shards, plan, whole = self._central.shards, self._plan, self._central.whole_parameters
         if plan is None:
-            partition = Partition.of(model, shards)
+            partition = Partition.of(model, shards, whole_parameters=whole)
             buffers, values = held_buffers(model) if index == 0 else None, flatten_parameters(model)
         else:
             stage, index = divmod(index, shards // plan.num_workers)
             ranges = plan.ranges_of(stage)
-            partition, values = part_of_stage(model, plan.parameters[stage], shards // plan.num_workers, ranges)
+            partition, values = part_of_stage(model, plan.parameters[stage], shards // plan.num_workers, ranges, whole)
             buffers = buffers_of_stage(model, plan.buffers[stage], ranges) if index == 0 else None
         first, last = partition.bounds[index]
         return partition.slices(index), values[first:last].clone(), buffers

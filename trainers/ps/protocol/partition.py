@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.trainers.parallel.pipeline.balance import balanced
 from orchestray.trainers.ps.protocol.grad_into_buffer import make_at_home
 from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient, runs_of, zero_rows_left_out
 
@@ -62,8 +63,15 @@ class Partition:
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     """Name and shape of each parameter."""
     num_shards: int = 1
+    whole_parameters: bool = False
+    """True if none is cut; sizes then differ by more."""
 
     def __post_init__(self) -> None:
+        if self.whole_parameters and self.num_shards > len(self.parameters):
+            raise ConfigError(
+                f"strategy.exchange.shards: {self.num_shards} shards cannot share {len(self.parameters)} parameters, "
+                f"which the optimizer has to see whole; use at most {len(self.parameters)}, or another optimizer"
+            )
         if self.num_shards > self.num_elements:
             raise ConfigError(
                 f"strategy.exchange.shards: {self.num_shards} shards cannot share {self.num_elements} parameters; "
@@ -71,18 +79,27 @@ class Partition:
             )
 
     @classmethod
-    def of(cls, model: nn.Module, num_shards: int = 1, names: Container[str] | None = None) -> Partition:
+    def of(
+        cls,
+        model: nn.Module,
+        num_shards: int = 1,
+        names: Container[str] | None = None,
+        *,
+        whole_parameters: bool = False,
+    ) -> Partition:
         """Return the partition of a model's trainable parameters; a tied parameter counts once.
 
         Args:
             model: model with the parameters.
             num_shards: number of shards.
             names: names of the parameters that count; default: all.
+            whole_parameters: True to cut none.
 
         Raises:
-            ConfigError: more shards than elements of parameters.
+            ConfigError: more shards than elements of parameters, or than parameters if none is cut.
         """
-        return cls(tuple((name, tuple(parameter.shape)) for name, parameter in trainable(model, names)), num_shards)
+        parameters = tuple((name, tuple(parameter.shape)) for name, parameter in trainable(model, names))
+        return cls(parameters, num_shards, whole_parameters)
 
     @cached_property
     def num_elements(self) -> int:
@@ -96,6 +113,10 @@ class Partition:
         optimizers' kernels round the last few elements of a tensor differently, and k shards must equal one bit for
         bit.
         """
+        if self.whole_parameters:
+            sizes = [math.prod(shape) for _, shape in self.parameters]
+            ends = [0, *accumulate(sizes)]
+            return tuple((ends[first], ends[stop]) for first, stop in balanced(sizes, self.num_shards))
         even = split_evenly(self.num_elements, self.num_shards)
         if self.num_elements < 2 * ALIGNMENT * self.num_shards:
             return tuple(even)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal
 
 from orchestray.platform.data.order import used_samples
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.plan import Balance, Consistency, CoordinatorSettings
 
 MAX_AHEAD = 64
@@ -37,6 +40,8 @@ class CentralSettings:
     """Learning rate of the servers, with `decouples_rates`."""
     overlap: bool = False
     persist: bool = False
+    whole_parameters: bool = False
+    """True if the optimizer has to see whole parameters, so that shards begin and end with them."""
     groups: int = 1
     """Number of leaf servers; 1: none."""
     factors: Factors = "never"
@@ -61,6 +66,7 @@ class CentralSettings:
             global_lr=exchange["global_lr"],
             overlap=exchange["overlap"],
             persist=exchange["persist"],
+            whole_parameters=exchange["shards"] > 1 and _needs_whole(json.dumps(settings.optimizer)),
             groups=exchange["groups"],
             factors=exchange["factors"],
             in_shared_memory=exchange["transport"] == "shared_memory",
@@ -109,6 +115,12 @@ class CentralSettings:
             one_share_each=settings.aggregation.get("type", "mean") != "mean",
             deposits=self.keeps_residuals(settings),
         )
+
+
+@cache
+def _needs_whole(optimizer: str) -> bool:
+    """Return True if the optimizer, given as JSON, has to see whole parameters; of a user's class, trials show it."""
+    return make_optimizer(**json.loads(optimizer)).needs_whole
 
 
 def alone(settings: ReplicaSettings) -> ReplicaSettings:

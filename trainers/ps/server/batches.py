@@ -5,7 +5,7 @@ Shares are summed in the order of their samples, not in that of arrival.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +43,8 @@ class _Batch:
     early: dict[int, Push] = field(default_factory=dict)
     """Pushes by the first of their shares."""
 
-    def add(self, push: Push, *, sums: bool = True) -> bool:
-        """Add a push; return True if its memory is kept."""
+    def add(self, push: Push, reuse: Callable[[Tensor], None], *, sums: bool = True) -> bool:
+        """Add a push; return True if its memory is kept. `reuse` gets the memory of earlier ones that is not."""
         self.early[min(push.shares)] = push
         kept = True
         if not sums:
@@ -57,7 +57,10 @@ class _Batch:
             self.total.shares, self.total.unused = self.total.shares | turn.shares, self.total.unused & turn.unused
             if turn.buffers is not None and self.total.buffers is not None:
                 self.total.buffers = self.total.buffers + turn.buffers
-            kept = kept and turn is not push
+            if turn is push:
+                kept = False
+            else:
+                reuse(turn.gradient)
         return kept
 
     def _turn(self) -> int:
@@ -83,21 +86,30 @@ def _combined(batch: _Batch, aggregation: Aggregation) -> _Batch:
     return _Batch(total=total)
 
 
+def _ignore(_memory: Tensor) -> None:
+    return
+
+
 class Batches:
-    """The batches of a shard whose updates are still to come."""
+    """The batches of a shard whose updates are still to come.
+
+    Attributes:
+        reuse: called with the memory of a gradient that was kept, once it is free.
+    """
 
     def __init__(self, aggregation: Aggregation | None) -> None:
         """
         Args:
             aggregation: combines the gradients of a batch's shares; None: they are summed.
         """
+        self.reuse: Callable[[Tensor], None] = _ignore
         self._aggregation = aggregation
         self._batches: dict[int, _Batch] = {}
         """Batches by step."""
 
     def add(self, step: int, push: Push) -> bool:
         """Add shares of a step's batch; return True if the memory of their gradient is kept."""
-        return self._batches.setdefault(step, _Batch()).add(push, sums=self._aggregation is None)
+        return self._batches.setdefault(step, _Batch()).add(push, self.reuse, sums=self._aggregation is None)
 
     def take(self, step: int) -> Push:
         """Remove a complete batch and return it as one push.

@@ -88,6 +88,7 @@ class ShardServer(RequestServer):
         )
         self._spare: list[Tensor] = []
         """Unused memory of the shard's size."""
+        machine.shard.batches.reuse = self._reuse
         self._versions = Versions(machine.shard)
         self._serving: dict[int, Channel] = {}
         """Newest channel of each worker."""
@@ -223,6 +224,11 @@ class ShardServer(RequestServer):
             into += [torch.empty_like(shard.buffers.floats), torch.empty_like(shard.buffers.integers)]
         return [memory, *tensors_of(channel, header, into)[push.pieces :]], memory
 
+    def _reuse(self, memory: Tensor) -> None:
+        """Keep the memory of a gradient for another; the server is locked."""
+        if memory.shape == self._machine.shard.values.shape and len(self._spare) < len(self._serving):
+            self._spare.append(memory)
+
     def _answer(self, request: Request, asker: Asker, tensors: Sequence[Tensor]) -> tuple[Answer, list[Tensor]]:
         """Return the answer and its tensors."""
         reply: list[Tensor] = []
@@ -237,7 +243,7 @@ class ShardServer(RequestServer):
                     entry = self._stopwatch.timed(entry)
                 answer = self._apply(entry, tensors)
             if asker.reusable is not None and not self._machine.keeps_gradient:
-                self._spare.append(asker.reusable)
+                self._reuse(asker.reusable)
             if request.next is not None:
                 if answer.order is None:
                     again = Entry(worker=NOBODY if worker is None else worker, next=request.next)
@@ -265,7 +271,7 @@ class ShardServer(RequestServer):
         shard = self._machine.shard
         if shard.needs(pull.min_version):
             self._apply(Entry(advance=pull.min_version), ())
-            if shard.needs(pull.min_version):  # all servers have every share of a batch before any worker is told of it
+            if shard.needs(pull.min_version):  # all servers have every share of a batch before any worker hears of it
                 raise TrainingError(
                     f"worker {asker.worker} wants the parameters after step {pull.min_version}, and a share of step "
                     f"{shard.version + 1} never came here"

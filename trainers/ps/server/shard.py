@@ -73,6 +73,7 @@ class Shard:
         values: `[elements of the slices]`; another tensor after an update while they were lent.
         version: number of updates.
         buffers: the model's buffers; None except on the lead.
+        batches: batches whose updates are still to come.
     """
 
     def __init__(
@@ -109,8 +110,7 @@ class Shard:
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
         """
-        needs_whole = optimizer.uses_norms or not optimizer.takes_parts
-        if needs_whole and not all(piece.is_whole for piece in slices):
+        if optimizer.needs_whole and not all(piece.is_whole for piece in slices):
             raise ConfigError(
                 f"train.optimizer.type: {type(optimizer).__name__.lower()} looks at whole parameters, which shards cut "
                 "apart; use strategy.exchange.shards: 1 or another optimizer"
@@ -128,7 +128,7 @@ class Shard:
         self._scale_by_staleness = scale_by_staleness
         self._grad_clip = grad_clip
         self._applied = SeenShares(version if self._by_batch else 0)
-        self._batches = Batches(aggregation)
+        self.batches = Batches(aggregation)
         self._lent: dict[int, int] = {}
         """Number of loans of each memory, by its address."""
         self._spare: list[Tensor] = []
@@ -177,10 +177,11 @@ class Shard:
         """
         before = self.version
         while self.needs(step) and self._applied.is_complete(self.version + 1):
-            batch = self._batches.take(self.version + 1)
+            batch = self.batches.take(self.version + 1)
             if batch.buffers is not None and self.buffers is not None:
                 self.buffers.add(batch.buffers)
             self._update(batch.gradient, batch.unused, self.version + 1, 1.0, 1.0)
+            self.batches.reuse(batch.gradient)
         return self.version > before
 
     def _apply_now(self, origin: Origin, push: Push) -> Applied:
@@ -199,7 +200,7 @@ class Shard:
         staleness = max(0, step - 1 - origin.read_version)
         if self._scale_by_staleness and staleness:
             push.gradient /= 1 + staleness
-        kept = self._batches.add(step, push)
+        kept = self.batches.add(step, push)
         return Applied(True, staleness, self.version, kept=kept)
 
     @torch.no_grad()
@@ -293,7 +294,7 @@ class Shard:
         """Return all that a copy of this shard needs to continue: JSON values, and tensors that are the shard's own
         memory.
         """
-        pending, gradients = self._batches.state()
+        pending, gradients = self.batches.state()
         tensors = self.tensors() | gradients
         state: dict[str, Any] = {"version": self.version, "applied": to_json(self._applied), "pending": pending}
         if self._revision is not None:
@@ -313,7 +314,7 @@ class Shard:
         self._applied = from_json(SeenShares, state["applied"])
         if self._revision is not None:
             self._revision.load_state(state["rounds"], tensors)
-        self._batches.load_state(state["pending"], tensors)
+        self.batches.load_state(state["pending"], tensors)
         if self.buffers is not None:
             self.buffers.floats.copy_(tensors["buffers/floats"])
             self.buffers.integers.copy_(tensors["buffers/integers"])

@@ -75,7 +75,9 @@ class CentralWorker(OrderLoop):
         groups = Groups(own.layout, SoloCollective())
         self._assembled(self._assembler.assemble(lambda: groups))
         self.flat = FlatModel(self.network.model)
-        self.partition = Partition.of(self.network.model, self.central.shards)
+        self.partition = Partition.of(
+            self.network.model, self.central.shards, whole_parameters=self.central.whole_parameters
+        )
         self._fixed_buffers = self._places
         last_step = self.central.coordinator_settings(settings, source.num_rows, 0, {}).last_step
         self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)

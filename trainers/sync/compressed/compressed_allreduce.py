@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.sync.common.combined_gradients import CombinedGradients, units_of
-from orchestray.trainers.sync.compressed.compressed_sum import CodedSum, coded_sum
+from orchestray.trainers.sync.compressed.compressed_sum import CodedSum, MergedSum, coded_sum
 
 
 class Compressed(CombinedGradients):
@@ -57,9 +57,18 @@ class Compressed(CombinedGradients):
             sums = coded.all_reduce([gradients[index] for index in unit], self._step)
             for index, total in zip(unit, sums, strict=True):
                 combined[index] = total
-        if self.remembers:  # without a memory a message would have to be decoded again
-            self.step_metrics = {"compression_error": sum(coded.error_squared() for coded in self._coded) ** 0.5}
+        self.step_metrics = self._measured()
         return combined
+
+    def _measured(self) -> dict[str, float]:
+        """Return the step's metrics."""
+        metrics = {}
+        if self.remembers:  # without a memory a message would have to be decoded again
+            metrics["compression_error"] = sum(coded.error_squared() for coded in self._coded) ** 0.5
+        if merged := [coded for coded in self._coded if isinstance(coded, MergedSum)]:
+            num_values = sum(coded.num_values for coded in merged)
+            metrics["sparsity"] = 1.0 - sum(coded.num_sent for coded in merged) / num_values
+        return metrics
 
     def kept(self) -> dict[str, list[Tensor | None]]:
         kept: dict[str, list[Tensor | None]] = {}

@@ -214,9 +214,13 @@ class MergedSum(_OneCompressor):
         self._compressor: SparseCompressor = compressor
         dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
         self._sum = SparseSum(collective, compressor.num_values, dtype)
+        self.num_values = compressor.num_values
+        self.num_sent = 0
+        """Number of values that this replica sent in the last step, of `num_values`."""
 
     def all_reduce(self, tensors: Sequence[Tensor], step: int) -> list[Tensor]:
         indices, values = self._compressor.compress_sparse(tensors, step=step)
+        self.num_sent = indices.numel()
         return typed(unflatten(self._sum.all_reduce(indices, values), self._like), self._like)
 
 

@@ -64,7 +64,7 @@ class Averaging(LocalUpdates):
     def _check_outer(self) -> None:
         """Refuse an outer optimizer that would have to see more than this worker's parts."""
         outer = self._outer
-        if outer is None or not (outer.uses_norms or outer.mixes_parameters or not outer.takes_parts):
+        if outer is None or not (outer.needs_whole or outer.mixes_parameters):
             return
         part = next((update.name for update in self._updates if not update.piece.is_whole), None)
         if part is not None or outer.mixes_parameters:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -145,7 +146,9 @@ def test_a_sum_in_a_chain_and_in_a_tree_have_the_same_work_and_different_depths(
     linear, balanced = traced(chain), traced(lambda: tree(values))
     assert (linear.work, linear.depth) == (15, 15)
     assert (balanced.work, balanced.depth) == (15, levels(16)) == (15, 4)
-    assert traced(lambda: torch.ones(16, device="meta").sum()).depth == 4
+    for count in range(1, 1001):
+        total = traced(lambda count=count: torch.ones(count, device="meta").sum())
+        assert (total.work, total.depth) == (count - 1, math.ceil(math.log2(count)))
 
 
 def test_the_depth_is_that_of_the_longest_path_which_the_critical_path_names() -> None:

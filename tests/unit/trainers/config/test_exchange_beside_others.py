@@ -19,27 +19,6 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             ),
         ),
         (
-            [server("shards: 3"), "train.optimizer={type: lars, lr: 1}"],
-            (
-                "train.optimizer.type: lars needs the norms of whole layers, which shards: 3 cut anywhere; "
-                "use strategy.exchange.shards: 1, or sgd"
-            ),
-        ),
-        (
-            [server("shards: 3"), "train.optimizer={type: muon, lr: 1}"],
-            (
-                "train.optimizer.type: muon needs matrices, which shards: 3 cut anywhere; "
-                "use strategy.exchange.shards: 1, or sgd"
-            ),
-        ),
-        (
-            [server("shards: 2"), "strategy.network.pipeline=2", "train.optimizer={type: soap, lr: 1}"],
-            (
-                "train.optimizer.type: soap keeps matrices of other shapes than the weights', which the servers of a "
-                "stage cannot join; use strategy.network.pipeline: 1, or muon"
-            ),
-        ),
-        (
             [
                 server("shards: 1, transport: shared_memory, consistency: asynchronous"),
                 "train.optimizer={type: soap, lr: 1}",

@@ -13,6 +13,7 @@ from orchestray.trainers.optim.class_optimizer import ClassOptimizer
 from orchestray.trainers.optim.factory import make_optimizer
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
+from support.staged_run import staged_settings, train_staged
 from support.training import few_digits
 
 OWN = '''
@@ -275,6 +276,15 @@ def test_one_that_mixes_parameters_is_refused_where_no_process_has_all_of_them(t
     servers = {"shards": 2, "consistency": "synchronous"}
     with pytest.raises(ConfigError, match="here no server has all of them"):
         train_central(few_digits, central_settings(2, servers, steps=2, optimizer=chosen), tmp_path / "run")
+
+
+def test_one_that_looks_at_whole_parameters_is_refused_where_servers_have_parts_of_them(tmp_path: Path) -> None:
+    chosen = {"type": "own.py:Normed", "lr": 0.01}
+    found = train_central(few_digits, central_settings(2, {"shards": 2}, steps=5, optimizer=chosen), tmp_path)
+    for name, weights in trained(chosen).items():
+        torch.testing.assert_close(found.weights[name], weights, rtol=1e-9, atol=1e-11)
+    with pytest.raises(ConfigError, match="the servers of each worker of a tensor group have a part of"):
+        train_staged(few_digits, staged_settings({"tensor": 2}, optimizer=chosen), tmp_path)
 
 
 def test_servers_step_by_a_class_and_shared_memory_refuses_it(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ SHARDED: list[tuple[dict[str, int], dict[str, str]]] = [
     ({"data": 2}, {"shard": "parameters"}),
     ({"data": 2, "pipeline": 2}, {"shard": "optimizer"}),
 ]
-LAYOUTS = [({"pipeline": 2}, {}), ({"data": 2, "pipeline": 2}, {}), *SHARDED]
+CUT = ({"tensor": 2, "data": 2}, {"shard": "optimizer"})
+LAYOUTS = [({"pipeline": 2}, {}), ({"data": 2, "pipeline": 2}, {}), *SHARDED, ({"tensor": 2}, {}), CUT]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,14 @@ def test_a_run_resumes_exactly_between_two_inversions(
 
 def test_a_run_goes_on_in_other_layouts(tmp_path: Path) -> None:
     optimizer = KFAC | {"inverse_every_steps": 4}
-    layouts: list[tuple[dict[str, int], dict[str, str]]] = [LAYOUTS[0], SHARDED[0], ({}, {}), SHARDED[-1], LAYOUTS[1]]
+    layouts: list[tuple[dict[str, int], dict[str, str]]] = [
+        LAYOUTS[0],
+        CUT,
+        SHARDED[0],
+        ({}, {}),
+        SHARDED[-1],
+        LAYOUTS[-2],
+    ]
     for steps, (network, exchange) in enumerate(layouts, start=1):
         found, _ = latest_good(tmp_path)
         rest: dict[str, Any] = {"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)}
@@ -192,3 +200,82 @@ def test_a_layer_that_two_stages_call_is_refused_and_one_that_a_stage_calls_twic
     assert furthest(found.weights, one.weights) <= TOLERANCE
     with pytest.raises(ConfigError, match=r"several use 'layer\.weight'; cut the pipeline elsewhere"):
         trained({"pipeline": 2, "split": ["layer@2"]}, task=lambda: Sources(Twice))
+
+
+# -- layers that are split ---------------------------------------------------------------------------------------------
+
+
+def transformer() -> Any:
+    return resolve("python_source")(context=7, width=12, depth=2, heads=3, num_files=3)
+
+
+class Planned:
+    """A task whose layers are split as a test says."""
+
+    def __init__(self, task: Callable[[], Any], plan: dict[str, str]) -> None:
+        self._task, self._plan = task(), plan
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, str]:
+        return self._plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._task, name)
+
+
+SPLIT: list[tuple[Callable[[], Any], dict[str, Any], dict[str, str]]] = [
+    (TASKS["mlp"], {"tensor": 2}, {}),
+    (TASKS["mlp"], {"tensor": 3}, {}),
+    (TASKS["mlp"], {"tensor": 2, "data": 2}, {}),
+    (TASKS["mlp"], {"tensor": 2, "pipeline": 2}, {}),
+    (TASKS["mlp"], {"tensor": 2, "data": 2}, {"shard": "gradients"}),
+    (TASKS["mlp"], {"tensor": 2, "data": 2}, {"shard": "parameters"}),
+    (TASKS["cnn"], {"tensor": 2}, {}),
+    (TASKS["cnn"], {"tensor": 3, "plan": "channels"}, {}),
+    (transformer, {"tensor": 2}, {}),
+    (transformer, {"tensor": 3, "pipeline": 2, "schedule": "zero_bubble"}, {}),
+]
+
+
+@pytest.mark.parametrize(("task", "network", "exchange"), SPLIT)
+def test_workers_that_split_layers_make_the_steps_of_one_process(
+    task: Callable[[], Any], network: dict[str, Any], exchange: dict[str, str]
+) -> None:
+    one, found = trained(task=task), trained(network, exchange, task=task)
+    assert furthest(found.weights, one.weights) <= TOLERANCE
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("task", "plan"),
+    [
+        (TASKS["mlp"], {"0": "output_gathered", "2": "input_scattered", "4": "output", "6": "input"}),
+        (TASKS["cnn"], {"0": "channels", "1": "channels", "4": "channels_gathered", "9": "output_gathered"}),
+        (TASKS["cnn"], {"0": "channels_gathered", "4": "channels_in"}),
+        (
+            transformer,
+            {
+                "1": "heads+sequence",
+                "2": "heads+sequence",
+                "1.feed_forward_input": "output",
+                "1.feed_forward_output": "input",
+            },
+        ),
+    ],
+)
+def test_a_layer_is_measured_whole_whichever_part_a_worker_has(task: Callable[[], Any], plan: dict[str, str]) -> None:
+    """Split by features of inputs or outputs, with either side gathered, and by time around and without a split."""
+    found = trained({"tensor": 3}, task=lambda: Planned(task, plan))
+    assert furthest(found.weights, trained(task=task).weights) <= TOLERANCE
+
+
+def test_replicas_that_average_measure_the_layers_they_split() -> None:
+    optimizer = {"type": "natural_gradient", "lr": 0.05, "every_steps": 2}
+    exchange = {"type": "averaging", "every": 2}
+    one, found = (trained({"data": 2} | more, exchange, optimizer=optimizer) for more in ({}, {"tensor": 2}))
+    assert furthest(found.weights, one.weights) <= TOLERANCE
+
+
+@pytest.mark.parametrize("plan", [{"0:4": "batch"}, {"0:4": "height"}])
+def test_a_layer_that_is_split_by_samples_or_places_is_refused(plan: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"splits '0\.weight' by samples, places or branches"):
+        trained({"tensor": 2}, task=lambda: Planned(TASKS["cnn"], plan))

@@ -20,6 +20,7 @@ from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.sockets import listens
 from orchestray.trainers.core.faults import Faults
 from orchestray.trainers.ps.protocol.address import COMPLETE_KEY, Address, StagePlan
+from orchestray.trainers.ps.protocol.settings import CentralSettings
 from orchestray.trainers.ps.variants.model_parallel.plan import plan_stages
 from orchestray.trainers.ps.variants.model_parallel.worker import StagedWorker
 from orchestray.trainers.ps.worker.worker_process import EmployedHost
@@ -80,6 +81,7 @@ class StageHost(EmployedHost):
         def work(channels: list[Channel], faults: Faults) -> str:
             # The servers come first: they wait for a shorter time than the stages wait for each other.
             world = self._enter(meet(meeting, stage, plan.num_workers))
+            central = CentralSettings.of(self._settings)
             worker = self._worker = StagedWorker(
                 self._task,
                 self._settings,
@@ -87,6 +89,8 @@ class StageHost(EmployedHost):
                 self._source("train"),
                 world,
                 num_shards=len(servers),
+                whole_parameters=central.whole_parameters,
+                factors=central.factors,
                 bounds=list(plan.bounds),
                 device=self._device,
             )

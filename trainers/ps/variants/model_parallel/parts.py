@@ -106,8 +106,8 @@ class StageParts:
             held = share_tensors(world, own if worker == world.rank else None, worker)
             for key, tensor in held.items():
                 piece = pieces.get(key.rpartition(".")[0] if are_slots else key)
-                if piece is None or (tensor.dim() == 0 and piece.shape):
-                    found.setdefault(key, tensor)  # whole, or the count of an optimizer's steps
+                if piece is None or (are_slots and tensor.shape != piece.local_shape):
+                    found.setdefault(key, tensor)  # whole, or kept beside a parameter: a count of steps, a matrix
                 elif piece.is_counted:
                     plain = found.get(key)
                     found[key] = plain = tensor.new_zeros(piece.shape) if plain is None else plain

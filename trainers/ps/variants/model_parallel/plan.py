@@ -133,7 +133,11 @@ def _refuse_shared(held: list[StageSet], plan: StagePlan) -> None:
 
 
 def part_of_stage(
-    model: nn.Module, names: Sequence[str], num_shards: int, ranges: Mapping[str, tuple[Ranges, ...]] | None = None
+    model: nn.Module,
+    names: Sequence[str],
+    num_shards: int,
+    ranges: Mapping[str, tuple[Ranges, ...]] | None = None,
+    whole_parameters: bool = False,
 ) -> tuple[Partition, Tensor]:
     """Return the partition and the values for the servers of one worker of a replica.
 
@@ -142,16 +146,24 @@ def part_of_stage(
         names: names of the worker's parameters, in its order (`StagePlan.parameters`).
         num_shards: number of servers of the worker.
         ranges: part of each tensor that it holds (`StagePlan.ranges`); not listed: all.
+        whole_parameters: True if its servers have to hold whole ones.
 
     Returns:
         The partition, and a copy of all its values, flat.
 
     Raises:
-        ConfigError: more servers than elements of parameters.
+        ConfigError: more servers than elements of parameters, or parts of what has to be whole.
     """
     found = dict(model.named_parameters(remove_duplicate=False))
+    if whole_parameters and (cut := next((name for name in names if name in (ranges or {})), None)):
+        raise ConfigError(
+            "config: train.optimizer.type: the optimizer has to see whole parameters, and the servers of each worker "
+            f"of a tensor group have a part of {cut!r}; use strategy.network.tensor: 1, or another optimizer"
+        )
     held = [cut_tensor(found[name].detach(), name, ranges or {}) for name in names]
-    partition = Partition(tuple((name, tuple(t.shape)) for name, t in zip(names, held, strict=True)), num_shards)
+    partition = Partition(
+        tuple((name, tuple(t.shape)) for name, t in zip(names, held, strict=True)), num_shards, whole_parameters
+    )
     return partition, flatten(held)
 
 

@@ -54,7 +54,7 @@ from orchestray.trainers.ps.protocol.residuals import (
     take_up,
     to_file,
 )
-from orchestray.trainers.ps.protocol.settings import CentralSettings
+from orchestray.trainers.ps.protocol.settings import Factors
 from orchestray.trainers.ps.protocol.state import load_values, whole_slots
 from orchestray.trainers.ps.variants.model_parallel.parts import StageParts
 from orchestray.trainers.ps.variants.model_parallel.plan import in_stages
@@ -92,6 +92,8 @@ class StagedWorker(OrderLoop):
         world: Collective,
         *,
         num_shards: int = 1,
+        whole_parameters: bool = False,
+        factors: Factors = "never",
         bounds: Bounds | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -104,6 +106,8 @@ class StagedWorker(OrderLoop):
             source: training samples.
             world: group of the stages of this replica, in order.
             num_shards: number of servers of each stage.
+            whole_parameters: True if they hold whole parameters.
+            factors: use of factors instead of the gradients of fully connected layers.
             bounds: cut of the network (`StagePlan.bounds`); None: the stages decide it together.
             device: device of this stage.
 
@@ -125,8 +129,8 @@ class StagedWorker(OrderLoop):
         self._parts = StageParts(self.network, self._groups)
         names = frozenset(self._parts.names)
         self.flat = FlatModel(self.network.model, names)
-        self.partition = Partition.of(self.network.model, num_shards, names)
-        self.factors = capture_of(self.network.model, CentralSettings.of(settings).factors, names)
+        self.partition = Partition.of(self.network.model, num_shards, names, whole_parameters=whole_parameters)
+        self.factors = capture_of(self.network.model, factors, names)
         """Inputs and errors of fully connected layers, which are sent instead of gradients; None: they are not."""
         self._waited_before_s = self._groups.waiting.total_s
 

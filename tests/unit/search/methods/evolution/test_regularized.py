@@ -97,6 +97,7 @@ def test_the_same_calls_give_the_same_proposals() -> None:
     assert run() == run()
 
 
+@pytest.mark.slow
 def test_aging_beats_killing_the_worst_where_scores_are_noisy() -> None:
     """Check Real et al., 2019, section 6.2 and supplement A: a lucky score keeps no individual alive.
 

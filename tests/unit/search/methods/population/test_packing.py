@@ -16,6 +16,7 @@ from orchestray.trainers.config.load import load_train_config
     [
         ("average", {"type": "ema"}),
         ("until", {"metric": "loss", "value": 0.1, "mode": "min"}),
+        ("time_limit_s", 60.0),
         ("early_stopping", {"metric": "loss"}),
         ("recompute", "sqrt"),
         ("quantize", {"type": "twn"}),

@@ -339,6 +339,20 @@ def test_a_worker_that_leaves_as_its_server_closes_is_written_to_no_closed_log(t
     assert 0 not in machine.coordinator.workers
 
 
+def test_a_log_is_read_once_its_server_writes_no_more(tmp_path: Path) -> None:
+    log = DiskLog(tmp_path, log_bytes=1)
+    log.begin(Plan("asynchronous").machine(0))
+    log.append(HELLO, ())
+    made: list[int] = []
+    reader = spawn(lambda: made.append(restore(tmp_path, Plan("asynchronous").machine(0))))
+    log.append(HELLO, ())  # and a new snapshot, with a log of its own
+    assert not made
+    log.append(HELLO, ())
+    log.close()
+    reader.join(JOIN_S)
+    assert made == [1]
+
+
 def test_a_log_that_ends_within_a_record_ends_before_it(tmp_path: Path) -> None:
     plan = Plan("asynchronous", steps=3)
     values = logged(plan, tmp_path)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from orchestray.trainers.analysis.products import Product
-from orchestray.trainers.machine.profile import Contention
+from orchestray.trainers.machine.gemm import GemmTable, shapes
+from orchestray.trainers.machine.profile import Compute, Contention
 from orchestray.trainers.machine.transfers import ring_s
 from orchestray.trainers.survey.cost_models.counted import Counted
 from orchestray.trainers.survey.cost_models.models import (
@@ -39,6 +40,12 @@ def test_the_table_adds_up_each_product_as_often_as_it_occurs() -> None:
     flops = 2 * (100 * 50 * 30 + 4 * 10 * 20 * 30)
     assert gemm_lookup_s(STEP, profile()) == pytest.approx(flops / FLOPS_PER_S)
     assert gemm_lookup_s(STEP, profile(), dtype="bfloat16") == pytest.approx(flops / FLOPS_PER_S / 8)
+    # Each has the time of its own shape, whatever the number of its operations.
+    sizes = (1, 16, 256)
+    table = GemmTable(sizes, tuple(1e-9 * m**0.5 * n**0.9 for m, n, _ in shapes(sizes)))
+    machine = replace(profile(), compute={1: Compute({"float32": table}, 1e10, 1e-6)})
+    taken_s = 1e-9 * (100**0.5 * 50**0.9 + 4 * 10**0.5 * 20**0.9)
+    assert gemm_lookup_s(STEP, machine) == pytest.approx(taken_s)
 
 
 def test_data_parallel_workers_compute_and_then_reduce() -> None:

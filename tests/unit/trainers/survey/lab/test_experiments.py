@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.lab import (
     caching,
     connecting,
@@ -115,6 +117,7 @@ def test_the_error_of_winograd_grows_with_the_tile_while_products_shrink(exhibit
 def test_layouts_are_each_others_transposition_and_pooling_takes_the_largest_of_four() -> None:
     x, weight = convolving.SMALL[1].tensors()
     chwn = convolutions.in_chwn(x.permute(1, 2, 3, 0).contiguous(), weight)
+    assert chwn.is_contiguous()  # the samples lie side by side in memory, in outputs as in inputs
     torch.testing.assert_close(chwn.permute(3, 0, 1, 2), functional.conv2d(x, weight), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(convolving._pool_nchw(x), functional.max_pool2d(x, 2))
     torch.testing.assert_close(
@@ -141,6 +144,21 @@ def test_a_batch_as_one_product_is_its_samples_one_by_one() -> None:
         torch.testing.assert_close(multiplying._one_by_one(network, x), network(x), rtol=1e-6, atol=1e-6)
 
 
+def test_a_layer_is_one_product_over_the_batch_and_one_for_each_sample_where_they_come_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[str, Counter[str]] = {}
+
+    def counted(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+        found.update({name: Counter(each.name for each in traced(way).operations) for name, way in ways.items()})
+        return dict.fromkeys(ways, [1.0] * rounds)
+
+    monkeypatch.setattr(multiplying, "times_s", counted)
+    multiplying.fully_connected(1, (64,), samples=8)
+    layers = 5
+    assert (found["batched"]["addmm"], found["one by one"]["addmm"]) == (layers, 8 * layers)
+
+
 def test_fixed_point_names_the_class_that_full_precision_names(exhibits: dict[str, Exhibit]) -> None:
     agree = [each for each in column(exhibits["fully-connected"], "agree") if each is not None]
     assert len(agree) == 2
@@ -162,13 +180,17 @@ def test_results_with_and_without_onednn_agree_and_the_setting_is_put_back(exhib
     assert torch.backends.mkldnn.enabled
 
 
-def test_each_operation_is_timed_on_each_number_of_threads_which_are_put_back(exhibits: dict[str, Exhibit]) -> None:
+def test_each_operation_is_timed_on_each_number_of_threads_which_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     exhibit = settings.thread_sweep(1, (1, 2))
     assert torch.get_num_threads() == before
     assert column(exhibit, "operation") == list(settings.operations())
     for one, two, ratio in zip(*(column(exhibit, name) for name in ("1 threads", "2 threads", "2 / 1")), strict=True):
         assert ratio == pytest.approx(one / two)
+    seen: dict[int, None] = {}
+    monkeypatch.setattr(settings, "operations", lambda: {"look": lambda: seen.setdefault(torch.get_num_threads())})
+    settings.thread_sweep(1, (1, 2))
+    assert list(seen) == [1, 2]
 
 
 def test_kept_weights_move_no_bytes_and_fetched_ones_all_of_theirs_for_the_same_states(

@@ -10,6 +10,8 @@ from torch import nn
 
 from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.networks.connected import (
+    Dense,
+    Residual,
     densenet_for_cifar,
     googlenet,
     resnet,
@@ -36,6 +38,27 @@ def test_each_has_its_number_of_weights(name: str) -> None:
         out = network(torch.zeros(1, 3, side, side))
     assert sum(each.numel() for each in network.parameters()) == wanted
     assert out.shape == (1, 10 if side == 32 else 1000)
+
+
+@pytest.mark.parametrize("projects", [True, False])
+def test_a_residual_block_adds_its_inputs_to_what_its_layers_make(projects: bool) -> None:
+    torch.manual_seed(0)
+    for inputs, outputs, stride, inner in ((4, 4, 1, None), (4, 6, 2, None), (4, 8, 1, 2)):
+        block = Residual(inputs, outputs, stride, inner, projects=projects)
+        x = torch.randn(2, inputs, 6, 6)
+        short = torch.zeros(2, outputs, 6 // stride, 6 // stride)
+        short[:, :inputs] = x[:, :, ::stride, ::stride]
+        if projects and (inputs, stride) != (outputs, 1):
+            short = block.short(x)
+        torch.testing.assert_close(block(x), torch.relu(block.layers(x) + short))
+
+
+def test_a_dense_layer_passes_on_its_inputs_before_what_it_makes_of_them() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 6, 6)
+    out = Dense(5, 3)(x)
+    assert out.shape == (2, 5 + 3, 6, 6)
+    assert torch.equal(out[:, :5], x)
 
 
 def test_googlenet_has_the_operations_of_the_survey_within_a_fiftieth() -> None:

@@ -1,0 +1,93 @@
+"""Optimizers that look at more than single elements, on synchronous servers: their steps are those of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.checkpoint import list_checkpoints
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.loop.checkpoint_source import Loaded
+from support.central_run import train_central
+from support.layouts import layout_settings, train_laid_out
+from support.staged_run import staged_settings, train_staged
+from support.training import digits, furthest, same_bits
+
+BATCH = 25
+"""Samples of a batch, which two or three workers cannot share evenly."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "lars": {"type": "lars", "lr": 1.0},
+    "lamb": {"type": "lamb", "lr": 0.01},
+    "muon": {"type": "muon", "lr": 0.01},
+    "soap": {"type": "soap", "lr": 0.01, "every_steps": 2},
+}
+TOLERANCES = {
+    "lars": 1e-10,
+    "lamb": 1e-10,
+    "muon": 1e-2 * OPTIMIZERS["muon"]["lr"],
+    "soap": 1e-3 * OPTIMIZERS["soap"]["lr"],
+}
+"""Muon orthogonalises in bfloat16, and SOAP divides each entry by its size: both bring out last digits of a sum."""
+
+
+def task() -> Any:
+    return digits(hidden=[14, 12, 10], validation_fraction=0.02)
+
+
+def keys(kind: str, steps: int = 4) -> dict[str, Any]:
+    return {"optimizer": OPTIMIZERS[kind], "batch_size": BATCH, "steps": steps}
+
+
+@cache
+def alone(kind: str, steps: int = 4) -> dict[str, Tensor]:
+    return train_laid_out(task, layout_settings({"microbatches": 1}, **keys(kind, steps))).weights
+
+
+def synchronous(data: int, steps: int = 4, *, kind: str, **exchange: Any) -> ReplicaSettings:
+    network = {"data": data, "microbatches": 1}
+    server = {"type": "parameter_server", "consistency": "synchronous", **exchange}
+    return layout_settings(network, server, **keys(kind, steps))
+
+
+@pytest.mark.parametrize("exchange", [{"shards": 3}, {"shards": 5}, {"shards": 2, "groups": 2}])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_servers_that_hold_whole_parameters_make_the_steps_of_one_server_and_of_one_process(
+    kind: str, exchange: dict[str, int], tmp_path: Path
+) -> None:
+    found = train_central(task, synchronous(2, kind=kind, **exchange), tmp_path / "several")
+    assert same_bits(found.weights, train_central(task, synchronous(2, kind=kind), tmp_path / "one").weights)
+    assert furthest(found.weights, alone(kind)) <= TOLERANCES[kind]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_several_servers_of_each_stage_make_the_steps_of_one_process(kind: str, tmp_path: Path) -> None:
+    network = {"data": 2, "pipeline": 2, "microbatches": 1}
+    settings = staged_settings(network, {"consistency": "synchronous", "shards": 4}, **keys(kind))
+    assert furthest(train_staged(task, settings, tmp_path).weights, alone(kind)) <= TOLERANCES[kind]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_run_goes_on_with_other_servers_and_without(kind: str, tmp_path: Path) -> None:
+    storage = {"checkpoint_storage": str(tmp_path / "saved"), "checkpoint_every_steps": 2}
+    network = {"data": 2, "pipeline": 2, "microbatches": 1}
+    staged = staged_settings(network, {"consistency": "synchronous", "shards": 4}, **keys(kind, 2))
+    train_staged(task, replace(staged, **storage), tmp_path)
+    (first,) = list_checkpoints(tmp_path / "saved")
+    later = replace(synchronous(2, 4, kind=kind, shards=3), **storage)
+    second = train_central(task, later, tmp_path, checkpoint=first)
+    assert furthest(second.weights, alone(kind)) <= TOLERANCES[kind]
+    last = list_checkpoints(tmp_path / "saved")[-1]
+    settings = layout_settings({"microbatches": 1}, **keys(kind, 6))
+    found = train_laid_out(task, settings, load=lambda: Loaded(last))
+    assert furthest(found.weights, alone(kind, 6)) <= TOLERANCES[kind]
+
+
+def test_more_servers_than_parameters_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="9 shards cannot share 8 parameters, which the optimizer has to see whole"):
+        train_central(task, synchronous(2, kind="soap", shards=9), tmp_path)
