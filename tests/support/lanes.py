@@ -1,7 +1,7 @@
 """The fast lane and the slow one: what a run of the tests has left out, and what takes too long for its lane.
 
-The fast lane is `make test`, both are `make test-all`. `slow` marks what is statistical over many seeds or
-runs, the further ones of many alike, and most of what happens on machines that come and go.
+The fast lane is `make test`, both are `make test-all`. `slow` marks statistics over many seeds or runs, and the further
+ones of many tests alike. It also marks most of what happens on machines that come and go.
 """
 
 from __future__ import annotations

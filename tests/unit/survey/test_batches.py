@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.tasks import resolve
 from support.training import (
@@ -129,12 +131,28 @@ def test_squared_loss_is_the_mean_square_and_its_gradient_twice_the_error(tmp_pa
 # -- a batch in pieces -------------------------------------------------------------------------------------------------
 
 
+def noting_passes(sizes: list[int]) -> Callable[[Replica, Collective, object], None]:
+    """Return a function that has the first replica note the samples of each forward pass in training."""
+
+    def prepare(replica: Replica, collective: Collective, _calls: object) -> None:
+        def note(model: nn.Module, _inputs: object, outputs: Tensor) -> None:
+            if model.training:
+                sizes.append(len(outputs))
+
+        if collective.rank == 0:
+            replica.model.register_forward_hook(note)
+
+    return prepare
+
+
 @pytest.mark.parametrize("data", [1, 2])
 def test_bunch_mode_of_k_samples_equals_a_minibatch_of_k(data: int) -> None:
     task = regression()
     options: dict[str, Any] = {"steps": 20, "batch_size": 8, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}}
-    delayed = train(task, data, accumulate=8 // data, **options)[0]  # micro-batches of one sample
+    sizes: list[int] = []
+    delayed = train(task, data, accumulate=8 // data, prepare=noting_passes(sizes), **options)[0]
     together = train(task, **options)[0]
+    assert sizes == [1] * (20 * 8 // data)  # one sample at a time
     assert furthest(delayed.after, together.after) <= 1e-12
     assert len(delayed.steps) == len(together.steps) == 20
 
@@ -143,7 +161,12 @@ def test_bunch_mode_of_k_samples_equals_a_minibatch_of_k(data: int) -> None:
 def test_gradient_accumulation_makes_one_step_of_all_micro_batches(batch_size: int) -> None:
     task = regression()
     options: dict[str, Any] = {"steps": 12, "batch_size": batch_size, "optimizer": {"type": "adam", "lr": 0.01}}
-    split, whole = (train(task, accumulate=pieces, **options)[0] for pieces in (4, 1))
+    passes: dict[int, list[int]] = {4: [], 1: []}
+    split, whole = (
+        train(task, accumulate=pieces, prepare=noting_passes(sizes), **options)[0] for pieces, sizes in passes.items()
+    )
+    assert [len(sizes) for sizes in passes.values()] == [4 * 12, 12]
+    assert sum(passes[4]) == sum(passes[1])
     assert furthest(split.after, whole.after) <= 1e-10
     assert len(split.steps) == 12
     assert [line["loss"] for line in split.steps] == pytest.approx([line["loss"] for line in whole.steps], abs=1e-12)
