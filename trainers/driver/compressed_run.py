@@ -172,6 +172,8 @@ def write_compressed(
         directory.write_config(dump_yaml(config))
         tuning = _Tuning(config, recipe.fine_tune_steps, task, interface, directory.path, address, train_run)
         stages: dict[str, Any] = {"whole": before}
+        if recipe.tucker is not None:
+            stages["in factors"] = _validated(run, task, model)
 
         def look(stage: str, reached: ModelState) -> None:
             stages[stage] = _validated(run, task, fill(model, reached, described.get("precision")).eval())

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orchestray.platform.comm.allreduce.bounds import bandwidth_bound_s
 from orchestray.platform.comm.allreduce.costs import (
     AlphaBeta,
     cheapest,
@@ -24,7 +25,6 @@ from orchestray.platform.comm.allreduce.measure import measure
 from orchestray.platform.comm.allreduce.placement import crossings, order_by_node
 from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, schedule
 from orchestray.platform.sim.network import Link, SimulatedNetwork
-from support.allreduce_bounds import bandwidth_bound_s
 from support.threads import run_replicas
 
 L_S, G_S = 1e-3, 1e-6

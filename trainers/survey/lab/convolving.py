@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.timing import seeded, times_s
-from orchestray.trainers.survey.operators import convolutions, winograd
+from orchestray.trainers.survey.operators import convolutions, fourier, winograd
 from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm
 
 ALL: Mapping[str, Algorithm] = {"direct loops": convolutions.direct, **ALGORITHMS}
@@ -85,7 +86,23 @@ def convolving(rounds: int = 7, shapes: Sequence[Shape] = SHAPES) -> Exhibit:
         cells = [times[name] * 1e3 if name in times else None for name in ALL]
         rows.append([shape.name, *cells, f"{best}, {others[best] / times['torch']:.2g} x torch"])
     columns = ["kernel, inputs", *(f"{name}, ms" for name in ALL), "best other"]
-    return Exhibit("convolutions", "Convolutions by every algorithm", columns, rows, list(findings(medians)))
+    found = [*findings(medians), *pruning()]
+    return Exhibit("convolutions", "Convolutions by every algorithm", columns, rows, found)
+
+
+def pruning(cases: Sequence[tuple[int, int, int]] = ((2, 3, 64), (3, 3, 64))) -> list[str]:
+    """Return how many times fewer operations a kernel's transform has that leaves out the lines of zeros.
+
+    Args:
+        cases: dimensions, side of the kernel, side of what it is padded to.
+    """
+    found = []
+    for dimensions, kernel, side in cases:
+        weight, sizes = seeded(*[kernel] * dimensions), [side] * dimensions
+        whole, few = (traced(partial(way, weight, sizes)).work for way in (fourier.padded, fourier.pruned))
+        of, to = ("x".join([str(number)] * dimensions) for number in (kernel, side))
+        found.append(f"The transform of a kernel of {of} in {to} has {whole / few:.2f} times fewer operations pruned.")
+    return found
 
 
 def findings(medians: Mapping[Shape, Mapping[str, float]]) -> list[str]:

@@ -58,7 +58,7 @@ class Residual(nn.Module):
 
     Args:
         inputs, outputs: channels.
-        stride: stride of the first convolution that has one.
+        stride: stride of the first convolution.
         inner: channels between 1x1 convolutions (a bottleneck); None: two 3x3 convolutions.
         projects: True to bring inputs to the outputs' size by a convolution; False: by leaving out and adding zeros.
     """
@@ -68,7 +68,7 @@ class Residual(nn.Module):
         if inner is None:
             parts = [_normalised(inputs, outputs, 3, stride), nn.ReLU(), _normalised(outputs, outputs, 3)]
         else:
-            parts = [_normalised(inputs, inner, 1), nn.ReLU(), _normalised(inner, inner, 3, stride), nn.ReLU()]
+            parts = [_normalised(inputs, inner, 1, stride), nn.ReLU(), _normalised(inner, inner, 3), nn.ReLU()]
             parts.append(_normalised(inner, outputs, 1))
         self.layers = nn.Sequential(*parts)
         changes = inputs != outputs or stride != 1

@@ -1,7 +1,8 @@
 """Recurrent cells as their equations are written: Elman's, the LSTM and the GRU; one step, and many.
 
-Elman 1990; Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000; Cho et al. 2014. Weights lie as
-torch's do, gate below gate, so that a layer of torch can be computed by hand.
+Elman 1990, without the layer of outputs behind; Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
+2000; Cho et al. 2014 in its first version, whose reset gate comes after the product with the state and not before it.
+Weights lie as torch's do, gate below gate, so that a layer of torch can be computed by hand.
 """
 
 from __future__ import annotations

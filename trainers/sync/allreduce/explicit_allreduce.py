@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from orchestray.platform.comm import objects
+from orchestray.platform.comm.allreduce.bounds import no_redundancy_bytes
 from orchestray.platform.comm.allreduce.costs import cheapest, costs_s
 from orchestray.platform.comm.allreduce.execute import Reducer
 from orchestray.platform.comm.allreduce.measure import Fitted, measure
@@ -56,10 +57,12 @@ class AlgorithmicAllReduce(AllReduce):
         """Bytes that all send for a bucket beyond their number times what this one sends, by its number of bytes: the
         ranks of a tree do not all send the same.
         """
+        self._most_sent: dict[int, int] = {}
+        """Bytes that the busiest replica sends for a bucket, by its number of bytes."""
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
-        self._buckets_bytes, self._chosen, self._beyond = [], {}, {}
+        self._buckets_bytes, self._chosen, self._beyond, self._most_sent = [], {}, {}, {}
         if self._filling is None:
             return
         own = collective.sibling("schedules")  # a thread sends through it, while the replica sends through its own
@@ -81,16 +84,20 @@ class AlgorithmicAllReduce(AllReduce):
         """Return the run's summary of the exchange, as JSON values.
 
         `algorithm` as configured; `order`, the ranks by place; a list `buckets` with `num_bytes`, `algorithm` and
-        `rounds` (null for the process group's own) of each. With "auto" also `alpha_s` and `beta_s_per_byte` of a
-        message, `native_alpha_s` and `native_beta_s_per_byte` of a whole native all-reduce, and for each bucket
-        `expected_s` of every algorithm.
+        `rounds` (null for the process group's own) of each. `sent_bytes` of a bucket are those of the busiest replica,
+        null likewise; it must send `least_bytes` if no addition is repeated. With "auto" also `alpha_s` and
+        `beta_s_per_byte` of a message, `native_alpha_s` and `native_beta_s_per_byte` of a whole native all-reduce, and
+        for each bucket `expected_s` of every algorithm.
         """
         buckets: list[dict[str, Any]] = []
         size = len(self._order)
         for num_bytes in self._buckets_bytes:
             chosen = self._chosen[num_bytes]
             rounds = None if chosen == NATIVE else num_rounds(chosen, size)
+            sent = self._most_sent.get(num_bytes)
+            least = no_redundancy_bytes(size, num_bytes)
             buckets.append({"num_bytes": num_bytes, "algorithm": chosen, "rounds": rounds})
+            buckets[-1] |= {"sent_bytes": sent, "least_bytes": least}
             if self._fitted is not None:
                 buckets[-1]["expected_s"] = self._expected_s(num_bytes)
         summary: dict[str, Any] = {"algorithm": self._algorithm, "order": list(self._order), "buckets": buckets}
@@ -124,3 +131,4 @@ class AlgorithmicAllReduce(AllReduce):
             size, place = len(self._order), self._order.index(self.joined().rank)
             sent = [n * flat.element_size() for n in sent_elements(chosen, size, flat.numel())]
             self._beyond[num_bytes] = sum(sent) - size * sent[place]
+            self._most_sent[num_bytes] = max(sent)

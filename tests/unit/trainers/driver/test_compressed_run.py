@@ -130,6 +130,10 @@ def test_tucker_factors_are_a_network_of_their_own_that_is_loaded_again(cnn: Run
     assert written.config.task.type == "orchestray.trainers.shrink.tucker_task:TuckerTask"
     accuracies = [float(run.result["final"]["validation"]["accuracy"]) for run in (cnn, written)]
     assert accuracies[1] > accuracies[0] - 0.1
+    stages = written.result["compressed"]["validation"]
+    assert list(stages)[:3] == ["whole", "in factors", "pruned"]
+    assert stages["in factors"]["loss"] != stages["whole"]["loss"]  # what the factors alone cost
+    assert stages["in factors"]["accuracy"] > stages["whole"]["accuracy"] - 0.1
     again = write_compressed(written, Recipe(0.5, 8), name="again", runs_dir=tmp_path)
     assert set(again.load_model().state_dict()) == set(shapes)
 

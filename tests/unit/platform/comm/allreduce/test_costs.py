@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from orchestray.platform.comm.allreduce.bounds import bandwidth_bound_s, latency_bound_s, no_redundancy_bound_s
 from orchestray.platform.comm.allreduce.costs import (
     AlphaBeta,
     cheapest,
@@ -15,7 +16,6 @@ from orchestray.platform.comm.allreduce.costs import (
     costs_s,
 )
 from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, num_rounds, schedule
-from support.allreduce_bounds import bandwidth_bound_s, latency_bound_s, no_redundancy_bound_s
 
 MODEL = AlphaBeta(alpha_s=50e-6, beta_s_per_byte=1e-9)
 

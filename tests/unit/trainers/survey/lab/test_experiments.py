@@ -116,6 +116,21 @@ def test_the_kernel_from_which_fft_wins_is_the_first_after_which_it_always_does(
     assert "FFT never beats im2col here." in convolving.findings(times((3, 5), (1.0, 2.0)))
 
 
+def test_pruned_transforms_have_half_the_operations_in_two_dimensions_and_a_third_in_three(
+    exhibits: dict[str, Exhibit],
+) -> None:
+    found = [line for line in exhibits["convolutions"].findings if line.endswith("times fewer operations pruned.")]
+    # Lines of side n with k of them not zero, n' = n / 2 + 1 after the first transform, whose lines are real.
+    k, n, half = 3, 64, 33
+    plane = (n / 2 + half) / (k / 2 + half)
+    cube = (n * n / 2 + 2 * n * half) / (k * k / 2 + k * half + n * half)
+    assert found == [
+        f"The transform of a kernel of 3x3 in 64x64 has {plane:.2f} times fewer operations pruned.",
+        f"The transform of a kernel of 3x3x3 in 64x64x64 has {cube:.2f} times fewer operations pruned.",
+    ]
+    assert (plane, cube) == (pytest.approx(2, rel=0.06), pytest.approx(3, rel=0.06)), "ZNNi's 3"
+
+
 def test_the_error_of_winograd_grows_with_the_tile_while_products_shrink(exhibits: dict[str, Exhibit]) -> None:
     *errors, _own = column(exhibits["winograd"], "largest error")
     assert errors == sorted(errors)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.networks.connected import (
     Dense,
@@ -40,6 +41,35 @@ def test_each_has_its_number_of_weights(name: str) -> None:
     assert out.shape == (1, 10 if side == 32 else 1000)
 
 
+# Table 1 of He et al. 2016; its operations are products.
+@pytest.mark.parametrize(("num_layers", "wanted"), [(18, 1.8e9), (34, 3.6e9), (50, 3.8e9), (101, 7.6e9), (152, 11.3e9)])
+def test_a_resnet_has_the_layers_and_the_operations_of_its_paper_within_a_fiftieth(
+    num_layers: int, wanted: float
+) -> None:
+    with torch.device("meta"):
+        network = resnet(num_layers).eval()
+        graph = traced(lambda: network(torch.zeros(1, 3, 224, 224)))
+    assert num_weighted(network) == num_layers
+    assert products(graph) == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("num_layers", [20, 56, 110])
+def test_a_resnet_for_cifar_has_its_layers_and_no_weights_in_its_shortcuts(num_layers: int) -> None:
+    network = resnet_for_cifar(num_layers)
+    assert num_weighted(network) == num_layers
+    assert not any(list(block.short.parameters()) for block in network.modules() if isinstance(block, Residual))
+
+
+def num_weighted(network: nn.Module) -> int:
+    """Return the layers with weights on the way through the blocks; projections lie beside it."""
+    kinds = (nn.Conv2d, nn.Linear)
+    return sum(isinstance(one, kinds) and ".short." not in name for name, one in network.named_modules())
+
+
+def products(graph: OperatorGraph) -> int:
+    return sum(each.cost.multiplications for each in graph.operations if each.name in {"convolution", "addmm"})
+
+
 @pytest.mark.parametrize("projects", [True, False])
 def test_a_residual_block_adds_its_inputs_to_what_its_layers_make(projects: bool) -> None:
     torch.manual_seed(0)
@@ -65,8 +95,7 @@ def test_googlenet_has_the_operations_of_the_survey_within_a_fiftieth() -> None:
     with torch.device("meta"):
         network = googlenet().eval()
         graph = traced(lambda: network(torch.zeros(1, 3, 224, 224)))
-    products = sum(each.cost.multiplications for each in graph.operations if each.name in {"convolution", "addmm"})
-    assert abs(products / 1566e6 - 1) < 0.02
+    assert products(graph) == pytest.approx(1566e6, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,18 @@ def test_the_run_counts_what_all_replicas_together_have_sent(algorithm: str, dat
         assert replica.outcome.bytes_sent == replica.outcome.bytes_dense == 2 * sum(sent)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_bucket_tells_what_the_busiest_replica_sends_beside_what_it_must(algorithm: str) -> None:
+    size = 4
+    replicas = train(few_digits(hidden=[16]), size, exchange={"algorithm": algorithm}, steps=1)
+    (bucket,) = replicas[0].replica.exchange.summary()["buckets"]  # type: ignore[attr-defined]
+    assert bucket["sent_bytes"] == 8 * max(sent_elements(algorithm, size, bucket["num_bytes"] // 8))
+    assert bucket["least_bytes"] == 2 * bucket["num_bytes"] * (size - 1) / size
+    spare = bucket["sent_bytes"] - bucket["least_bytes"]
+    # Cuts of a bucket that four does not divide may be off by an element in each of two phases.
+    assert -16 < spare < 16 if algorithm in ("ring", "rabenseifner") else spare > 0
+
+
 def test_rounds_are_done_beside_the_backward_pass_and_no_hook_waits_for_a_peer() -> None:
     size = 2
     both_have_sent = threading.Barrier(size, timeout=PATIENCE_S)
