@@ -10,12 +10,16 @@ import math
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from orchestray.platform.config import yaml_text
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.serving.application.starting import divided_network
 from orchestray.serving.config.load import dump_serve_yaml
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
+
+if TYPE_CHECKING:
+    from orchestray.serving.sharded.partition import ServedNetwork
 
 _APP = f"{__name__.removesuffix('.lifecycle.manifest')}:app"
 """The place of the application's builder, in the package of all of serving."""
@@ -111,22 +115,24 @@ def _service(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
         "http_options": {"host": "0.0.0.0", "port": _PORT},  # noqa: S104 - the pod's own network
         "applications": [application],
     }
-    replicas = config.replicas
-    least, most = (replicas.min, replicas.max) if isinstance(replicas, Scaling) else (replicas, replicas)
+    pods = _pods_of(config)
     head = {
         # The head answers for the cluster: with CPUs of its own it would get replicas, too.
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},  # noqa: S104 - the pod's own network
         "template": _pod(name, image, "ray-head", {"cpu": "1", "memory": "4Gi"}, _PORTS),
     }
-    resources = {"cpu": f"{config.resources.cpus_per_worker:g}"}
-    if config.resources.gpus_per_worker:
-        resources["nvidia.com/gpu"] = str(math.ceil(config.resources.gpus_per_worker))
+    cpus, gpus = (
+        pods.processes * each for each in (config.resources.cpus_per_worker, config.resources.gpus_per_worker)
+    )
+    resources = {"cpu": f"{cpus:g}"}
+    if gpus:
+        resources["nvidia.com/gpu"] = str(math.ceil(gpus))
     workers = {
         "groupName": "replicas",
-        "replicas": max(1, least),
-        "minReplicas": least,
-        "maxReplicas": most,
-        "rayStartParams": {"num-cpus": str(math.ceil(config.resources.cpus_per_worker))},
+        "replicas": max(1, pods.least),
+        "minReplicas": pods.least,
+        "maxReplicas": pods.most,
+        "rayStartParams": {"num-cpus": str(math.ceil(cpus))},
         "template": _pod(name, image, "ray-worker", resources, {"serve": _PORT}),
     }
     cluster: dict[str, Any] = {
@@ -134,9 +140,43 @@ def _service(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
         "headGroupSpec": head,
         "workerGroupSpecs": [workers],
     }
-    if isinstance(replicas, Scaling):
+    if isinstance(config.replicas, Scaling):
         cluster["enableInTreeAutoscaling"] = True
     return {"serveConfigV2": yaml_text.write(served), "rayClusterConfig": cluster}
+
+
+class _Pods(NamedTuple):
+    """Number of worker pods, and what each of them has room for."""
+
+    least: int
+    most: int
+    processes: int
+    """Processes with the resources of a replica that a pod has room for."""
+
+
+def _pods_of(config: ServeConfig) -> _Pods:
+    """Return the worker pods for the replicas of every version, shadows included.
+
+    A stage of a divided model has a pod of its own, with all processes that split its layers: they are neighbours. With
+    `replicas: 1` one pod has the ingress, which computes for all other versions.
+    """
+    replicas = config.replicas
+    few, many = (replicas.min, replicas.max) if isinstance(replicas, Scaling) else (replicas, replicas)
+    divided = [network for model in config.models if (network := _division(model, config)) is not None]
+    of_stages = many * sum(network.pipeline for network in divided)
+    widest = max((network.tensor for network in divided), default=1)
+    if config.in_process:
+        return _Pods(1 + of_stages, 1 + of_stages, max(widest, len(config.models)))
+    plain = len(config.models) - len(divided)
+    return _Pods(few * plain + of_stages, many * plain + of_stages, widest)
+
+
+def _division(model: ModelSection, config: ServeConfig) -> ServedNetwork | None:
+    """Return the division of a model over processes; None: one process, or a run that is not here to say."""
+    try:
+        return divided_network(model, config)
+    except OrchestrayError:
+        return None
 
 
 def _pod(

@@ -93,3 +93,22 @@ def test_a_painted_weight_depends_on_the_two_places_alone() -> None:
     alone = space.weights(genome, point, outputs)
     among = space.weights(genome, np.concatenate([np.random.default_rng(0).uniform(-1, 1, (20, 2)), point]), outputs)
     assert among[0, -1] == alone[0, 0]
+
+
+def test_points_are_connected_only_where_the_pattern_is_over_the_threshold_by_what_it_is_over_up_to_the_largest() -> (
+    None
+):
+    """Check section 3.2 of the paper: weak weights do not connect, and all others are scaled from zero on."""
+    space = Painted(threshold=0.2, largest=3.0)
+    # The pattern is x1 + 2 y2, which is drawn by two connections: node 6 is the output, 5 the bias.
+    genome = {"nodes": [], "connections": [[0, 0, 6, 1.0, True], [1, 3, 6, 2.0, True]]}
+    inputs = np.array([[-0.9, 0.3], [0.1, -0.7], [0.5, 0.0]])
+    outputs = np.array([[0.4, 0.0], [-0.4, 1.5]])
+    expected = [[-0.7, 0.0, 0.3], [1.9, 2.9, 3.0]]
+    np.testing.assert_allclose(space.weights(genome, inputs, outputs), expected, rtol=0, atol=1e-12)
+    network = space.build(genome, (4, 4), 4).state_dict()["weights"].numpy()
+    pixels = np.array([-0.75, -0.25, 0.25, 0.75])
+    x1, y2 = np.tile(pixels, 4), np.repeat([-0.5, 0.5], 2)
+    pattern = x1[None] + 2 * y2[:, None]
+    beyond = np.sign(pattern) * np.maximum(np.abs(pattern) - 0.2, 0)
+    np.testing.assert_allclose(network, beyond / 16, rtol=0, atol=1e-7)

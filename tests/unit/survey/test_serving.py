@@ -237,6 +237,33 @@ def test_the_manifest_for_kubernetes_has_the_shape_of_its_schemas_and_asks_for_w
         jsonschema.validate(broken, schema)
 
 
+@pytest.mark.parametrize(
+    ("changes", "pods", "cpus"),
+    [
+        # Of two versions each: replicas of their own, or all in the ingress of one pod.
+        (["replicas=3"], (6, 6), 2),
+        (["replicas={min: 0, max: 5}"], (0, 10), 2),
+        (["replicas=1"], (1, 1), 4),
+        # A stage is a pod, and so is the ingress that has no replicas beside it.
+        (["replicas=3", "compute.network={pipeline: 2, tensor: 3}"], (12, 12), 6),
+        (["replicas=1", "compute.network={pipeline: 2}"], (5, 5), 4),
+    ],
+)
+def test_a_manifest_has_pods_for_the_replicas_and_the_stages_of_every_version(
+    changes: list[str], pods: tuple[int, int], cpus: int, tmp_path: Path
+) -> None:
+    run = str(written_run(tmp_path, "digits"))
+    models = [{"name": "digits", "run": run}, {"name": "digits", "run": run, "version": 2, "shadow": True}]
+    config = load_serve_config(
+        {"name": "e", "models": models}, [*changes, "resources.cpus_per_worker=2"], look_at_files=False
+    )
+    (workers,) = manifest(config)[1]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert (workers["minReplicas"], workers["maxReplicas"]) == pods
+    (container,) = workers["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["cpu"] == str(cpus)
+    assert workers["rayStartParams"]["num-cpus"] == str(cpus)  # what Ray may put there
+
+
 def test_a_manifest_of_pods_that_could_not_start_or_would_serve_another_run_is_refused_with_every_reason(
     tmp_path: Path,
 ) -> None:

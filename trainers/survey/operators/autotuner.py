@@ -24,7 +24,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "implicit GEMM": convolutions.implicit_gemm,
     "Winograd F(2)": winograd.winograd,
     "Winograd F(4)": lambda x, weight: winograd.winograd(x, weight, 4),
-    "CHWN": lambda x, weight: convolutions.in_chwn(x.permute(1, 2, 3, 0).contiguous(), weight).permute(3, 0, 1, 2),
+    "CHWN": convolutions.through_chwn,
     "FFT": fourier.fourier,
     "FFT, tiled": fourier.fourier_tiled,
 }

@@ -78,5 +78,10 @@ def in_chwn(x: Tensor, weight: Tensor) -> Tensor:
     return (weight.flatten(1) @ columns).reshape(len(weight), height, width, x.shape[3])
 
 
+def through_chwn(x: Tensor, weight: Tensor) -> Tensor:
+    """Return a convolution by `in_chwn`, for which inputs are transposed, and outputs transposed back, in memory."""
+    return in_chwn(x.permute(1, 2, 3, 0).contiguous(), weight).permute(3, 0, 1, 2).contiguous()
+
+
 def _size(x: Tensor, weight: Tensor) -> tuple[int, int]:
     return x.shape[2] - weight.shape[2] + 1, x.shape[3] - weight.shape[3] + 1

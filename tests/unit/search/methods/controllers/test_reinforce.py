@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
+from orchestray.search.config.load import load_search_config
 from orchestray.search.methods.base import Finished, Proposal, rng_of
 from orchestray.search.methods.controllers.answering import Questions
 from orchestray.search.methods.controllers.policy import Policy, Vocabulary, policy_gradient
 from orchestray.search.methods.controllers.reinforce import Reinforce
+from orchestray.search.registry.check import method_of, space_of
+from orchestray.search.spaces.architectures.base import Genome
+from orchestray.search.spaces.architectures.chain import Chain
 from orchestray.search.spaces.dimensions import Choice, Uniform
+from support.layers import ROOT
 from support.toy_choices import Cells, Layers, cell_score, layer_score
 
 torch.set_num_threads(1)
@@ -82,6 +89,28 @@ def test_policy_comes_to_the_planted_best() -> None:
     # 60 of 125 networks: drawn evenly, 5 of 6 seeds would find the best once in 11 times.
     assert sum(best == 1.0 for best, _ in found) >= 5, found
     assert sum(greedy >= 0.8 for _, greedy in found) >= 5, found
+
+
+def test_the_controller_of_the_config_sets_the_parameters_of_a_fixed_number_of_layers() -> None:
+    config = load_search_config(ROOT / "configs/search/digits-reinforce.yaml")
+    method, space = method_of(config, trials=200), space_of(config)
+    assert isinstance(space, Chain)
+
+    def layers_of(genome: Genome) -> list[dict[str, Any]]:
+        return space.layers_of(genome)
+
+    def reward(proposal: Proposal, _step: int) -> float:
+        return sum((each["kernel"] == 5) + (each["channels"] == 16) for each in layers_of(proposal.genome)) / 6
+
+    trials = simulate(method, reward).trials
+    for trial in trials.values():
+        layers = layers_of(trial.proposal.genome)
+        assert [each["kind"] for each in layers] == ["conv"] * 3
+        assert [{"kernel", "channels"} <= each.keys() for each in layers] == [True] * 3
+        assert ("stride" in layers[0], "skip" in layers[2]) == (True, True)
+    scores = [trials[index].score or 0.0 for index in range(len(trials))]
+    assert max(scores) == 1.0  # one network in 64 has that
+    assert np.mean(scores[-30:]) > np.mean(scores[:30]) + 0.2
 
 
 def test_no_network_is_tried_twice_and_a_settled_policy_ends_the_search() -> None:

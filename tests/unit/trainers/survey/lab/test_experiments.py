@@ -149,6 +149,31 @@ def test_layouts_are_each_others_transposition_and_pooling_takes_the_largest_of_
     )
 
 
+def test_the_ratio_with_transposing_is_that_of_a_way_that_transposes_in_memory_there_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken_ms = {"NCHW": 6.0, "CHWN": 2.0, "CHWN, transposed twice": 4.0, "pool NCHW": 3.0, "pool CHWN": 2.0}
+    copies: dict[str, int] = {}
+
+    def given(ways: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+        copies.update(
+            {name: Counter(each.name for each in traced(way).operations)["clone"] for name, way in ways.items()}
+        )
+        assert ways["CHWN, transposed twice"]().is_contiguous()
+        return {name: [taken_ms[name] / 1e3] * rounds for name in ways}
+
+    monkeypatch.setattr(convolving, "times_s", given)
+    exhibit = convolving.layouts(1, convolving.SMALL[1:2])
+    assert copies["CHWN, transposed twice"] == copies["CHWN"] + 2
+    assert column(exhibit, "NCHW / CHWN") == [pytest.approx(3.0)]
+    assert column(exhibit, "with transposing") == [pytest.approx(1.5)]
+    assert exhibit.findings == [
+        "With both transpositions CHWN is 1.5 to 1.5 times as fast as NCHW.",
+        "CHWN is the faster order for 1 of 1 shapes, so transposed.",
+        "Pooling in CHWN is 1.5 to 1.5 times as fast as in NCHW.",
+    ]
+
+
 def test_speeds_of_products_are_operations_over_time_and_the_line_has_the_least_relative_errors() -> None:
     exhibit = multiplying.gemm(1, (8, 16, 32))
     for side, taken_us, speed in zip(*(column(exhibit, name) for name in ("side", "us", "GFLOP/s")), strict=True):

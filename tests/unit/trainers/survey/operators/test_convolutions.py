@@ -22,7 +22,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "im2col": convolutions.im2col,
     "kn2row": convolutions.kn2row,
     "implicit GEMM": convolutions.implicit_gemm,
-    "CHWN": lambda x, weight: convolutions.in_chwn(x.permute(1, 2, 3, 0), weight).permute(3, 0, 1, 2),
+    "CHWN": convolutions.through_chwn,
     "FFT": fourier.fourier,
     "FFT of tiles": lambda x, weight: fourier.fourier_tiled(x, weight, tile=6),
     "Winograd F(2)": winograd.winograd,
@@ -62,6 +62,12 @@ def test_the_products_are_those_of_table_6_and_kn2row_s_of_all_positions(name: s
     assert sum(each.cost.multiplications for each in traced(lambda: ALGORITHMS[name](X, WEIGHT)).operations) == wanted
     of_kn2row = sum(each.cost.multiplications for each in traced(lambda: convolutions.kn2row(X, WEIGHT)).operations)
     assert of_kn2row == 2 * 10 * 9 * WEIGHT.numel()
+
+
+def test_im2col_is_one_product_of_all_kernels_and_all_patches() -> None:
+    operations = traced(lambda: convolutions.im2col(X, WEIGHT)).operations
+    assert [each.name for each in operations if each.cost.multiplications] == ["bmm"]
+    assert sum(each.name == "bmm" for each in traced(lambda: convolutions.implicit_gemm(X, WEIGHT)).operations) == 2
 
 
 def test_im2col_takes_the_kernel_s_size_times_the_memory_and_implicit_gemm_a_part_of_it() -> None:
