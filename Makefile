@@ -26,7 +26,7 @@ test-all: test test-slow
 
 # Each command of the table of systems leaves what only its systems leave.
 test-systems: .venv/.installed-dev
-	.venv/bin/python -m pytest --numprocesses 2 --durations 12 tests/e2e/systems_gate.py
+	.venv/bin/python -m pytest --durations 12 tests/e2e/systems_gate.py
 
 # Each row's tests fail once its system is switched off: hours.
 test-mutations: .venv/.installed-dev
