@@ -1,6 +1,6 @@
 """Each command of the table of systems, run as a user types it, leaves what only its systems leave.
 
-`make test-systems` runs it, twenty minutes, and so does .ci/run.
+`make test-systems` runs it: twenty minutes.
 """
 
 from __future__ import annotations
