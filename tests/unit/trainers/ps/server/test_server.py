@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from orchestray.platform.comm.channel import Channel, ChannelClosedError, FaultScript, GlooChannel
 from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order
 from orchestray.trainers.ps.protocol.messages import ANSWER, REQUEST, ServerError
 from orchestray.trainers.ps.protocol.requests import Answer, Entry, Header, Origin, Part, Push
-from orchestray.trainers.ps.server.shard import Applied
 from orchestray.trainers.ps.server.state_machine import Machine
 from support.central import JOIN_S, Plan, Schedule, Servers, Worker, run_all, spawn, train_central, train_plain
 
@@ -326,23 +324,6 @@ def test_shares_pushed_together_are_one_update_and_come_apart_where_one_of_them_
     assert client.push(together, torch.ones_like(client.values), loss_sums=[0.0, 0.0]).counts
     assert [machine.shard.version for machine in servers.machines] == [2, 3]
     servers.close()
-
-
-def test_a_server_needs_no_more_memory_for_gradients_than_it_has_workers() -> None:
-    plan = Plan("synchronous", num_workers=2, steps=20)
-    servers, taken = Servers(plan), list[Tensor]()
-    shard = servers.machines[0].shard
-    push = shard.push
-
-    def noted(origin: Origin, gradient: Tensor, *rest: Any) -> Applied:
-        taken.append(gradient)  # referenced, so that no other gradient gets its memory by chance
-        return push(origin, gradient, *rest)
-
-    shard.push = noted  # type: ignore[method-assign]
-    run_all([Worker(plan, number, servers.channels(number)).run for number in range(2)])
-    servers.close()
-    assert len(taken) == 40
-    assert len({gradient.data_ptr() for gradient in taken}) <= 2
 
 
 def test_a_message_that_is_not_understood_is_answered_with_the_reason_and_ends_the_connection() -> None:
