@@ -1,4 +1,4 @@
-"""docs/exchange.md leaves no exchange out, and what it shows of configs is what a config may hold."""
+"""docs/explanation/exchanges.md leaves no exchange out, and what it shows of configs is what a config may hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestray.trainers.config.load import load_train_config
 from support.pages import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "exchange.md"
+PAGE = ROOT / "docs" / "explanation" / "exchanges.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = (sections.Exchange, sections.Compression, sections.Aggregation)
 KINDS = [kind for section in SECTIONS for kind in sections_of(section)]
