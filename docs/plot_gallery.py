@@ -1,4 +1,4 @@
-"""Draw what runs did, as SVG, from their directories alone; docs/explanation/gallery.md has the pictures.
+"""Draw what runs did, as SVG, from their directories alone; docs/gallery.md has the pictures.
 
     python docs/plot_gallery.py losses runs/digits-krum runs/digits-mean picture.svg
     python docs/plot_gallery.py timeline runs/digits-pipeline-1f1b runs/digits-pipeline-zero-bubble picture.svg
