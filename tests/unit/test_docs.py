@@ -31,7 +31,11 @@ from orchestray.trainers.tasks.registry import TASKS
 from support.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+TRAIN = "\n".join(
+    page.read_text(encoding="utf-8")
+    for page in [ROOT / "docs" / "train.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+)
+"""The keys of a config, and the pages with the types of a section."""
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
 )
