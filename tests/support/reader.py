@@ -54,7 +54,7 @@ from support.pages import Block, blocks, first_missing
 from support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
 SHORTER = {"train.epochs=200": "train.epochs=20"}
 """A person needs time to reach for another terminal; the test does not."""
@@ -79,7 +79,7 @@ def parts(*, on_a_cluster: bool) -> list[Any]:
         for heading in dict.fromkeys(block.heading for block in blocks(page)):
             details = {block.detail for block in blocks(page) if block.heading == heading}
             if ("on a cluster" in details) == on_a_cluster:
-                found.append(pytest.param(page, heading, id=f"{page.name}: {heading}"))
+                found.append(pytest.param(page, heading, id=f"{page.relative_to(ROOT)}: {heading}"))
     return found
 
 
@@ -334,8 +334,8 @@ class Readers:
 
     def of(self, page: Path) -> Reader:
         if page not in self._readers:
-            directory = self._place / page.stem
-            directory.mkdir()
+            directory = self._place / page.relative_to(ROOT).with_suffix("")
+            directory.mkdir(parents=True)
             self._readers[page] = Reader(directory, self._desk, starts_ray=page.name == "README.md")
         return self._readers[page]
 

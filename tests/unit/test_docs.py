@@ -31,9 +31,13 @@ from orchestray.trainers.tasks.registry import TASKS
 from support.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+TRAIN = "\n".join(
+    page.read_text(encoding="utf-8")
+    for page in [ROOT / "docs" / "train.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+)
+"""The keys of a config, and the pages with the types of a section."""
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
+    (ROOT / "docs").rglob("*.md")
 )
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
 AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]
@@ -128,7 +132,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith(("http://", "https://")):
