@@ -19,7 +19,14 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from orchestray.platform.comm.channel.base import Channel
 from orchestray.platform.comm.pending import DONE, AllPending, Pending
-from orchestray.platform.comm.process_groups import CONNECT_TIMEOUT_S, all_arrive, connect, disconnect, timeout_of
+from orchestray.platform.comm.process_groups import (
+    CONNECT_TIMEOUT_S,
+    all_arrive,
+    connect,
+    disconnect,
+    start_together,
+    timeout_of,
+)
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.wait_clock import Waiting
 
@@ -168,7 +175,8 @@ class Collective:
     def start_exchange(self, send: Mapping[int, Tensor], receive: Mapping[int, Tensor]) -> Pending:
         """Start to send one tensor to each of some ranks and to fill one from each of some ranks, all at once.
 
-        Both sides name each other in the same call. Tensors are contiguous, and agree in dtype and size.
+        Both sides name each other in the same call. Tensors are contiguous, and agree in dtype and size. One call is
+        one operation: on GPUs, receives that are started before the sends, one by one, wait for each other for ever.
 
         Args:
             send: tensor to send to each rank.
@@ -176,15 +184,12 @@ class Collective:
         """
         if any(not tensor.is_contiguous() for tensor in (*send.values(), *receive.values())):
             raise ValueError("exchange needs contiguous tensors.")
-        works: list[Pending] = []
-        for peer, tensor in receive.items():
-            if tensor.numel():
-                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.recv(of, peer, 0)))
-        for peer, tensor in send.items():
-            if tensor.numel():
-                self.own_bytes_sent += tensor.nbytes
-                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.send(of, peer, 0)))
-        return AllPending(works)
+        self.own_bytes_sent += sum(tensor.nbytes for tensor in send.values())
+        received = [(peer, tensor) for peer, tensor in receive.items() if tensor.numel()]
+        sent = [(peer, tensor) for peer, tensor in send.items() if tensor.numel()]
+        if not received and not sent:
+            return DONE
+        return self._start("exchange", lambda group: AllPending(start_together(group, sent, received)))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` (contiguous, any dtype) with that of rank `source`."""

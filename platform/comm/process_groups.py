@@ -24,7 +24,7 @@ from torch.distributed import DistStoreError
 from orchestray.platform.process.pulse import PULSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 CONNECT_TIMEOUT_S = 30.0
 """Time to connect once all members have come: a member that is gone by then was killed in between."""
@@ -135,6 +135,34 @@ def timeout_of(group: dist.ProcessGroup) -> float:
     """Return the timeout of operations of a registered group, in seconds."""
     backend: Any = group._get_backend(group._device_types[0])
     return float(backend.options._timeout.total_seconds())
+
+
+def start_together(
+    group: Any, send: Sequence[tuple[int, torch.Tensor]], receive: Sequence[tuple[int, torch.Tensor]]
+) -> list[Any]:
+    """Start sends and receives as one operation for each device, and return their works.
+
+    A receive of NCCL holds its stream until its send has come. So two ranks that each start a receive and then a send
+    wait for each other for ever, and sends first do no better. As one operation (`ncclGroupStart`, `ncclGroupEnd`) all
+    run together, and on the communicator of the group instead of one for each pair of ranks. This is what
+    `torch.distributed.batch_isend_irecv` does, which takes only groups that torch's registry knows.
+
+    Args:
+        group: a process group, or a backend of one.
+        send: rank and tensor of each send.
+        receive: rank and tensor of each receive.
+    """
+    works: list[Any] = []
+    for device in dict.fromkeys(tensor.device for _, tensor in (*receive, *send)):
+        is_whole = isinstance(group, dist.ProcessGroup)
+        joins = (group._get_backend(device) if is_whole else group).supports_coalescing
+        named = [device] if is_whole else []
+        if joins:
+            group._start_coalescing(*named)
+        here = [group.recv([tensor], peer, 0) for peer, tensor in receive if tensor.device == device]
+        here += [group.send([tensor], peer, 0) for peer, tensor in send if tensor.device == device]
+        works += [group._end_coalescing(*named)] if joins else here
+    return works
 
 
 def disconnect(groups: list[Any]) -> None:
