@@ -18,10 +18,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from orchestray.platform.comm.channel.base import Channel
+from orchestray.platform.comm.over_host import OverHost
 from orchestray.platform.comm.pending import DONE, AllPending, Pending
 from orchestray.platform.comm.process_groups import (
     CONNECT_TIMEOUT_S,
+    GLOO,
+    Backend,
     all_arrive,
+    backend_of_default_group,
     connect,
     disconnect,
     start_together,
@@ -52,10 +56,17 @@ class Collective:
             know.
         timeout_s: timeout of the group's operations; its siblings get the same.
         path: name of this group, which prefixes the names of its siblings.
+        backend: backend of the group; its siblings get the same.
     """
 
     def __init__(
-        self, group: Any, store: Store | None = None, timeout_s: float | None = None, *, path: str = "group"
+        self,
+        group: Any,
+        store: Store | None = None,
+        timeout_s: float | None = None,
+        *,
+        path: str = "group",
+        backend: Backend = GLOO,
     ) -> None:
         self.rank = int(group.rank())
         self.size = int(group.size())
@@ -66,6 +77,7 @@ class Collective:
         """Bytes sent by this group's own operations alone."""
         self._group: Any = group
         self._store = store
+        self.backend = backend
         self._path = path
         """Name of this group, unique among its siblings and subgroups."""
         self._lock = threading.Lock()
@@ -107,8 +119,10 @@ class Collective:
     @classmethod
     def of_this_process(cls) -> Self:
         """Return the default group of `torch.distributed`, with the store and the timeout it was made with."""
-        group = dist.distributed_c10d._get_default_group()
-        return cls(group, dist.distributed_c10d._get_default_store(), timeout_of(group))
+        group: Any = dist.distributed_c10d._get_default_group()
+        timeout_s, backend = timeout_of(group), backend_of_default_group()
+        end = OverHost(group) if backend.kind == "over_host" else group
+        return cls(end, dist.distributed_c10d._get_default_store(), timeout_s, backend=backend)
 
     @property
     def bytes_sent(self) -> int:
@@ -278,8 +292,8 @@ class Collective:
             rank, size, store = ranks.index(self.rank), len(ranks), PrefixStore(path, self._store)
             if not all_arrive(store, size, lambda: self._group is None, timeout_s):
                 raise PeerLostError(self._failure or _LEFT)
-            group = connect(store, rank, size, timeout_s, CONNECT_TIMEOUT_S)
-            return Collective(group, self._store, timeout_s, path=path)
+            group = connect(store, rank, size, timeout_s, CONNECT_TIMEOUT_S, backend=self.backend)
+            return Collective(group, self._store, timeout_s, path=path, backend=self.backend)
         except RuntimeError as error:
             raise self._fail("joining the group", error) from error
 
