@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.process.gpu import current_gpu
 from orchestray.serving.models.signature import Tensors, TensorSpec
 
 
 def chosen_device(num_gpus: float) -> torch.device:
-    """Return the GPU if one is asked for, else the CPU.
+    """Return the GPU, with its index, if one is asked for, else the CPU.
 
     Raises:
         ConfigError: more GPUs are asked for than exist.
@@ -27,7 +28,7 @@ def chosen_device(num_gpus: float) -> torch.device:
             f"resources.gpus_per_worker: asks for {num_gpus:g} GPU, and torch finds {found or 'none'} here; "
             f"set it to {found} at most"
         )
-    return torch.device("cuda")
+    return current_gpu()
 
 
 class Transfer:
