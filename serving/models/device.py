@@ -12,6 +12,7 @@ from torch import Tensor
 
 from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.process.gpu import current_gpu, gpus_touched
 
 _NUM_WARM_UPS = 3
 """Number of calls before one is recorded: they compile, choose algorithms and allocate, which a recording must not."""
@@ -21,7 +22,7 @@ Call: TypeAlias = Callable[[Any], dict[str, Tensor]]
 
 
 def chosen_device(num_gpus: float) -> torch.device:
-    """Return the first GPU of this process if one is asked for, else the CPU.
+    """Return the GPU of this process, with its index, if one is asked for, else the CPU.
 
     Ray shows a process the GPUs that it set aside for it. A fraction is a share of one.
 
@@ -36,7 +37,7 @@ def chosen_device(num_gpus: float) -> torch.device:
             f"resources.gpus_per_worker: asks for {num_gpus:g} GPU, and torch finds {found or 'none'} here; "
             f"set it to {found} at most"
         )
-    return torch.device("cuda", 0)
+    return current_gpu()
 
 
 def limit_memory(num_gpus: float) -> None:
@@ -52,7 +53,7 @@ def limit_memory(num_gpus: float) -> None:
 def release_memory() -> None:
     """Give the memory of models that are garbage back to their GPU, for other models or processes to take."""
     gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if gpus_touched():
         torch.cuda.empty_cache()
 
 

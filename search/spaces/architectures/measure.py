@@ -103,13 +103,13 @@ def _counted(forward: Callable[[], Any]) -> Flops:
 
 
 def _latency_ms(network: nn.Module, args: Any, kwargs: Any, passes: int) -> float:
-    is_on_gpu = any(parameter.is_cuda for parameter in network.parameters())
+    gpus = {parameter.device for parameter in network.parameters() if parameter.is_cuda}
     taken_ms = []
     for number in range(_WARM_UP + passes):
         begin = perf_counter()
         network(*args, **kwargs)
-        if is_on_gpu:
-            torch.cuda.synchronize()
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
         if number >= _WARM_UP:
             taken_ms.append((perf_counter() - begin) * 1e3)
     return median(taken_ms)

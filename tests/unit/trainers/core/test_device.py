@@ -16,6 +16,7 @@ def test_a_process_computes_on_a_gpu_where_the_config_gives_it_one_and_there_is_
     monkeypatch: pytest.MonkeyPatch, gpus: int, is_there: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     config = load_train_config(base() | {"resources": {"gpus_per_worker": gpus}})
     settings = ReplicaSettings.from_config(config, storage="", model_directory="")
-    assert device_of(settings) == torch.device("cuda" if gpus and is_there else "cpu")
+    assert device_of(settings) == torch.device("cuda:3" if gpus and is_there else "cpu")
