@@ -72,7 +72,7 @@ class Stream(Protocol):
 
 
 class Accelerator(Protocol):
-    """A device that computes while the CPU goes on: a GPU, or what tests have in place of one."""
+    """A device that computes while the CPU goes on: a GPU, or its stand-in in tests."""
 
     device: torch.device
 
