@@ -84,7 +84,7 @@ class RecordedDevice:
             self._changed.notify_all()
 
     def await_log(self, line: str, number: int) -> None:
-        """Return when a line has been written so many times."""
+        """Return when a line has been written `number` times."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.log.count(line) >= number, 60), self.log
 
