@@ -24,6 +24,7 @@ MEANS_A_KIND = "platform/comm/process_groups.py"
 _WITHOUT_DEVICE = {"is_available", "is_initialized", "device_count", "current_device", "Event", "CUDAGraph"} | {
     "get_rng_state_all",
     "graph_pool_handle",
+    "empty_cache",
 }
 """Functions of `torch.cuda` that take no device, or return one."""
 
