@@ -1,6 +1,4 @@
-"""Write the results of benchmarks into their places in docs/network.md, docs/exchange.md, docs/search.md,
-docs/serving.md, docs/analyse.md and docs/optimizers.md: `python benchmarks docs`, or `--only exchange`.
-"""
+"""Write the results of benchmarks into their places in docs/: `python benchmarks docs`, or `--only exchange`."""
 
 from __future__ import annotations
 
@@ -19,6 +17,16 @@ _EXCHANGES, _RATES = _DOCS / "pictures" / "exchanges.svg", _DOCS / "pictures" / 
 _BEGIN, _END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
 
 Result = dict[str, Any]
+
+_FILES = {
+    "analyse": "how-to/analyse-a-model.md",
+    "optimizers": "how-to/choose-an-optimizer.md",
+    "network": "how-to/split-a-model.md",
+    "exchange": "explanation/exchanges.md",
+    "search": "search.md",
+    "serving": "serving.md",
+}
+"""Files of the pages, under docs/."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ def main() -> None:
     written = [
         path.name
         for name, page in _PAGES.items()
-        if options.only in (None, name) and write(path := options.docs_dir / f"{name}.md", page, options.results_dir)
+        if options.only in (None, name) and write(path := options.docs_dir / _FILES[name], page, options.results_dir)
     ]
     if not written:
         sys.exit(f"there are no results in {options.results_dir}: run `python benchmarks run_all` first")
@@ -90,7 +98,7 @@ def _exchanges(result: Result) -> list[str]:
         *_rows(result),
     ]
     shown = "Validation accuracy against the bytes that a run sends, on a logarithmic scale: a point an exchange"
-    return lines + _picture(_EXCHANGES, shown)
+    return lines + _picture(_EXCHANGES, shown, "../")
 
 
 def _rates(result: Result) -> list[str]:
@@ -98,8 +106,8 @@ def _rates(result: Result) -> list[str]:
     return [result["claim"], "", *_picture(_RATES, shown), *_rows(result)]
 
 
-def _picture(path: Path, shown: str) -> list[str]:
-    return [f"![{shown}]({path.relative_to(_DOCS)})", ""] if path.exists() else []
+def _picture(path: Path, shown: str, where: str = "") -> list[str]:
+    return [f"![{shown}]({where}{path.relative_to(_DOCS)})", ""] if path.exists() else []
 
 
 def _table(result: Result) -> list[str]:

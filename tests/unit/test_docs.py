@@ -32,7 +32,11 @@ from support import pages
 from support.pages import blocks, name_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+TRAIN = "\n".join(
+    page.read_text(encoding="utf-8")
+    for page in [ROOT / "docs" / "train.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+)
+"""The keys of a config, and the pages with the types of a section."""
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *pages.PAGES]
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
 AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]

@@ -32,8 +32,8 @@ def test_the_pages_show_the_results_that_are_there(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", docs)
     command = [sys.executable, "benchmarks", "docs", "--docs-dir", str(docs)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    for page in sorted(docs.glob("*.md")):
-        assert page.read_text() == (ROOT / "docs" / page.name).read_text(), page.name
+    for page in sorted(docs.rglob("*.md")):
+        assert page.read_text() == (ROOT / "docs" / page.relative_to(docs)).read_text(), page.name
 
 
 def test_what_the_page_of_searches_says_of_bayesian_regret_is_what_was_measured() -> None:

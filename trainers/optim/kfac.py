@@ -14,7 +14,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.trainers.optim.kronecker import FactoredLayer, damped_inverses, factored_layers
 from orchestray.trainers.optim.optimizers import SGD
 from orchestray.trainers.optim.sparse import dense
-from orchestray.trainers.optim.spread import holders, spread
+from orchestray.trainers.optim.spread import holders, send_from_holders, spread
 
 if TYPE_CHECKING:
     from orchestray.trainers.layout.tensor_slice import TensorSlice
@@ -304,35 +304,11 @@ class KFAC(SGD):
                 held[index] = self._inverses(pair) if _is_measured(pair) else _identities(pair)
             elif self._peers.rank in others:
                 held[index] = torch.empty_like(pair[0]), torch.empty_like(pair[1])
-        self._send(held, [others for _, *others in self._holders])
+        send_from_holders(self._peers, self._holders, held, [others for _, *others in self._holders])
         return held
 
     def _inverses(self, factors: Pair) -> Pair:
         return damped_inverses(*factors, self._damping)
-
-    def _send(self, tensors: Mapping[int, Sequence[Tensor]], receivers: Sequence[Sequence[int]]) -> None:
-        """Send each layer's tensors from its first holder to the receivers, in place. All peers call.
-
-        Args:
-            tensors: contiguous tensors of this replica, by the layer: those to send, and memory for those to come.
-            receivers: replicas that get each layer's.
-        """
-        size, rank = self._peers.size, self._peers.rank
-        if size == 1:
-            return
-        outgoing: dict[int, list[Tensor]] = {}
-        incoming: dict[int, list[Tensor]] = {}
-        for index, (owners, others) in enumerate(zip(self._holders, receivers, strict=True)):
-            if owners[0] == rank:
-                for peer in others:
-                    outgoing.setdefault(peer, []).extend(tensors[index])
-            elif rank in others:
-                incoming.setdefault(owners[0], []).extend(tensors[index])
-        send = {peer: flatten(parts) for peer, parts in outgoing.items()}
-        receive = {peer: torch.empty_like(flatten(parts)) for peer, parts in incoming.items()}
-        self._peers.start_exchange(send, receive).wait()
-        for peer, parts in incoming.items():
-            torch._foreach_copy_(parts, unflatten(receive[peer], parts))
 
     def _directions(
         self, params: Sequence[Tensor], pulls: list[Tensor | None], held: Mapping[int, Pair], lr: float
@@ -356,7 +332,7 @@ class KFAC(SGD):
             [peer for peer in range(size) if peer not in self._holders[index]] if index in matrices else []
             for index in range(len(self._moved))
         ]
-        self._send({index: [step] for index, step in steps.items()}, outside)
+        send_from_holders(self._peers, self._holders, {index: [step] for index, step in steps.items()}, outside)
         factor = self._clip_factor(matrices, steps, lr)
         found = list(pulls)
         for index, step in steps.items():
