@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "\n".join(
     page.read_text(encoding="utf-8")
     for page in [ROOT / "docs" / "train.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+    if "search" not in page.name
 )
 """The keys of a config, and the pages with the types of a section."""
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *pages.PAGES]
