@@ -230,6 +230,7 @@ class Replica:
         if self.average is not None:
             self.average.begin(self.stream("train").steps_per_epoch)
         self.log.begin(self.groups)
+        self.network.usage()  # of what came before, and so of no step
         return self.position.step
 
     def abort(self) -> None:
