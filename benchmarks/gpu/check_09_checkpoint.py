@@ -95,7 +95,7 @@ def run(place: Place) -> Verdict:
     longer = saving_s / plain_s - 1
     return Verdict(
         longer <= _BOUND and is_exact and is_whole,
-        f"{longer:.1%} longer (<= {_BOUND:.0%}) over {plain_s:.0f} s, exact: {is_exact}, whole after SIGKILL: {is_whole}; "
+        f"{longer:.1%} longer (<= {_BOUND:.0%}) over {plain_s:.0f} s, exact: {is_exact}, whole if killed: {is_whole}; "
         "with `engine: ray_train` not tried",
     )
 

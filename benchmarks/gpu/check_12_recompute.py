@@ -46,7 +46,7 @@ def run(place: Place) -> Verdict:
     off = max(abs(saved[how] / (predicted["none"] - predicted[how]) - 1) for how in saved)
     return Verdict(
         same and off <= _BOUND,
-        f"same gradients: {same}; bytes spared differ from the prediction by {off:.1%} (<= {_BOUND:.0%}), peaks {peaks}",
+        f"same gradients: {same}; bytes spared are {off:.1%} off the prediction (<= {_BOUND:.0%}), peaks {peaks}",
     )
 
 

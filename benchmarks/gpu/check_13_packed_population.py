@@ -78,7 +78,8 @@ def packed(device: Any, population: int, steps: int) -> tuple[float, float]:
 
     replica = _replica(device, 10**6)
     replica.connect(SoloCollective())
-    batched = Batched(Forward(replica.task, replica.model, "float32", device), population, _OPTIMIZER)
+    forward = Forward(replica.task, replica.model, "float32", device)
+    batched = Batched(forward, population, replica.settings.optimizer)
     hyper = {
         name: torch.full((population,), value, device=device)
         for name, value in (("lr", 0.05), ("momentum", 0.9), ("weight_decay", 0.0))

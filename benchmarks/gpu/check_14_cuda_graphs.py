@@ -45,7 +45,7 @@ def run(place: Place) -> Verdict:
         holds = holds and tuple(compiled.signature.computing["cuda_graphs"]) == _SIZES
     return Verdict(
         holds,
-        f"{len(recorded)} sizes recorded (= 6), replay equal: {equal}, compiled differs by {apart:.1e} (<= {_CLOSE:g}), "
+        f"{len(recorded)} sizes recorded (= 6), replay equal: {equal}, compiled {apart:.1e} off (<= {_CLOSE:g}), "
         f"memory grew by {grown} bytes (= 0), a branch falls back for {len(says)} sizes (= 6), equal: {fell_back}",
     )
 

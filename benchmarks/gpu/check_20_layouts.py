@@ -6,7 +6,7 @@ from typing import Any
 
 from gpu.check import Place, Verdict, main
 
-_BOUND = 1e-5
+_BOUND, _STEPS = 1e-5, 4
 _LAYOUTS: dict[str, dict[str, Any]] = {
     "ZeRO 3": {"network": {"data": 2}, "exchange": {"type": "allreduce", "shard": "parameters"}},
     "tensor": {"network": {"tensor": 2}},
@@ -23,7 +23,7 @@ def member(world: Any, device: Any) -> dict[str, dict[str, Any]]:
     layouts = _LAYOUTS if world.size == 2 else {"2 x 2 x 2": _WHOLE}
     found = {}
     for name, strategy in layouts.items():
-        replica = training.replica_of(training.TEXT, device, steps=10, strategy=strategy)
+        replica = training.replica_of(training.TEXT, device, steps=_STEPS, strategy=strategy)
         training.trained(replica, world.sibling(name))
         found[name] = training.weights_of(replica)
     return found
@@ -35,7 +35,7 @@ def run(place: Place) -> Verdict:
     from orchestray.platform.comm.backend import Given, choose_backend
     from orchestray.platform.errors import OrchestrayError
 
-    alone = training.replica_of(training.TEXT, place.device(), steps=10)
+    alone = training.replica_of(training.TEXT, place.device(), steps=_STEPS)
     training.trained(alone)
     wanted = training.weights_of(alone)
     found = dict(gang.run_gang(place, 2, member)[0])

@@ -6,7 +6,7 @@ export PYTHONPATH="$here/..:$here/../../src${PYTHONPATH:+:$PYTHONPATH}"
 failed=0
 for check in "$here"/check_[0-9]*.py; do
     # Beyond its own limit of 180 s a check is stuck where Python cannot end it.
-    timeout -k 5 240 "${PYTHON:-python}" -P "$check" "$@"
+    timeout -k 5 240 "${PYTHON:-python3}" -P "$check" "$@"
     status=$?
     if [ "$status" -ge 124 ]; then
         name=$(basename "$check" .py)

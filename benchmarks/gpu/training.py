@@ -25,7 +25,7 @@ TEXT = {"type": "python_source", "context": 64, "width": 64, "depth": 2, "heads"
 class Timed(Recorder):
     """A recorder that notes when a step's line came, and calls a function then."""
 
-    def __init__(self, on_step: Callable[[int], None] = lambda step: None) -> None:
+    def __init__(self, on_step: Callable[[int], None] = lambda _: None) -> None:
         super().__init__()
         self.at_s: dict[int, float] = {}
         self._on_step = on_step
