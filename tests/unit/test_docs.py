@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = "\n".join(
     page.read_text(encoding="utf-8")
     for page in [ROOT / "docs" / "train.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+    if "search" not in page.name
 )
 """The keys of a config, and the pages with the types of a section."""
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *pages.PAGES]
@@ -149,7 +150,8 @@ def typed() -> list[list[str]]:
         line for page in PAGES for block in blocks(page) if block.language == "sh" for line in block.text.splitlines()
     ]
     found = [re.search(r"(?:^|\$\()orchestray ([^)]*)", line) for line in lines]
-    return [shlex.split(match[1], comments=True) for match in found if match]
+    words = [shlex.split(match[1], comments=True) for match in found if match]
+    return [line[: line.index("|")] if "|" in line else line for line in words]
 
 
 @pytest.mark.parametrize("words", typed(), ids=" ".join)
