@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.sim.event_loop import DeadlockError
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
 from orchestray.platform.sim.virtual_time import Clock
@@ -77,6 +77,8 @@ class Communicator:
 
     def __init__(self, name: str, members: Sequence[int]) -> None:
         self.name, self.members = name, tuple(members)
+        self.group = name.split(" ", maxsplit=1)[0].split("/", maxsplit=1)[0]
+        """Name of the group that is left and called off as a whole."""
         self.streams: dict[int, deque[Operation]] = {member: deque() for member in members}
         self.came: set[int] = set()
         self.made: Promise[None] = Promise()
@@ -84,6 +86,8 @@ class Communicator:
         self.rounds: dict[int, dict[int, tuple[Operation, Part]]] = {}
         """Collectives that have begun to run, by their number and then by member."""
         self.num_rounds = Counter[int]()
+        self.is_broken = False
+        """True once a member has died or left: nothing that begins then ever ends."""
         self.sent: dict[tuple[int, int], deque[Any]] = {}
         """Contents that have been sent and not received, by sender and receiver."""
         self.wanted: dict[tuple[int, int], deque[tuple[Operation, Part]]] = {}
@@ -107,6 +111,7 @@ class Gpus(Clock):
         self.waited: dict[int, list[Operation]] = {}
         """Operations that the streams of each member wait for."""
         self._of: dict[SimulatedProgram, int] = {}
+        self._abandoned: set[str] = set()
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
@@ -152,12 +157,14 @@ class Gpus(Clock):
         """Return a communicator; its first use by a member blocks until all have come."""
         if name not in self.communicators:
             self.communicators[name] = Communicator(name, members)
+            if self.communicators[name].group in self._abandoned:
+                self.communicators[name].made.set_exception(PeerLostError("the meeting was called off"))
         found = self.communicators[name]
         if member not in found.came:
             found.came.add(member)
-            if len(found.came) == len(found.members):
+            if len(found.came) == len(found.members) and not found.made.done():
                 found.made.set_result(None)
-        if not found.made.done():
+        if not found.made.done() or found.group in self._abandoned:
             self.wait_for(found.made, f"member {member} makes {name}")
         return found
 
@@ -179,6 +186,8 @@ class Gpus(Clock):
             return
         operation = stream[0]
         operation.state = "running"
+        if communicator.is_broken:
+            return
         for part in operation.parts:
             self._run_part(communicator, operation, part)
 
@@ -246,19 +255,34 @@ class Gpus(Clock):
     def abort(self, name: str, member: int) -> None:
         """End all operations of a member on the communicators of a group: their results are undefined."""
         for communicator in self.communicators.values():
-            if communicator.name.split(" ")[0] != name:
+            if communicator.name.split(" ")[0] != name or not communicator.made.done():
                 continue
+            communicator.is_broken |= member in communicator.streams
             for operation in list(communicator.streams.get(member, ())):
                 for part in operation.parts:
                     part.put(UNDEFINED)
                 if operation.state != "done":
                     self._done(communicator, operation)
 
-    def kill_member(self, member: int) -> None:
-        """End the programs of a member where they are; what it has started stays under way for ever."""
-        for program, owner in self._of.items():
-            if owner == member:
-                program.kill()
+    def abandon(self, name: str) -> None:
+        """Call off the making of a group's communicators: members that wait for others there lose them."""
+        self._abandoned.add(name)
+        for communicator in self.communicators.values():
+            if communicator.group == name and not communicator.made.done():
+                communicator.made.set_exception(PeerLostError("the meeting was called off"))
+
+    def kill_member(self, member: int) -> bool:
+        """End the programs of a member where they are; what it has started stays under way for ever.
+
+        Returns:
+            True if there was one to end.
+        """
+        running = [program for program, owner in self._of.items() if owner == member and program.finished_s is None]
+        for program in running:
+            program.kill()
+        for communicator in self.communicators.values():
+            communicator.is_broken |= member in communicator.streams
+        return bool(running)
 
     def start_member(self, member: int, program: Callable[[], Any], name: str = "") -> SimulatedProgram:
         """Start a program of a member."""
@@ -331,6 +355,8 @@ class Group:
 
     def broadcast(self, raw: Tensor, source: int) -> Work:
         kind = f"broadcast from {source} {raw.dtype} {raw.numel()}"
+        if self.rank() == source:  # its memory is only read
+            return self._collective(kind, raw, [], lambda _: [])
         return self._collective(kind, raw, [raw], lambda given: [given[source]])
 
     def barrier(self) -> Work:
@@ -340,8 +366,10 @@ class Group:
         (tensor,) = tensors
         return self._point_to_point(Part("send", peer, tensor.clone, lambda _: None))
 
-    def recv(self, tensors: Sequence[Tensor], peer: int, _tag: int) -> Work:
+    def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Work:
         (tensor,) = tensors
+        if tag:  # by which a collective closes the connections of gloo: NCCL has no tags, and no such way
+            raise RuntimeError("NCCL has no tags")
         return self._point_to_point(Part("receive", peer, lambda: None, lambda content: _write(tensor, content)))
 
     def _start_coalescing(self) -> None:
