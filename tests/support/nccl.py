@@ -19,16 +19,22 @@ Which one runs next, how long an operation takes, and which sends are buffered i
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from orchestray.platform.comm.allreduce import execute
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.sim.event_loop import DeadlockError
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
@@ -284,6 +290,11 @@ class Gpus(Clock):
             communicator.is_broken |= member in communicator.streams
         return bool(running)
 
+    def member_of_running(self) -> int:
+        """Return the member whose program runs now."""
+        assert self._moving is not None
+        return self._of[self._moving]
+
     def start_member(self, member: int, program: Callable[[], Any], name: str = "") -> SimulatedProgram:
         """Start a program of a member."""
         started = self.start(name or f"member {member}", program)
@@ -428,6 +439,38 @@ class GpuCollective(Collective):
         return GpuCollective(self.gpus, [self._all_members[rank] for rank in ranks], self._member, path=path)
 
 
+class _Thread:
+    """A thread that product code starts beside its member: another program of the member."""
+
+    def __init__(self, gpus: Gpus, *, target: Callable[[], None], name: str, daemon: bool) -> None:
+        self._gpus, self._target, self._name, self._daemon = gpus, target, name, daemon
+
+    def start(self) -> None:
+        member = self._gpus.member_of_running()
+        self._gpus.start_member(member, self._target, f"{self._name} of member {member}")
+
+
+class _Future(Promise[Any]):
+    """A future whose result is waited for in virtual time."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        super().__init__()
+        self._gpus = gpus
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self._gpus.wait_for(self, "the result of a thread")
+        return super().result(timeout)
+
+
+@contextlib.contextmanager
+def _lanes_of(gpus: Gpus) -> Iterator[None]:
+    """Let the threads of scheduled all-reduces be programs in virtual time."""
+    threads = SimpleNamespace(Thread=partial(_Thread, gpus), Lock=threading.Lock)
+    with mock.patch.object(execute, "threading", threads), mock.patch.object(execute, "Future", partial(_Future, gpus)):
+        yield
+
+
 def run_on_gpus(
     size: int, member: Callable[[Collective], Any], *, seed: int = 0, eager: bool = True
 ) -> tuple[list[Any], Gpus]:
@@ -443,5 +486,6 @@ def run_on_gpus(
         return lambda: member(GpuCollective(gpus, range(size), rank))
 
     programs = [gpus.start_member(rank, program(rank)) for rank in range(size)]
-    gpus.run()
+    with _lanes_of(gpus):
+        gpus.run()
     return [each.result for each in programs], gpus
