@@ -103,6 +103,8 @@ class Collective:
         size: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         connect_timeout_s: float | None = None,
+        *,
+        backend: Backend = GLOO,
     ) -> Self:
         """Meet `size - 1` other members in `store`; return when all are connected.
 
@@ -112,15 +114,16 @@ class Collective:
             size: number of members.
             timeout_s: timeout of an operation.
             connect_timeout_s: timeout of this meeting; default: the same.
+            backend: backend of all members; default: gloo alone.
 
         Raises:
             PeerLostError: a member did not come in time.
         """
         try:
-            group = connect(store, rank, size, timeout_s, connect_timeout_s)
+            group = connect(store, rank, size, timeout_s, connect_timeout_s, backend=backend)
         except RuntimeError as error:
             raise PeerLostError(_sentence("joining the group", rank, size, error)) from error
-        return cls(group, store, timeout_s)
+        return cls(group, store, timeout_s, backend=backend)
 
     @classmethod
     def of_this_process(cls) -> Self:

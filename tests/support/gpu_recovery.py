@@ -14,7 +14,7 @@ from orchestray.platform.sim.programs import Promise
 from orchestray.trainers.driver.control.controller import State, step
 from orchestray.trainers.driver.control.decisions import Abort, Decision, Employ, Finish, Record, Replace
 from orchestray.trainers.driver.control.events import Done, Event, Lost, StoppedEarly
-from support.nccl import GpuCollective, Gpus
+from support.nccl import GpuCollective, Gpus, in_virtual_time
 
 Train = Callable[[Any, Collective], Any]
 """Trains a state to the end in one generation, and returns what came out."""
@@ -58,7 +58,8 @@ class RunOnGpus:
             DeadlockError: some wait for ever.
         """
         self.gpus.start("driver", self._drive)
-        self.gpus.run()
+        with in_virtual_time(self.gpus):
+            self.gpus.run()
         return [self.results[rank] for rank in range(self._size)]
 
     def _drive(self) -> None:

@@ -35,10 +35,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestray.platform.comm.allreduce import execute
+from orchestray.platform.comm.channel.base import Channel
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.sim.event_loop import DeadlockError
+from orchestray.platform.sim.network import Link, SimulatedNetwork
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
-from orchestray.platform.sim.virtual_time import Clock
+from orchestray.trainers.layout import groups
 
 FOR_EVER = float("inf")
 
@@ -99,8 +101,8 @@ class Communicator:
         self.wanted: dict[tuple[int, int], deque[tuple[Operation, Part]]] = {}
 
 
-class Gpus(Clock):
-    """Members with a GPU each, in virtual time.
+class Gpus(SimulatedNetwork):
+    """Members with a GPU each, in virtual time; their channels, which use no GPU, are those of the network.
 
     Args:
         seed: seed of everything that is drawn.
@@ -108,8 +110,9 @@ class Gpus(Clock):
     """
 
     def __init__(self, seed: int = 0, *, eager: bool = True) -> None:
-        super().__init__()
+        super().__init__(Link(latency_s=0.1))
         self.eager = eager
+        self._opened: dict[str, tuple[Channel, Channel]] = {}
         self.rng = random.Random(seed)
         self.communicators: dict[str, Communicator] = {}
         self.deadlock: str | None = None
@@ -173,6 +176,12 @@ class Gpus(Clock):
         if not found.made.done() or found.group in self._abandoned:
             self.wait_for(found.made, f"member {member} makes {name}")
         return found
+
+    def open_channel(self, store: str, rank: int, **_: Any) -> Channel:
+        """Return an end of a channel between two members, as `nearest.open_channel` does."""
+        if store not in self._opened:
+            self._opened[store] = self.pair(f"{store}, first end", f"{store}, second end")
+        return self._opened[store][rank]
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -435,6 +444,10 @@ class GpuCollective(Collective):
         self.gpus, self._all_members, self._member = gpus, tuple(members), member
         super().__init__(Group(gpus, path, members, member), path=path)
 
+    def prefix_store(self, name: str) -> Any:
+        """Return the name of what connects here: there is no store."""
+        return f"{self._path}/{name}"
+
     def _connect_relative(self, path: str, ranks: list[int]) -> Collective:
         return GpuCollective(self.gpus, [self._all_members[rank] for rank in ranks], self._member, path=path)
 
@@ -464,10 +477,14 @@ class _Future(Promise[Any]):
 
 
 @contextlib.contextmanager
-def _lanes_of(gpus: Gpus) -> Iterator[None]:
-    """Let the threads of scheduled all-reduces be programs in virtual time."""
+def in_virtual_time(gpus: Gpus) -> Iterator[None]:
+    """Let the threads of scheduled all-reduces be programs in virtual time, and let workers open simulated channels."""
     threads = SimpleNamespace(Thread=partial(_Thread, gpus), Lock=threading.Lock)
-    with mock.patch.object(execute, "threading", threads), mock.patch.object(execute, "Future", partial(_Future, gpus)):
+    with (
+        mock.patch.object(execute, "threading", threads),
+        mock.patch.object(execute, "Future", partial(_Future, gpus)),
+        mock.patch.object(groups, "open_channel", gpus.open_channel),
+    ):
         yield
 
 
@@ -486,6 +503,6 @@ def run_on_gpus(
         return lambda: member(GpuCollective(gpus, range(size), rank))
 
     programs = [gpus.start_member(rank, program(rank)) for rank in range(size)]
-    with _lanes_of(gpus):
+    with in_virtual_time(gpus):
         gpus.run()
     return [each.result for each in programs], gpus
