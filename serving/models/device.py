@@ -67,7 +67,7 @@ class Transfer:
             tensor = tensor[:num_samples].detach()
             if tensor.dtype in {torch.bfloat16, torch.float16}:
                 tensor = tensor.float()
-            arrays[name] = tensor.to("cpu", non_blocking=True) if self._is_cuda else tensor
+            arrays[name] = tensor.to("cpu", non_blocking=self._is_cuda)
         if self._stream is not None:
             self._stream.synchronize()
         return {name: tensor.numpy() for name, tensor in arrays.items()}
