@@ -10,9 +10,10 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from orchestray.platform.actors.gpus import own_gpu
 from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.process.gpu import current_gpu, gpus_touched
+from orchestray.platform.process.gpu import gpus_touched
 
 _NUM_WARM_UPS = 3
 """Number of calls before one is recorded: they compile, choose algorithms and allocate, which a recording must not."""
@@ -37,7 +38,7 @@ def chosen_device(num_gpus: float) -> torch.device:
             f"resources.gpus_per_worker: asks for {num_gpus:g} GPU, and torch finds {found or 'none'} here; "
             f"set it to {found} at most"
         )
-    return current_gpu()
+    return own_gpu()
 
 
 def limit_memory(num_gpus: float) -> None:
