@@ -85,7 +85,7 @@ class Communicator:
         """Collectives that have begun to run, by their number and then by member."""
         self.num_rounds = Counter[int]()
         self.sent: dict[tuple[int, int], deque[Any]] = {}
-        """What has been sent and not received, by sender and receiver."""
+        """Contents that have been sent and not received, by sender and receiver."""
         self.wanted: dict[tuple[int, int], deque[tuple[Operation, Part]]] = {}
 
 
