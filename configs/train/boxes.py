@@ -23,8 +23,8 @@ class Boxes:
         rng = np.random.default_rng(0 if split == "train" else 1)
         large = self.side // 3  # and the small one has a third of its width
         small = max(1, large // 3)
-        fields, centres = [], []
-        while len(fields) < 300:
+        rows: list[dict[str, object]] = []
+        while len(rows) < 300:
             field = np.zeros((self.side, self.side), np.float32)
             top, left = rng.integers(self.side - large + 1, size=2)
             other_top, other_left = rng.integers(self.side - small + 1, size=2)
@@ -32,9 +32,8 @@ class Boxes:
             if field[other_top : other_top + small, other_left : other_left + small].any():
                 continue  # the boxes do not overlap
             field[other_top : other_top + small, other_left : other_left + small] = 1
-            fields.append(field.ravel())
-            centres.append((top + large // 2) * self.side + left + large // 2)
-        return pa.table({"field": fields, "centre": centres})
+            rows.append({"field": field.ravel(), "centre": (top + large // 2) * self.side + left + large // 2})
+        return pa.Table.from_pylist(rows)
 
     def to_batch(self, columns):
         fields = torch.tensor(np.stack(columns["field"].to_numpy()))

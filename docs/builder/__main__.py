@@ -35,10 +35,18 @@ def main() -> None:
     shutil.copy(DOCS / "builder" / "iframe-worker.js", pages / "assets")
     for page in sorted(DOCS.rglob("*.md")):
         write_page(page, pages)
+    source = BUILD / "python" / "orchestray"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(ROOT / "src" / "orchestray", source, ignore=_no_modules)
+    (source / "platform" / "__init__.py").touch()  # else the reader of docstrings takes the folder for no package
     config = BUILD / "zensical.yml"
     config.write_text(settings(), encoding="utf-8")
     command = [Path(sys.executable).parent / "zensical", "build", "--clean", "--strict", "--config-file", config]
     sys.exit(subprocess.run(command, check=False).returncode)
+
+
+def _no_modules(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if not name.endswith(".py") and not (Path(folder) / name).is_dir()]
 
 
 def settings() -> str:

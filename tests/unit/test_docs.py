@@ -147,7 +147,8 @@ def typed() -> list[list[str]]:
         line for page in PAGES for block in blocks(page) if block.language == "sh" for line in block.text.splitlines()
     ]
     found = [re.search(r"(?:^|\$\()orchestray ([^)]*)", line) for line in lines]
-    return [shlex.split(match[1], comments=True) for match in found if match]
+    words = [shlex.split(match[1], comments=True) for match in found if match]
+    return [line[: line.index("|")] if "|" in line else line for line in words]
 
 
 @pytest.mark.parametrize("words", typed(), ids=" ".join)

@@ -230,6 +230,7 @@ class Replica:
         if self.average is not None:
             self.average.begin(self.stream("train").steps_per_epoch)
         self.log.begin(self.groups)
+        self.network.usage()  # of what came before, and so of no step
         return self.position.step
 
     def abort(self) -> None:
@@ -341,7 +342,9 @@ class Replica:
                 around.enter_context(self.faults.during(step, self.model))
             return around.pop_all()
 
-    def clip(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None], limit: float) -> float:
+    def clip(
+        self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None], limit: float
+    ) -> float | Tensor:
         """Scale the gradients so that their joint 2-norm is at most `limit`, and return the norm before."""
         diverges, own = self.exchange.diverges, self.groups.model
         if self.settings.is_replicated or (diverges and own.size == 1):
@@ -353,6 +356,7 @@ class Replica:
 
         A sharded state is not restored here: it is loaded again in any case.
         """
+        self.log.settle(self.position)
         if not self.settings.is_replicated:
             return
         for parameter in self.model.parameters():
@@ -368,6 +372,7 @@ class Replica:
         """
         if not self.validates:
             return
+        self.log.settle(self.position)
         # Validating an ensemble as a whole is not part of its members' training.
         counting = contextlib.nullcontext() if self.exchange.shares_batch else self.log.uncounted()
         stream, source = self.stream("validation"), self._reporting_rank
@@ -396,6 +401,7 @@ class Replica:
 
     def save(self) -> None:
         """Save a checkpoint. All workers call if the state is sharded; rank 0 writes."""
+        self.log.settle(self.position)
         with self.log.uncounted():  # saving is not part of the training, same as for synchronous schemes
             save_checkpoint(self)
         self.saved_step = self.position.step

@@ -35,9 +35,9 @@ class Painted(Topology):
     def __init__(self, *, hidden: int = 0, threshold: float = 0.2, largest: float = 3.0) -> None:
         """
         Args:
-            hidden: side of a square sheet of hidden points with tanh, painted by an output of its own of the
-                generating network, as Gauci and Stanley do (Neural Computation 22(7), 2010); 0: inputs are connected
-                with outputs, as in the first paper's visual discrimination.
+            hidden: side of a square sheet of hidden points with tanh; 0: inputs are connected with outputs, as in the
+                first paper's visual discrimination. A sheet is painted by an output of its own of the generating
+                network (Gauci and Stanley, Neural Computation 22(7), 2010).
             threshold: magnitude of the pattern, in [0, 1), up to which points are not connected.
             largest: weight where the pattern is 1 or more; between the two it grows evenly from 0.
 

@@ -26,7 +26,7 @@ class PaintedNetwork(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         first, *others = self.weights
         plane = inputs.mean(dim=1) if self.is_channeled else inputs
-        values = plane.flatten(1).to(first.dtype) @ first.T
+        values: Tensor = plane.flatten(1).to(first.dtype) @ first.T
         for weights in others:
             values = torch.tanh(values) @ weights.T
         return values
