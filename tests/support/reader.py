@@ -55,7 +55,6 @@ from support.cli import beside, outside, read_lines, typed_here
 from support.pages import PAGES, ROOT, Block, blocks, first_missing, name_of
 from support.patience import PATIENCE_S
 
-RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
 SHORTER = {"train.epochs=200": "train.epochs=20"}
 """A person needs time to reach for another terminal; the test does not."""
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
@@ -79,7 +78,7 @@ def parts(*, on_a_cluster: bool) -> list[Any]:
     """
     found = []
     for page in PAGES:
-        for heading in dict.fromkeys(block.heading for block in blocks(page)):
+        for heading in dict.fromkeys(block.heading for block in blocks(page) if block.is_done):
             details = {block.detail for block in blocks(page) if block.heading == heading}
             if ("on a cluster" in details) == on_a_cluster:
                 found.append(pytest.param(page, heading, id=f"{name_of(page)}: {heading}"))
@@ -246,7 +245,7 @@ class Reader:
             else:
                 self._run(block)
         else:
-            assert block.purpose == "not run" or block.language not in RUNNABLE, "nothing says what this block is for"
+            assert not block.is_unmarked, "nothing says what this block is for"
 
     def _run(self, block: Block) -> None:
         text = block.text

@@ -10,7 +10,6 @@ from support.english import findings_of_page, sentences_of_page
 from support.pages import PAGES, name_of
 
 OLD = {
-    "README.md",
     "explanation/architecture.md",
     "explanation/batch-norm-and-buffers.md",
     "explanation/exchanges.md",
