@@ -7,6 +7,7 @@ subclass's: it pulls and pushes them, changes them in shared memory, or holds a 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -182,7 +183,9 @@ class OrderLoop(ABC):
             if problem is not None and not changes:
                 raise TrainingError(problem)
         with self._faults.during(order.step, self.network.model):
-            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+            loss_sum = float(self.network.backward(share, self._exchange, step=order.step))
+            if not math.isfinite(loss_sum):
+                self.network.refuse_losses(order.step)
             self._combine()
         if self._fixed_buffers is not None:
             self._fixed_buffers.check(self.network.model)
