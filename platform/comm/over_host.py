@@ -74,7 +74,8 @@ class OverHost:
             host.append(copy)
             copies.append((tensor, copy))
         for device in {tensor.device for tensor, _ in copies if read and tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()  # gloo reads the copies at once
+            stream = torch.cuda.current_stream(device)
+            stream.synchronize()  # gloo reads the copies at once
         return host, copies
 
 
