@@ -82,10 +82,10 @@ class Collective:
         self.backend = backend
         self._path = path
         """Name of this group, unique among its siblings and subgroups."""
-        self.waits_for_device = True
-        """True if `wait` returns once the result is there; False if on a GPU it only orders the streams.
+        self.waits_for_device = backend.kind == "nccl"
+        """True if on a GPU `wait` returns once the result is there, and does not only order the streams.
 
-        Set it before the first sibling or subgroup is made. Where it is False, `confirm` says what is there.
+        Set it to False before the first sibling or subgroup is made; `confirm` then says what is there.
         """
         self._lock = threading.Lock()
         self._works: set[_Work] = set()
