@@ -46,6 +46,8 @@ class CentralSettings:
     """Number of leaf servers; 1: none."""
     factors: Factors = "never"
     """Use of factors instead of the gradients of fully connected layers."""
+    pulls_changes: bool = False
+    """True if workers fetch only the parameters that have changed, where that is less."""
     in_shared_memory: bool = False
     """True if workers change the parameters themselves (HOGWILD)."""
 
@@ -69,6 +71,7 @@ class CentralSettings:
             whole_parameters=exchange["shards"] > 1 and _needs_whole(json.dumps(settings.optimizer)),
             groups=exchange["groups"],
             factors=exchange["factors"],
+            pulls_changes=exchange["pulls"] == "changed",
             in_shared_memory=exchange["transport"] == "shared_memory",
         )
 
