@@ -37,8 +37,9 @@ check: .venv/.installed-dev
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-# The site, into build/site; a warning is an error.
+# The pages of docs/reference/ that are made from the code; and the site, into build/site. A warning is an error.
 docs: .venv/.installed-dev
+	PYTHONPATH=docs .venv/bin/python -m builder.reference
 	PYTHONPATH=docs .venv/bin/python -m builder
 
 clean:

@@ -1,4 +1,4 @@
-"""Write the results of benchmarks into their places in docs/: `python benchmarks docs`, or `--only exchange`."""
+"""Write results into the pages of docs/benchmarks/: `python benchmarks docs`, or `--only exchanges`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,6 @@ _EXCHANGES, _RATES = _DOCS / "pictures" / "exchanges.svg", _DOCS / "pictures" / 
 _BEGIN, _END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
 
 Result = dict[str, Any]
-
-_FILES = {
-    "analyse": "how-to/analyse-a-model.md",
-    "optimizers": "how-to/choose-an-optimizer.md",
-    "network": "how-to/split-a-model.md",
-    "exchange": "explanation/exchanges.md",
-    "search": "search.md",
-    "serving": "serving.md",
-}
-"""Files of the pages, under docs/."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,12 @@ def main() -> None:
     written = [
         path.name
         for name, page in _PAGES.items()
-        if options.only in (None, name) and write(path := options.docs_dir / _FILES[name], page, options.results_dir)
+        if options.only in (None, name)
+        and write(path := options.docs_dir / "benchmarks" / f"{name}.md", page, options.results_dir)
     ]
+    if options.only is None and (options.results_dir / "summary.md").exists():
+        path = options.docs_dir / "benchmarks" / "every-goal.md"
+        path.write_text((options.results_dir / "summary.md").read_text(encoding="utf-8"), encoding="utf-8")
     if not written:
         sys.exit(f"there are no results in {options.results_dir}: run `python benchmarks run_all` first")
     print("written: " + ", ".join(written))
@@ -98,7 +92,7 @@ def _exchanges(result: Result) -> list[str]:
         *_rows(result),
     ]
     shown = "Validation accuracy against the bytes that a run sends, on a logarithmic scale: a point an exchange"
-    return lines + _picture(_EXCHANGES, shown, "../")
+    return lines + _picture(_EXCHANGES, shown)
 
 
 def _rates(result: Result) -> list[str]:
@@ -106,8 +100,8 @@ def _rates(result: Result) -> list[str]:
     return [result["claim"], "", *_picture(_RATES, shown), *_rows(result)]
 
 
-def _picture(path: Path, shown: str, where: str = "") -> list[str]:
-    return [f"![{shown}]({where}{path.relative_to(_DOCS)})", ""] if path.exists() else []
+def _picture(path: Path, shown: str) -> list[str]:
+    return [f"![{shown}](../{path.relative_to(_DOCS)})", ""] if path.exists() else []
 
 
 def _table(result: Result) -> list[str]:
@@ -221,7 +215,7 @@ def _result(results: Path, name: str) -> Result | None:
 
 
 _PAGES = {
-    "analyse": _Page("operators", _operators, (), ()),
+    "operators": _Page("operators", _operators, (), ()),
     "optimizers": _Page(
         "second_order",
         _optimizers,
@@ -229,8 +223,8 @@ _PAGES = {
         ("second_order", "optimizers", "batch_sizes"),
         (("batch_sizes", _batch_sizes),),
     ),
-    "network": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
-    "exchange": _Page(
+    "layouts": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
+    "exchanges": _Page(
         "exchanges",
         _exchanges,
         ("compression",),

@@ -16,7 +16,7 @@ SECTIONS = {
 """Titles of the folders of docs/, in their order."""
 LAST = ("gallery.md", "glossary.md")
 """Pages at the end."""
-GUIDES = "Guides"
+GUIDES = "Keys"
 """Title of the pages at the top of docs/ that belong to no folder."""
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 """The file that a link of a page leads to."""

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
-PAGES = ("how-to/split-a-model.md", "explanation/exchanges.md", "search.md", "serving.md")
+PAGES = tuple(f"benchmarks/{name}.md" for name in ("layouts", "exchanges", "search", "serving"))
 
 
 def write(results: Path, docs: Path) -> subprocess.CompletedProcess[str]:
@@ -43,7 +43,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 def test_results_take_the_place_of_earlier_ones_and_the_rest_of_the_page_stays(tmp_path: Path, docs: Path) -> None:
-    page = docs / "explanation" / "exchanges.md"
+    page = docs / "benchmarks" / "exchanges.md"
     before, after = page.read_text().partition(BEGIN)[0], page.read_text().partition(END)[2]
     for name in ("exchanges", "local_sgd"):
         (tmp_path / f"{name}.json").write_text(json.dumps(result_of(name, "95.1 %")))
@@ -64,7 +64,7 @@ def test_a_reader_sees_which_goals_are_missed_and_how_many(tmp_path: Path, docs:
     for name in ("exchanges", "local_sgd"):
         (tmp_path / f"{name}.json").write_text(json.dumps(result_of(name, "95.1 %")))
     write(tmp_path, docs)
-    shown = " ".join((docs / "explanation" / "exchanges.md").read_text().split())
+    shown = " ".join((docs / "benchmarks" / "exchanges.md").read_text().split())
     assert "| local_sgd | local_sgd is quick | 7 ms | 5 ms | MISSED |" in shown
     assert "Of 4 goals, 2 are missed:" in shown
 
@@ -78,7 +78,7 @@ def test_without_results_nothing_is_written_and_it_is_said(tmp_path: Path, docs:
 
 def test_a_page_without_a_place_for_results_is_not_written(tmp_path: Path, docs: Path) -> None:
     (tmp_path / "exchanges.json").write_text(json.dumps(result_of("exchanges", "95.1 %")))
-    (docs / "explanation" / "exchanges.md").write_text("# Nothing\n")
+    (docs / "benchmarks" / "exchanges.md").write_text("# Nothing\n")
     done = write(tmp_path, docs)
     assert "exchanges.md has no place for results" in done.stderr
-    assert (docs / "explanation" / "exchanges.md").read_text() == "# Nothing\n"
+    assert (docs / "benchmarks" / "exchanges.md").read_text() == "# Nothing\n"

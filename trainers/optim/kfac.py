@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.optim.kronecker import FactoredLayer, damped_inverses, factored_layers
+from orchestray.trainers.optim.named_values import NamedValues, first_match
 from orchestray.trainers.optim.optimizers import SGD
 from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.optim.spread import holders, send_from_holders, spread
@@ -58,6 +59,7 @@ class KFAC(SGD):
         kl_clip: float | None = 1e-3,
         inverse_fraction: float = 1.0,
         statistics_workers: int | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """
         Args:
@@ -70,12 +72,17 @@ class KFAC(SGD):
             kl_clip: largest squared length of a step, measured by the curvature; None: any.
             inverse_fraction: fraction of the replicas that holds a layer's inverses.
             statistics_workers: number of replicas that measure and invert; None: all.
+            groups: parameters with another penalty or rate, see `NamedValues.of_groups`. The inverses of a layer are
+                those of all its parameters.
         """
         super().__init__(momentum=momentum)
         self._plain_slots = self.slots
         self.slots = (*self.slots, *_FACTORS, *_IN_USE)
         self.whole_slots = {**self.whole_slots, **dict.fromkeys((*_FACTORS, *_IN_USE), ())}
-        self._damping, self._decay, self._penalty, self._kl_clip = damping, decay, weight_decay, kl_clip
+        self._damping, self._decay, self._kl_clip = damping, decay, kl_clip
+        self._values = NamedValues.of_groups(groups, weight_decay)
+        self._value_of: list[NamedValues] = []
+        """Rate and penalty of each parameter."""
         self._statistics_every, self._inverse_every = statistics_every_steps, inverse_every_steps
         self._fraction, self._num_measuring = inverse_fraction, statistics_workers
         self._replicas: Collective = SoloCollective()
@@ -83,7 +90,8 @@ class KFAC(SGD):
         """Workers that the layers are split over."""
         self._peers: Collective = SoloCollective()
         """Replicas that move the same layers, and share the work."""
-        self._all_layers: list[FactoredLayer] = []
+        self._all_layers: list[FactoredLayer] | None = None
+        """Layers of the plain model; None: it has not been seen."""
         self._layers: list[FactoredLayer] = []
         """Layers of this worker's part of the model, which it measures."""
         self._moved: list[FactoredLayer] = []
@@ -105,9 +113,10 @@ class KFAC(SGD):
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module) -> None:
-        self._all_layers = self._layers = factored_layers(model)
-        if not self._all_layers:
+    def prepare(self, model: nn.Module, names: Container[str] | None = None) -> None:
+        layers = factored_layers(model)
+        self._all_layers = self._layers = [one for one in layers if names is None or one.weight_name in names]
+        if not layers:
             raise ConfigError(
                 "config: train.optimizer.type: kfac knows the curvature of nn.Linear and nn.Conv2d, and the model has "
                 "none that is trained; use another optimizer"
@@ -124,7 +133,7 @@ class KFAC(SGD):
         for handle in self._handles:
             handle.remove()
         parameters = dict(model.named_parameters())
-        self._layers = [layer for layer in self._all_layers if parameters.keys() & set(layer.names)]
+        self._layers = [layer for layer in self._all_layers or () if parameters.keys() & set(layer.names)]
         layer_of = {id(parameters.get(layer.weight_name)): layer for layer in self._layers}
         modules = [(module, layer_of.get(id(module._parameters.get("weight")))) for _, module in model.named_modules()]
         for index, layer in enumerate(self._layers):
@@ -136,11 +145,11 @@ class KFAC(SGD):
                     "optimizer"
                 )
             splits_rows = any(getattr(module, "splits_rows", False) for module, other in modules if other is layer)
-            if any(not piece.numel for piece in held) or (layer.weight_name in partial and not splits_rows):
+            if layer.weight_name in partial and not splits_rows:
                 raise ConfigError(
-                    "config: train.optimizer.type: kfac measures layers that workers split by features or by time, and "
-                    f"this plan splits {layer.weight_name!r} by samples, places or branches; use another "
-                    "strategy.network.plan, or another optimizer"
+                    "config: train.optimizer.type: kfac measures layers whose features or rows workers share, and of "
+                    f"{layer.weight_name!r} this plan has workers compute parts of the gradient in another way; use "
+                    "another strategy.network.plan, or another optimizer"
                 )
             layer.divide(pieces.get(layer.weight_name), group, index, splits_rows=splits_rows)
         self._handles = [layer.watch(module) for module, layer in modules if layer is not None]
@@ -163,12 +172,13 @@ class KFAC(SGD):
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         named = list(named_params)
-        if not self._all_layers:
+        if self._all_layers is None:
             raise ConfigError(
                 "config: train.optimizer.type: kfac looks at the layers of a model while they compute, which nothing "
                 "but the loop of a training lets it do; use another optimizer here"
             )
         self._place = {self.first_names.get(name, name): index for index, (name, _) in enumerate(named)}
+        self._value_of = [first_match(self._values, self.first_names.get(name, name)) for name, _ in named]
         self._moved = [layer for layer in self._layers if layer.weight_name in self._place]
         self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._moved}
         super().init(named)
@@ -218,7 +228,7 @@ class KFAC(SGD):
             used, held = factors, None
         if held is None:
             held = self._invert(used)
-        pulls = [self._pull(*pair) for pair in zip(params, grads, strict=True)]
+        pulls = [_pull(*each) for each in zip(params, grads, self._value_of, strict=True)]
         directions = self._directions(params, pulls, held, lr)
         # No replica is waited for from here on: a step in which one is lost has changed nothing.
         self._keep(_FACTORS, factors)
@@ -226,11 +236,13 @@ class KFAC(SGD):
         self._held = held
         super().step(params, directions, lr)
 
-    def _pull(self, parameter: Tensor, grad: Tensor | None) -> Tensor | None:
-        """Return the gradient of a parameter, with that of the penalty."""
-        if grad is None or not self._penalty:
-            return grad
-        return dense(grad).add(parameter, alpha=self._penalty)
+    def _update_some(
+        self, indices: list[int], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float, *, fused: bool
+    ) -> None:
+        rates = [self._value_of[index].rate for index in indices]
+        for rate in dict.fromkeys(rates):
+            some = [index for index, own in zip(indices, rates, strict=True) if own == rate]
+            super()._update_some(some, params, grads, lr * rate, fused=fused)
 
     def _pairs(self, slots: Sequence[str]) -> list[Pair]:
         """Return two slots of each layer."""
@@ -246,7 +258,7 @@ class KFAC(SGD):
 
     def _averaged(self, means: Sequence[Pair]) -> list[Pair]:
         """Return the running means of the factors with those of this batch, which are sums over the replicas."""
-        own = self._own_sums()
+        own = self._own_sums(self._layers)
         if self._given is None:
             sums = flatten(own)
             for group in (self._tensor_group, self._replicas):
@@ -271,19 +283,21 @@ class KFAC(SGD):
             found.append((new_inputs, new_errors))
         return found
 
-    def _own_sums(self) -> list[Tensor]:
+    def _own_sums(self, layers: Sequence[FactoredLayer]) -> list[Tensor]:
         """Return what this worker has measured of each layer, and the number of its samples."""
-        own = [part for layer in self._layers for part in (layer.inputs, layer.errors, layer.num_rows)]
+        own = [part for layer in layers for part in (layer.inputs, layer.errors, layer.num_rows)]
         num_samples = self._samples if self._measures and self._tensor_group.rank == 0 else 0
         return [*own, own[0].new_tensor([num_samples])]
 
     def num_measurements(self, step: int) -> int:
-        if (step - 1) % self._statistics_every:
+        if (step - 1) % self._statistics_every or not self._layers:
             return 0
         return 1 + sum(layer.num_inputs**2 + layer.num_outputs**2 + 1 for layer in self._layers)
 
-    def measurements(self) -> Tensor:
-        return flatten(self._own_sums()).double() if self.num_measurements(self._step) else super().measurements()
+    def measurements(self, names: Container[str] | None = None) -> Tensor:
+        layers = [layer for layer in self._layers if names is None or layer.weight_name in names]
+        is_due = layers and self.num_measurements(self._step)
+        return flatten(self._own_sums(layers)).double() if is_due else super().measurements()
 
     def take_measurements(self, step: int, sums: Tensor) -> None:
         self._step, self._given = step, sums
@@ -345,16 +359,34 @@ class KFAC(SGD):
         return found
 
     def _clip_factor(self, matrices: Mapping[int, Tensor], steps: Mapping[int, Tensor], lr: float) -> float:
-        """Return min(1, sqrt(kl_clip / (lr^2 sum of step . gradient))) (Ba et al. 2017, section 5)."""
+        """Return min(1, sqrt(kl_clip / (lr^2 sum of step . gradient))) (Ba et al. 2017, section 5).
+
+        Each parameter's part of the sum counts by its own rate.
+        """
         if self._kl_clip is None:
             return 1.0
         names = [self._moved[index].weight_name for index in matrices]
         products = torch.tensor(
-            [[float((steps[index] * matrix).sum()) for index, matrix in matrices.items()]], dtype=torch.float64
+            [[self._product(index, steps[index] * matrix) for index, matrix in matrices.items()]], dtype=torch.float64
         )
         total = products.sum(dim=1) if self.total_reducer is None else self.total_reducer(names, products)
         length = lr**2 * float(total)
         return min(1.0, (self._kl_clip / length) ** 0.5) if length > 0.0 else 1.0
+
+    def _product(self, index: int, products: Tensor) -> float:
+        """Return the sum of a layer's products of step and gradient, `[out, in]`, by the squared rates of its parts."""
+        layer = self._moved[index]
+        of_weight, *of_bias = [self._value_of[self._place[name]].rate ** 2 for name in layer.names]
+        if not of_bias or of_bias == [of_weight]:
+            return of_weight * float(products.sum())
+        return of_weight * float(products[:, :-1].sum()) + of_bias[0] * float(products[:, -1].sum())
+
+
+def _pull(parameter: Tensor, grad: Tensor | None, values: NamedValues) -> Tensor | None:
+    """Return the gradient of a parameter, with that of the penalty."""
+    if grad is None or not values.weight_decay:
+        return grad
+    return dense(grad).add(parameter, alpha=values.weight_decay)
 
 
 def _size(layer: FactoredLayer, slot: str) -> int:

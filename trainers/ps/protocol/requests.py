@@ -71,7 +71,7 @@ class Push:
     origin: Origin
     encoding: Encoding = "dense"
     pieces: int = 1
-    """Number of tensors that hold it; to the lead, those of the buffers follow."""
+    """Number of tensors that hold it; changes of the buffers, to the lead, and what was measured follow."""
     unused: tuple[str, ...] = ()
     """Parameters that no share had a gradient for."""
     orders: tuple[int, ...] = ()

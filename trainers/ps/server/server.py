@@ -233,9 +233,8 @@ class ShardServer(RequestServer):
             memory = self._spare.pop() if self._spare else torch.empty_like(shard.values)
         sizes = [piece.num_elements for piece in shard.slices]
         into = [memory] if push.pieces == 1 else list(memory.split_with_sizes(sizes))
-        if header.num_tensors > push.pieces and shard.buffers is not None:
-            num_floats = shard.num_floats(push.origin.parts[0].step)
-            into += [shard.buffers.floats.new_empty(num_floats), torch.empty_like(shard.buffers.integers)]
+        if header.num_tensors > push.pieces:
+            into += shard.room_for_buffers(push.origin.parts[0].step)
         return [memory, *tensors_of(channel, header, into)[push.pieces :]], memory
 
     def _reuse(self, memory: Tensor) -> None:

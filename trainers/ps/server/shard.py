@@ -25,7 +25,7 @@ from orchestray.trainers.compression.bits import nonzero_indices
 from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
-from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
+from orchestray.trainers.ps.protocol.buffers import NO_CHANGE, BufferPush, Buffers
 from orchestray.trainers.ps.protocol.json_state import from_json, to_json
 from orchestray.trainers.ps.protocol.partition import Slice, slice_views
 from orchestray.trainers.ps.protocol.requests import Origin, Part
@@ -168,9 +168,11 @@ class Shard:
         push = Push(frozenset(part.share for part in origin.parts), gradient, frozenset(unused), buffers, weight)
         return self._collect(origin, push) if self._by_batch else self._apply_now(origin, push)
 
-    def num_floats(self, step: int) -> int:
-        """Return the number of floats of a `BufferPush` for a step: those of the buffers, and what is measured."""
-        return (0 if self.buffers is None else self.buffers.floats.numel()) + self._optimizer.num_measurements(step)
+    def room_for_buffers(self, step: int) -> list[Tensor]:
+        """Return memory for the `BufferPush` of a step: changes of the buffers, and what is measured."""
+        held = self.buffers or NO_CHANGE
+        num_floats = held.floats.numel() + self._optimizer.num_measurements(step)
+        return [held.floats.new_empty(num_floats), torch.empty_like(held.integers)]
 
     @property
     def changes_gradients(self) -> bool:
@@ -190,10 +192,11 @@ class Shard:
         before = self.version
         while self.needs(step) and self._applied.is_complete(self.version + 1):
             batch = self.batches.take(self.version + 1)
-            if batch.buffers is not None and self.buffers is not None:
-                size = self.buffers.floats.numel()
-                self.buffers.add(BufferPush(batch.buffers.floats[:size], batch.buffers.integers))
-                self._optimizer.take_measurements(self.version + 1, batch.buffers.floats[size:])
+            change = batch.buffers or NO_CHANGE
+            size = 0 if self.buffers is None else self.buffers.floats.numel()
+            if self.buffers is not None and batch.buffers is not None:
+                self.buffers.add(BufferPush(change.floats[:size], change.integers))
+            self._optimizer.take_measurements(self.version + 1, change.floats[size:])
             self._update(batch.gradient, batch.unused, self.version + 1, 1.0, 1.0)
             self.batches.reuse(batch.gradient)
         return self.version > before

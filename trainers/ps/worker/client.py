@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel
@@ -23,7 +24,7 @@ from orchestray.platform.comm.channel.blocks import SharedBlock
 from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.ps.protocol.assignments import Compute, Deposit, Order, Save, Validate
-from orchestray.trainers.ps.protocol.buffers import BufferPush, Buffers
+from orchestray.trainers.ps.protocol.buffers import NO_CHANGE, BufferPush, Buffers
 from orchestray.trainers.ps.protocol.encoding import Gradient, GradientEncoder
 from orchestray.trainers.ps.protocol.messages import Asked, Link
 from orchestray.trainers.ps.protocol.partition import Partition
@@ -241,6 +242,7 @@ class ShardClient:
         loss_sums: Sequence[float] | None,
         unused: Sequence[str] = (),
         buffers: BufferPush | None = None,
+        measured: Sequence[Tensor] = (),
         versions: Sequence[int] | None = None,
         pull_into: Tensor | None = None,
         next_order: bool | None = None,
@@ -253,6 +255,7 @@ class ShardClient:
             loss_sums: part of the batch's mean loss, for each order; None: the caller acknowledges the shares.
             unused: parameters that no share had a gradient for.
             buffers: changes that the shares made to the model's buffers, if the lead has buffers.
+            measured: what was measured for each shard's optimizer (`Optimizer.measurements`); empty: nothing is.
             versions: versions of the parameters it was computed with; default: those of the last pull.
             pull_into: filled, `[elements]`, with the parameters after the push, in the same round trip. If they stay
                 with the server, `values` is their memory once the push has ended.
@@ -283,8 +286,7 @@ class ShardClient:
                 next=self._asking(next_order, without=ids) if reports and next_order is not None else None,
                 pull=None if into is None else Pull(reads=self._reads_version, since=self._since(shard)),
             )
-            if shard == 0 and buffers is not None:
-                tensors += [buffers.floats, buffers.integers]
+            tensors += _beside(None if shard else buffers, measured[shard] if measured else NO_CHANGE.floats)
             whole = into is not None and self._since(shard) is None
             asked.append(link.ask(request, tensors, into=self._targets(shard, into) if into and whole else None))
         return PushHandle(self, asked, ids, loss_sums, read[0], next_order, pulls=into is not None)
@@ -412,6 +414,14 @@ class ShardClient:
         if shard or self.buffers is None:
             return [parts[shard]]
         return [parts[shard], self.buffers.floats, self.buffers.integers]
+
+
+def _beside(buffers: BufferPush | None, measured: Tensor) -> list[Tensor]:
+    """Return what follows a gradient: the changes of buffers, and what was measured, if there is any of both."""
+    if buffers is None and not measured.numel():
+        return []
+    change = buffers or NO_CHANGE
+    return [torch.cat([change.floats, measured]) if measured.numel() else change.floats, change.integers]
 
 
 @dataclass(eq=False)

@@ -74,11 +74,10 @@ class CentralWorker(OrderLoop):
         refuse_own_saving(self._assembler.plain_model, settings)
         refuse_by_row(self._assembler.plain_model, "strategy.exchange.type: parameter_server")
         groups = Groups(own.layout, SoloCollective())
+        self._prepare(self._assembler.plain_model)
         self._assembled(self._assembler.assemble(lambda: groups))
         self.flat = FlatModel(self.network.model)
-        self.partition = Partition.of(
-            self.network.model, self.central.shards, whole_parameters=self.central.whole_parameters
-        )
+        self.partition = Partition.of(self.network.model, self.central.shards, unit=self.central.unit)
         self._fixed_buffers = self._places
         last_step = self.central.coordinator_settings(settings, source.num_rows, 0, {}).last_step
         self._rates = Rates(settings.optimizer["lr"], settings.lr_schedule, last_step)
@@ -314,7 +313,8 @@ class CentralWorker(OrderLoop):
         loss_sum = self._backward(order, share, self._assembler.draw)
         self._look_for_writes()
         self._count(order, time.perf_counter() - began_s)
-        return Computed(order, loss_sum, self.flat.unused(), self._buffer_push(order), list(self.client.versions))
+        unused, measured = self.flat.unused(), self._measured(self.partition)
+        return Computed(order, loss_sum, unused, self._buffer_push(order), measured, list(self.client.versions))
 
     def _look_for_writes(self) -> None:
         """Leave the parameters in the server's memory as long as the model is known not to write to them."""

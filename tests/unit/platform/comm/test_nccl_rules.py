@@ -84,7 +84,7 @@ def test_a_group_that_does_not_know_its_device_makes_a_communicator_for_each_pai
 
 
 def test_an_operation_runs_behind_what_another_thread_of_its_member_has_waited_for() -> None:
-    """Both threads use the device's one stream: what one waits for holds up the other, on a communicator of its own."""
+    """Hold up one thread by what another waits for: the device has one stream for both, on any communicator."""
     size = 2
 
     def run(seed: int) -> None:
