@@ -18,8 +18,19 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from orchestray.platform.comm.channel.base import Channel
+from orchestray.platform.comm.over_host import OverHost
 from orchestray.platform.comm.pending import DONE, AllPending, Pending
-from orchestray.platform.comm.process_groups import CONNECT_TIMEOUT_S, all_arrive, connect, disconnect, timeout_of
+from orchestray.platform.comm.process_groups import (
+    CONNECT_TIMEOUT_S,
+    GLOO,
+    Backend,
+    all_arrive,
+    backend_of_default_group,
+    connect,
+    disconnect,
+    start_together,
+    timeout_of,
+)
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.wait_clock import Waiting
 
@@ -45,10 +56,17 @@ class Collective:
             know.
         timeout_s: timeout of the group's operations; its siblings get the same.
         path: name of this group, which prefixes the names of its siblings.
+        backend: backend of the group; its siblings get the same.
     """
 
     def __init__(
-        self, group: Any, store: Store | None = None, timeout_s: float | None = None, *, path: str = "group"
+        self,
+        group: Any,
+        store: Store | None = None,
+        timeout_s: float | None = None,
+        *,
+        path: str = "group",
+        backend: Backend = GLOO,
     ) -> None:
         self.rank = int(group.rank())
         self.size = int(group.size())
@@ -59,6 +77,7 @@ class Collective:
         """Bytes sent by this group's own operations alone."""
         self._group: Any = group
         self._store = store
+        self.backend = backend
         self._path = path
         """Name of this group, unique among its siblings and subgroups."""
         self._lock = threading.Lock()
@@ -100,8 +119,10 @@ class Collective:
     @classmethod
     def of_this_process(cls) -> Self:
         """Return the default group of `torch.distributed`, with the store and the timeout it was made with."""
-        group = dist.distributed_c10d._get_default_group()
-        return cls(group, dist.distributed_c10d._get_default_store(), timeout_of(group))
+        group: Any = dist.distributed_c10d._get_default_group()
+        timeout_s, backend = timeout_of(group), backend_of_default_group()
+        end = OverHost(group) if backend.kind == "over_host" else group
+        return cls(end, dist.distributed_c10d._get_default_store(), timeout_s, backend=backend)
 
     @property
     def bytes_sent(self) -> int:
@@ -168,7 +189,8 @@ class Collective:
     def start_exchange(self, send: Mapping[int, Tensor], receive: Mapping[int, Tensor]) -> Pending:
         """Start to send one tensor to each of some ranks and to fill one from each of some ranks, all at once.
 
-        Both sides name each other in the same call. Tensors are contiguous, and agree in dtype and size.
+        Both sides name each other in the same call. Tensors are contiguous, and agree in dtype and size. One call is
+        one operation: on GPUs, receives that are started before the sends, one by one, wait for each other for ever.
 
         Args:
             send: tensor to send to each rank.
@@ -176,15 +198,12 @@ class Collective:
         """
         if any(not tensor.is_contiguous() for tensor in (*send.values(), *receive.values())):
             raise ValueError("exchange needs contiguous tensors.")
-        works: list[Pending] = []
-        for peer, tensor in receive.items():
-            if tensor.numel():
-                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.recv(of, peer, 0)))
-        for peer, tensor in send.items():
-            if tensor.numel():
-                self.own_bytes_sent += tensor.nbytes
-                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.send(of, peer, 0)))
-        return AllPending(works)
+        self.own_bytes_sent += sum(tensor.nbytes for tensor in send.values())
+        received = [(peer, tensor) for peer, tensor in receive.items() if tensor.numel()]
+        sent = [(peer, tensor) for peer, tensor in send.items() if tensor.numel()]
+        if not received and not sent:
+            return DONE
+        return self._start("exchange", lambda group: AllPending(start_together(group, sent, received)))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` (contiguous, any dtype) with that of rank `source`."""
@@ -273,8 +292,8 @@ class Collective:
             rank, size, store = ranks.index(self.rank), len(ranks), PrefixStore(path, self._store)
             if not all_arrive(store, size, lambda: self._group is None, timeout_s):
                 raise PeerLostError(self._failure or _LEFT)
-            group = connect(store, rank, size, timeout_s, CONNECT_TIMEOUT_S)
-            return Collective(group, self._store, timeout_s, path=path)
+            group = connect(store, rank, size, timeout_s, CONNECT_TIMEOUT_S, backend=self.backend)
+            return Collective(group, self._store, timeout_s, path=path, backend=self.backend)
         except RuntimeError as error:
             raise self._fail("joining the group", error) from error
 

@@ -56,6 +56,8 @@ class _DryGroup:
     their shapes and the time to use them are.
     """
 
+    supports_coalescing = False
+
     def __init__(self, rank: int, size: int, path: str, calls: list[Call]) -> None:
         self._rank, self._size, self._path, self._calls = rank, size, path, calls
         self._receiving: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The GPU of a process. torch is imported only by those that have one."""
+"""The use of GPUs by this process."""
 
 from __future__ import annotations
 
@@ -7,19 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-
-
-def current_gpu() -> torch.device:
-    """Return the current GPU of the calling thread, with its index.
-
-    A device without an index is the current one of the thread that uses it: each thread has its own, GPU 0 at first.
-
-    Raises:
-        RuntimeError: this process sees no GPU.
-    """
-    import torch
-
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def gpus_touched() -> bool:

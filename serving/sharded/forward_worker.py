@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.actors.gpus import own_gpu
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import ConfigError, OrchestrayError
-from orchestray.platform.process.gpu import current_gpu
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import TaskSource
 from orchestray.serving.models.content import check_content
@@ -81,7 +81,7 @@ class ForwardWorker:
         check_content(self._directory, content)  # otherwise layers of two models could answer together, unnoticed
         self._network = network
         self._layout = Layout(tensor=network.tensor, pipeline=network.pipeline)
-        self._device = current_gpu() if use_gpu else torch.device("cpu")
+        self._device = own_gpu() if use_gpu else torch.device("cpu")
         described = load_model_json(self._directory)
         if described.get("ensemble"):
             raise ConfigError(

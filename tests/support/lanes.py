@@ -36,7 +36,7 @@ MAY_TAKE_LONG = {
     "test_a_part_does_what_it_says_with_the_files_of_its_page[README.md: On a cluster]": (
         "a head with its dashboard starts, and a job on it"
     ),
-    "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[calibrate.md: ]": (
+    "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[how-to/calibrate.md: ]": (
         "it measures this machine for half a minute when nothing runs beside it, and longer beside other tests"
     ),
     "tests/e2e/test_submit.py::"

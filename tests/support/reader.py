@@ -14,7 +14,8 @@ A comment before a block says what becomes of it:
 - `output: of the background`: waits for the end of the one in the background
 - `output: of the background, after Ctrl-C`: ends it
 
-Endpoints get a port of their own instead of 8000.
+Endpoints get a port of their own instead of 8000. A page of `docs/tutorials/` is read in an empty folder; beside the
+others stand `configs/` and `docs/`, as in a checkout.
 
 The first training of README.md is a command on a terminal, and starts a Ray of its own, as the reader's do. So is what
 goes on in the background, or needs a shell. The others run in this process, on the Ray that the tests share, and write
@@ -50,11 +51,9 @@ from orchestray.platform.actors.pool import make_room
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.process.sockets import free_ports
 from support.cli import beside, outside, read_lines, typed_here
-from support.pages import Block, blocks, first_missing
+from support.pages import PAGES, ROOT, Block, blocks, first_missing, name_of
 from support.patience import PATIENCE_S
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
 SHORTER = {"train.epochs=200": "train.epochs=20"}
 """A person needs time to reach for another terminal; the test does not."""
@@ -79,7 +78,7 @@ def parts(*, on_a_cluster: bool) -> list[Any]:
         for heading in dict.fromkeys(block.heading for block in blocks(page)):
             details = {block.detail for block in blocks(page) if block.heading == heading}
             if ("on a cluster" in details) == on_a_cluster:
-                found.append(pytest.param(page, heading, id=f"{page.name}: {heading}"))
+                found.append(pytest.param(page, heading, id=f"{name_of(page)}: {heading}"))
     return found
 
 
@@ -186,11 +185,11 @@ class Desk:
 class Reader:
     """A user who reads a page from top to bottom, and does what it says."""
 
-    def __init__(self, directory: Path, desk: Desk, *, starts_ray: bool) -> None:
+    def __init__(self, directory: Path, desk: Desk, *, starts_ray: bool, empty: bool = False) -> None:
         self._directory = directory
         self._desk = desk
         self._starts_ray = starts_ray
-        for name in ("configs", "docs"):
+        for name in () if empty else ("configs", "docs"):
             (directory / name).symlink_to(ROOT / name)
         self._output = ""
         self._background: Command | None = None
@@ -203,7 +202,7 @@ class Reader:
                 try:
                     self.take(block)
                 except AssertionError as error:
-                    raise AssertionError(f"{page.name}, line {block.line}: {error}") from error
+                    raise AssertionError(f"{name_of(page)}, line {block.line}: {error}") from error
 
     def prepare(self, page: Path, heading: str) -> None:
         """Have the files and the data of the parts before this one, without their trainings."""
@@ -334,9 +333,10 @@ class Readers:
 
     def of(self, page: Path) -> Reader:
         if page not in self._readers:
-            directory = self._place / page.stem
+            directory = self._place / name_of(page).removesuffix(".md").replace("/", "-")
             directory.mkdir()
-            self._readers[page] = Reader(directory, self._desk, starts_ray=page.name == "README.md")
+            empty = page.parent.name == "tutorials"
+            self._readers[page] = Reader(directory, self._desk, starts_ray=page.name == "README.md", empty=empty)
         return self._readers[page]
 
     def close(self) -> None:

@@ -14,8 +14,6 @@ POLICY = "platform/comm/backend.py"
 """The one module that may ask torch for GPUs: what a worker may use is what it was given, not what is visible."""
 ASKS_FOR_GPUS = {
     POLICY,
-    "platform/comm/process_groups.py",
-    "trainers/core/device.py",
     "trainers/survey/lab/connecting.py",  # reports what this machine has
 }
 """Files that call `torch.cuda.is_available`. None may be added."""
@@ -24,6 +22,7 @@ MEANS_A_KIND = "platform/comm/process_groups.py"
 _WITHOUT_DEVICE = {"is_available", "is_initialized", "device_count", "current_device", "Event", "CUDAGraph"} | {
     "get_rng_state_all",
     "graph_pool_handle",
+    "empty_cache",
 }
 """Functions of `torch.cuda` that take no device, or return one."""
 

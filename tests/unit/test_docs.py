@@ -28,13 +28,17 @@ from orchestray.trainers.solvers.params import SolverSection
 from orchestray.trainers.solvers.registry import SOLVERS as SOLVER_REGISTRY
 from orchestray.trainers.sync.local.params import Edges
 from orchestray.trainers.tasks.registry import TASKS
-from support.pages import blocks
+from support import pages
+from support.pages import blocks, name_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    (ROOT / "docs").glob("*.md")
+TRAIN = "\n".join(
+    page.read_text(encoding="utf-8")
+    for page in [ROOT / "docs" / "train.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+    if "search" not in page.name
 )
+"""The keys of a config, and the pages with the types of a section."""
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *pages.PAGES]
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
 AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]
 BATCH_SCHEDULES = [BATCH_REGISTRY.params(name) for name in BATCH_REGISTRY]
@@ -128,16 +132,16 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith(("http://", "https://")):
             continue
         place, _, anchor = target.partition("#")
         file = (page.parent / place) if place else page
-        assert file.exists(), f"{page.name} links to {target}"
+        assert file.exists(), f"{name_of(page)} links to {target}"
         if anchor:
-            assert anchor in anchors(file), f"{page.name} links to {target}"
+            assert anchor in anchors(file), f"{name_of(page)} links to {target}"
 
 
 def typed() -> list[list[str]]:
@@ -146,7 +150,8 @@ def typed() -> list[list[str]]:
         line for page in PAGES for block in blocks(page) if block.language == "sh" for line in block.text.splitlines()
     ]
     found = [re.search(r"(?:^|\$\()orchestray ([^)]*)", line) for line in lines]
-    return [shlex.split(match[1], comments=True) for match in found if match]
+    words = [shlex.split(match[1], comments=True) for match in found if match]
+    return [line[: line.index("|")] if "|" in line else line for line in words]
 
 
 @pytest.mark.parametrize("words", typed(), ids=" ".join)
@@ -161,4 +166,4 @@ def test_a_command_of_the_pages_parses(words: list[str]) -> None:
 
 def test_no_page_names_a_place_of_the_machine_it_was_written_on() -> None:
     for page in PAGES:
-        assert not re.search(r"/(?:root|home|work|tmp)/", page.read_text(encoding="utf-8")), page.name
+        assert not re.search(r"/(?:root|home|work|tmp)/", page.read_text(encoding="utf-8")), name_of(page)

@@ -21,6 +21,7 @@ from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.modes import GOALS, mode_is_missing
 from orchestray.trainers.config.network_checks import NETWORK_RULES
 from orchestray.trainers.config.quantize_checks import QUANTIZE_RULES
+from orchestray.trainers.config.resource_checks import RESOURCE_RULES
 from orchestray.trainers.config.solver_checks import SOLVER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Muon, Sgd, YellowFin, values_of_groups
@@ -257,6 +258,7 @@ _RULES: tuple[Rule, ...] = (
     *FAULT_RULES,
     *SOLVER_RULES,
     *QUANTIZE_RULES,
+    *RESOURCE_RULES,
     *ENSEMBLE_RULES,
     _storage,
     _spares,

@@ -197,13 +197,18 @@ def _curvature(view: View) -> Iterator[Problem]:
     elif not isinstance(view("strategy.aggregation"), Mean):
         text = f"{kind} takes the mean of all replicas' curvature, in which one that lies would count"
         yield Problem(path, f"{text}; use strategy.aggregation.type: mean, {fix}")
-    if optimizer.groups:
-        text = f"a step of {kind} has one size for all layers, which groups would tear apart; take them out"
-        yield Problem("train.optimizer.groups", text)
+    yield from _values_of_the_whole(optimizer)
     measuring = getattr(optimizer, "statistics_workers", None)
     if measuring is not None and measuring > network.data:
         text = f"there are {network.data} replicas (strategy.network.data), got {measuring}; take it out for all"
         yield Problem("train.optimizer.statistics_workers", text)
+
+
+def _values_of_the_whole(optimizer: Kfac | NaturalGradient) -> Iterator[Problem]:
+    for index, group in enumerate(optimizer.groups):
+        if others := [key for key in group.model_extra or {} if key not in ("lr", "weight_decay")]:
+            text = f"{optimizer.type} has one for all parameters; groups have an lr and a weight_decay of their own"
+            yield Problem(f"train.optimizer.groups.{index}.{others[0]}", text)
 
 
 def _curvature_on_servers(view: View, exchange: ParameterServer, kind: str) -> Iterator[Problem]:

@@ -236,6 +236,7 @@ class Replica:
         self.log.is_on_device = self.device.type != "cpu"
         if self.device.type == "cuda":
             world.waiting.stream = Gpu(self.device)
+        self.network.usage()  # of what came before, and so of no step
         return self.position.step
 
     def abort(self) -> None:

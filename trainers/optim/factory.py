@@ -37,7 +37,10 @@ def make_optimizer(
         groups: parameters for which some keys have other values.
         arguments: the other keys; a named optimizer is made without `lr`, since `step` receives it.
     """
-    if groups:
+    if groups and measures_layers({"type": type}):  # its layers are inverted whole, whichever groups they are in
+        lr = float(arguments["lr"])
+        arguments["groups"] = [{**group, "rate": float(group.get("lr", lr)) / lr} for group in groups]
+    elif groups:
         from orchestray.trainers.optim.grouped_optimizer import make_groups
 
         return make_groups(

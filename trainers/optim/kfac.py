@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,10 @@ from orchestray.platform.comm.collective import Collective, SoloCollective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.optim.kronecker import FactoredLayer, damped_inverses, factored_layers
+from orchestray.trainers.optim.named_values import NamedValues, first_match
 from orchestray.trainers.optim.optimizers import SGD
 from orchestray.trainers.optim.sparse import dense
-from orchestray.trainers.optim.spread import holders, spread
+from orchestray.trainers.optim.spread import holders, send_from_holders, spread
 
 if TYPE_CHECKING:
     from orchestray.trainers.layout.tensor_slice import TensorSlice
@@ -58,6 +59,7 @@ class KFAC(SGD):
         kl_clip: float | None = 1e-3,
         inverse_fraction: float = 1.0,
         statistics_workers: int | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """
         Args:
@@ -70,12 +72,17 @@ class KFAC(SGD):
             kl_clip: largest squared length of a step, measured by the curvature; None: any.
             inverse_fraction: fraction of the replicas that holds a layer's inverses.
             statistics_workers: number of replicas that measure and invert; None: all.
+            groups: parameters with another penalty or rate, see `NamedValues.of_groups`. The inverses of a layer are
+                those of all its parameters.
         """
         super().__init__(momentum=momentum)
         self._plain_slots = self.slots
         self.slots = (*self.slots, *_FACTORS, *_IN_USE)
         self.whole_slots = {**self.whole_slots, **dict.fromkeys((*_FACTORS, *_IN_USE), ())}
-        self._damping, self._decay, self._penalty, self._kl_clip = damping, decay, weight_decay, kl_clip
+        self._damping, self._decay, self._kl_clip = damping, decay, kl_clip
+        self._values = NamedValues.of_groups(groups, weight_decay)
+        self._value_of: list[NamedValues] = []
+        """Rate and penalty of each parameter."""
         self._statistics_every, self._inverse_every = statistics_every_steps, inverse_every_steps
         self._fraction, self._num_measuring = inverse_fraction, statistics_workers
         self._replicas: Collective = SoloCollective()
@@ -169,6 +176,7 @@ class KFAC(SGD):
                 "but the loop of a training lets it do; use another optimizer here"
             )
         self._place = {self.first_names.get(name, name): index for index, (name, _) in enumerate(named)}
+        self._value_of = [first_match(self._values, self.first_names.get(name, name)) for name, _ in named]
         self._moved = [layer for layer in self._layers if layer.weight_name in self._place]
         self._shapes = {id(named[self._place[layer.weight_name]][1]): layer for layer in self._moved}
         super().init(named)
@@ -218,7 +226,7 @@ class KFAC(SGD):
             used, held = factors, None
         if held is None:
             held = self._invert(used)
-        pulls = [self._pull(*pair) for pair in zip(params, grads, strict=True)]
+        pulls = [_pull(*each) for each in zip(params, grads, self._value_of, strict=True)]
         directions = self._directions(params, pulls, held, lr)
         # No replica is waited for from here on: a step in which one is lost has changed nothing.
         self._keep(_FACTORS, factors)
@@ -226,11 +234,13 @@ class KFAC(SGD):
         self._held = held
         super().step(params, directions, lr)
 
-    def _pull(self, parameter: Tensor, grad: Tensor | None) -> Tensor | None:
-        """Return the gradient of a parameter, with that of the penalty."""
-        if grad is None or not self._penalty:
-            return grad
-        return dense(grad).add(parameter, alpha=self._penalty)
+    def _update_some(
+        self, indices: list[int], params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float, *, fused: bool
+    ) -> None:
+        rates = [self._value_of[index].rate for index in indices]
+        for rate in dict.fromkeys(rates):
+            some = [index for index, own in zip(indices, rates, strict=True) if own == rate]
+            super()._update_some(some, params, grads, lr * rate, fused=fused)
 
     def _pairs(self, slots: Sequence[str]) -> list[Pair]:
         """Return two slots of each layer."""
@@ -304,35 +314,11 @@ class KFAC(SGD):
                 held[index] = self._inverses(pair) if _is_measured(pair) else _identities(pair)
             elif self._peers.rank in others:
                 held[index] = torch.empty_like(pair[0]), torch.empty_like(pair[1])
-        self._send(held, [others for _, *others in self._holders])
+        send_from_holders(self._peers, self._holders, held, [others for _, *others in self._holders])
         return held
 
     def _inverses(self, factors: Pair) -> Pair:
         return damped_inverses(*factors, self._damping)
-
-    def _send(self, tensors: Mapping[int, Sequence[Tensor]], receivers: Sequence[Sequence[int]]) -> None:
-        """Send each layer's tensors from its first holder to the receivers, in place. All peers call.
-
-        Args:
-            tensors: contiguous tensors of this replica, by the layer: those to send, and memory for those to come.
-            receivers: replicas that get each layer's.
-        """
-        size, rank = self._peers.size, self._peers.rank
-        if size == 1:
-            return
-        outgoing: dict[int, list[Tensor]] = {}
-        incoming: dict[int, list[Tensor]] = {}
-        for index, (owners, others) in enumerate(zip(self._holders, receivers, strict=True)):
-            if owners[0] == rank:
-                for peer in others:
-                    outgoing.setdefault(peer, []).extend(tensors[index])
-            elif rank in others:
-                incoming.setdefault(owners[0], []).extend(tensors[index])
-        send = {peer: flatten(parts) for peer, parts in outgoing.items()}
-        receive = {peer: torch.empty_like(flatten(parts)) for peer, parts in incoming.items()}
-        self._peers.start_exchange(send, receive).wait()
-        for peer, parts in incoming.items():
-            torch._foreach_copy_(parts, unflatten(receive[peer], parts))
 
     def _directions(
         self, params: Sequence[Tensor], pulls: list[Tensor | None], held: Mapping[int, Pair], lr: float
@@ -356,7 +342,7 @@ class KFAC(SGD):
             [peer for peer in range(size) if peer not in self._holders[index]] if index in matrices else []
             for index in range(len(self._moved))
         ]
-        self._send({index: [step] for index, step in steps.items()}, outside)
+        send_from_holders(self._peers, self._holders, {index: [step] for index, step in steps.items()}, outside)
         factor = self._clip_factor(matrices, steps, lr)
         found = list(pulls)
         for index, step in steps.items():
@@ -369,16 +355,34 @@ class KFAC(SGD):
         return found
 
     def _clip_factor(self, matrices: Mapping[int, Tensor], steps: Mapping[int, Tensor], lr: float) -> float:
-        """Return min(1, sqrt(kl_clip / (lr^2 sum of step . gradient))) (Ba et al. 2017, section 5)."""
+        """Return min(1, sqrt(kl_clip / (lr^2 sum of step . gradient))) (Ba et al. 2017, section 5).
+
+        Each parameter's part of the sum counts by its own rate.
+        """
         if self._kl_clip is None:
             return 1.0
         names = [self._moved[index].weight_name for index in matrices]
         products = torch.tensor(
-            [[float((steps[index] * matrix).sum()) for index, matrix in matrices.items()]], dtype=torch.float64
+            [[self._product(index, steps[index] * matrix) for index, matrix in matrices.items()]], dtype=torch.float64
         )
         total = products.sum(dim=1) if self.total_reducer is None else self.total_reducer(names, products)
         length = lr**2 * float(total)
         return min(1.0, (self._kl_clip / length) ** 0.5) if length > 0.0 else 1.0
+
+    def _product(self, index: int, products: Tensor) -> float:
+        """Return the sum of a layer's products of step and gradient, `[out, in]`, by the squared rates of its parts."""
+        layer = self._moved[index]
+        of_weight, *of_bias = [self._value_of[self._place[name]].rate ** 2 for name in layer.names]
+        if not of_bias or of_bias == [of_weight]:
+            return of_weight * float(products.sum())
+        return of_weight * float(products[:, :-1].sum()) + of_bias[0] * float(products[:, -1].sum())
+
+
+def _pull(parameter: Tensor, grad: Tensor | None, values: NamedValues) -> Tensor | None:
+    """Return the gradient of a parameter, with that of the penalty."""
+    if grad is None or not values.weight_decay:
+        return grad
+    return dense(grad).add(parameter, alpha=values.weight_decay)
 
 
 def _size(layer: FactoredLayer, slot: str) -> int:

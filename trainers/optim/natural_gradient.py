@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from orchestray.trainers.optim.kfac import KFAC, Pair
 
 
@@ -22,6 +25,7 @@ class NaturalGradient(KFAC):
         weight_decay: float = 0.0,
         decay: float = 0.95,
         every_steps: int = 4,
+        groups: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """
         Args:
@@ -30,8 +34,9 @@ class NaturalGradient(KFAC):
             weight_decay: L2 penalty added to the gradient.
             decay: decay of the running means of the factors.
             every_steps: steps between two measurements, which are then inverted.
+            groups: parameters with another penalty or rate, as in `KFAC`.
         """
-        super().__init__(damping, momentum, weight_decay, decay, every_steps, every_steps, kl_clip=None)
+        super().__init__(damping, momentum, weight_decay, decay, every_steps, every_steps, kl_clip=None, groups=groups)
 
     def _inverses(self, factors: Pair) -> Pair:
         inputs, errors = factors

@@ -1,8 +1,17 @@
-"""The spread of work over replicas by its cost, and the replicas that hold each result."""
+"""The spread of work over replicas by its cost, the replicas that hold each result, and its way to the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from orchestray.platform.comm.flat_tensors import flatten, unflatten
+
+if TYPE_CHECKING:
+    from orchestray.platform.comm.collective import Collective
 
 
 def spread(costs: Sequence[float], num_workers: int) -> list[int]:
@@ -35,3 +44,35 @@ def holders(owner: int, fraction: float, num_workers: int, first: int = 0) -> li
     count = max(1, round(fraction * num_workers))
     order = [(owner + offset) % num_workers for offset in range(num_workers)]
     return sorted(order, key=lambda worker: worker < first)[:count]
+
+
+def send_from_holders(
+    peers: Collective,
+    holders_of: Sequence[Sequence[int]],
+    tensors: Mapping[int, Sequence[Tensor]],
+    receivers: Sequence[Sequence[int]],
+) -> None:
+    """Send each unit's tensors from its first holder to the receivers, in place. All peers call.
+
+    Args:
+        peers: replicas that hold the units.
+        holders_of: replicas that hold each unit.
+        tensors: contiguous tensors of this replica, by the unit: those to send, and memory for those to come.
+        receivers: replicas that get each unit's.
+    """
+    size, rank = peers.size, peers.rank
+    if size == 1:
+        return
+    outgoing: dict[int, list[Tensor]] = {}
+    incoming: dict[int, list[Tensor]] = {}
+    for index, (owners, others) in enumerate(zip(holders_of, receivers, strict=True)):
+        if owners[0] == rank:
+            for peer in others:
+                outgoing.setdefault(peer, []).extend(tensors[index])
+        elif rank in others:
+            incoming.setdefault(owners[0], []).extend(tensors[index])
+    send = {peer: flatten(parts) for peer, parts in outgoing.items()}
+    receive = {peer: torch.empty_like(flatten(parts)) for peer, parts in incoming.items()}
+    peers.start_exchange(send, receive).wait()
+    for peer, parts in incoming.items():
+        torch._foreach_copy_(parts, unflatten(receive[peer], parts))

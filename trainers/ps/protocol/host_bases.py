@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from orchestray.platform.comm.channel.base import ChannelClosedError, ChannelError
 from orchestray.platform.comm.channel.nearest import call_off, connect
+from orchestray.platform.process import torch_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +85,11 @@ class AcceptingHost:
         self._start(meet, f"serve {name}")
 
     def _start(self, body: Callable[[], object], name: str) -> None:
-        thread = threading.Thread(target=body, name=name, daemon=True)
+        def work() -> None:
+            torch_threads.take_up()  # or the last bits of an update would depend on which thread makes it
+            body()
+
+        thread = threading.Thread(target=work, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 

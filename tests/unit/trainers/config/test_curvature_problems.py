@@ -47,8 +47,8 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
             "train.optimizer.type: kfac takes the mean of all replicas' curvature",
         ),
         (
-            ["train.optimizer.groups=[{match: '*', lr: 1.0}]"],
-            "train.optimizer.groups: a step of kfac has one size for all layers",
+            ["train.optimizer.groups=[{match: '*', damping: 1.0}]"],
+            "train.optimizer.groups.0.damping: kfac has one for all parameters",
         ),
         (
             ["train.optimizer={type: natural_gradient, lr: 0.1}", gossip("peers: 1")],

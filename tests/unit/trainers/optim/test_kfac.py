@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from orchestray.platform.comm.collective import Collective, PeerLostError, SoloC
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.loop.fitting_optimizer import make_fitting
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.optim.kfac import KFAC
 from orchestray.trainers.optim.kronecker import damped_inverses
@@ -105,6 +108,53 @@ def test_a_step_is_that_of_the_dense_inverse_of_the_kronecker_product_of_the_dam
             assert torch.allclose(parameter, expected[parameter], rtol=0, atol=1e-10)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+GROUPS = [{"match": "*.bias", "weight_decay": 0.0, "lr": 2 * LR}, {"match": "0.*", "lr": 0.3 * LR}]
+RATES = {"0.weight": 0.3, "0.bias": 2.0, "2.weight": 1.0, "2.bias": 2.0}
+"""Rates of the parameters, relative to that of the run."""
+
+
+def moves(
+    model: nn.Module, inputs: Tensor, gradients: Sequence[Tensor] | None = None, **keys: Any
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the moves of the parameters in a step, by their own gradients or other ones, and their own gradients."""
+    model = copy.deepcopy(model)
+    optimizer = make_fitting({"type": "kfac", "lr": LR, "momentum": 0.0, "damping": DAMPING, **keys}, model)
+    optimizer.observe(model, {})
+    optimizer.init(model.named_parameters())
+    optimizer.join(SoloCollective())
+    optimizer.begin_step(1, NUM_SAMPLES, NUM_SAMPLES)
+    functional.cross_entropy(model(inputs), torch.arange(NUM_SAMPLES) % 2).backward()
+    parameters = list(model.parameters())
+    before, own = state_of(model), [parameter.grad for parameter in parameters if parameter.grad is not None]
+    optimizer.step(parameters, own if gradients is None else gradients, LR)
+    return [before[name] - parameter.detach() for name, parameter in model.named_parameters()], own
+
+
+def test_groups_change_the_penalty_before_the_inverses_of_whole_layers_and_the_rate_behind_them() -> None:
+    torch.manual_seed(0)
+    model, inputs = (each.double() for each in linear())
+    found, gradients = moves(model, inputs, groups=GROUPS, weight_decay=0.1, kl_clip=None)
+    pulls = [
+        gradient if name.endswith(".bias") else gradient + 0.1 * parameter.detach()
+        for (name, parameter), gradient in zip(model.named_parameters(), gradients, strict=True)
+    ]
+    plain, _ = moves(model, inputs, pulls, kl_clip=None)
+    for move, whole, rate in zip(found, plain, RATES.values(), strict=True):
+        assert torch.allclose(move, rate * whole, rtol=1e-12, atol=0)
+
+
+def test_a_step_in_groups_is_cut_to_the_largest_length_by_the_rate_of_each() -> None:
+    torch.manual_seed(0)
+    model, inputs = (each.double() for each in linear())
+    lengths = []
+    for kl_clip in (None, 1e-6):
+        found, gradients = moves(model, inputs, groups=GROUPS, kl_clip=kl_clip)
+        parts = zip(RATES.values(), found, gradients, strict=True)
+        lengths.append(sum(LR * rate * float((move * gradient).sum()) for rate, move, gradient in parts))
+    whole, cut = lengths  # of a cut step this is the length over the factor by which it was cut
+    assert cut**2 / whole == pytest.approx(1e-6)
 
 
 def test_a_factor_with_values_that_are_not_finite_is_refused() -> None:

@@ -71,6 +71,17 @@ def test_replicas_of_each_stage_share_its_inversions(kind: str, keys: dict[str, 
     assert furthest(found.weights, one.weights) <= TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("network", "exchange"),
+    [({"data": 2, "pipeline": 2}, {}), ({"data": 2}, {"shard": "parameters"}), ({"tensor": 2}, {})],
+)
+def test_parameters_in_groups_move_as_in_one_process(network: dict[str, int], exchange: dict[str, str]) -> None:
+    groups = [{"match": "*.bias", "lr": 0.1, "weight_decay": 0.0}, {"match": "4.*", "lr": 0.01}]
+    optimizer = KFAC | {"weight_decay": 0.01, "groups": groups}
+    one, found = trained(optimizer=optimizer), trained(network, exchange, optimizer=optimizer)
+    assert furthest(found.weights, one.weights) <= TOLERANCE
+
+
 def test_a_pipeline_in_float32_stays_with_one_process() -> None:
     one, found = trained(steps=6, precision="float32"), trained({"pipeline": 2}, steps=6, precision="float32")
     for name, weights in one.weights.items():

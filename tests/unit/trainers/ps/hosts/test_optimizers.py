@@ -31,7 +31,12 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 CURVATURE: dict[str, dict[str, Any]] = {
     "kfac": {"type": "kfac", "lr": 0.05, "damping": 0.03, "inverse_every_steps": 2, "kl_clip": 1e-4},
     "kfac, every 3": {"type": "kfac", "lr": 0.05, "statistics_every_steps": 3, "inverse_every_steps": 3},
-    "natural_gradient": {"type": "natural_gradient", "lr": 0.05, "every_steps": 2},
+    "natural_gradient in groups": {
+        "type": "natural_gradient",
+        "lr": 0.05,
+        "every_steps": 2,
+        "groups": [{"match": "*.bias", "lr": 0.02}, {"match": "2.*", "weight_decay": 0.1}],
+    },
 }
 TOLERANCES = {
     "lars": 1e-10,
