@@ -20,7 +20,7 @@ LIMIT_S = 180
 _FOLDER = Path(__file__).resolve().parent
 
 
-class Skip(Exception):  # noqa: N818 - it is no error
+class Skip(Exception):  # noqa: N818 - not an error
     """Raised by a check that cannot be made here; the text says why."""
 
 

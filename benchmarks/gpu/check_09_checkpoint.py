@@ -15,14 +15,14 @@ _BOUND = 0.05
 
 
 def tensors_of(device: Any, num_elements: int) -> dict[str, Any]:
-    """Return 16 tensors with so many elements in all."""
+    """Return 16 tensors with `num_elements` elements in all."""
     import torch
 
     return {f"layer.{index}": torch.zeros(num_elements // 16, device=device) for index in range(16)}
 
 
 def train(tensors: dict[str, Any], writer: Any, steps: int, work: Any) -> float:
-    """Compute, then add 1 to each tensor, so many times; return the seconds."""
+    """Compute, then add 1 to each tensor, `steps` times; return the seconds."""
     began_s = time.perf_counter()
     for _ in range(steps):
         for _ in range(8):

@@ -32,7 +32,8 @@ def main() -> None:
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(DOCS, pages, ignore=_PUBLISHED)
     (pages / "assets").mkdir()
-    shutil.copy(DOCS / "builder" / "iframe-worker.js", pages / "assets")
+    for asset in ("iframe-worker.js", "site.css"):
+        shutil.copy(DOCS / "builder" / asset, pages / "assets")
     for page in sorted(DOCS.rglob("*.md")):
         write_page(page, pages)
     source = BUILD / "python" / "orchestray"

@@ -29,11 +29,16 @@ MAY_TAKE_LONG = {
     "tests/cluster/test_search_trainable.py::test_a_tuner_that_is_killed_is_restored_and_comes_to_the_same": (
         "two drivers import torch and Tune, and three experiments start their processes"
     ),
-    "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[README.md: The first ten minutes]": (
+    "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom"
+    "[README.md: Ten minutes, from nothing to an endpoint]": (
         "each of its commands starts a Ray of its own, as a user's do"
     ),
     "tests/e2e/test_readme_jobs.py::"
-    "test_a_part_does_what_it_says_with_the_files_of_its_page[README.md: On a cluster]": (
+    "test_a_part_does_what_it_says_with_the_files_of_its_page[how-to/submit-jobs.md: Submit, follow, stop]": (
+        "a head with its dashboard starts, and a job on it"
+    ),
+    "tests/e2e/test_readme_jobs.py::"
+    "test_a_part_does_what_it_says_with_the_files_of_its_page[tutorials/cluster.md: 3. Submit it]": (
         "a head with its dashboard starts, and a job on it"
     ),
     "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[how-to/calibrate.md: ]": (

@@ -32,12 +32,9 @@ from support import pages
 from support.pages import blocks, name_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = "\n".join(
-    page.read_text(encoding="utf-8")
-    for page in [ROOT / "docs" / "train.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
-    if "search" not in page.name
-)
-"""The keys of a config, and the pages with the types of a section."""
+TRAIN = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+TRAINING = "\n".join([TRAIN, *(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "how-to").glob("*.md"))])
+"""The keys of a config, and the pages that have the types of a section."""
 PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *pages.PAGES]
 OPTIMIZERS = [OPTIMIZER_REGISTRY.params(name) for name in OPTIMIZER_REGISTRY]
 AVERAGES = [AVERAGE_REGISTRY.params(name) for name in AVERAGE_REGISTRY]
@@ -115,7 +112,7 @@ def test_every_type_of_a_section_is_documented_with_its_keys(kind: type[BaseMode
     told_above |= {"weight_decay"} if issubclass(kind, SolverSection) else set()
     own = {name: field for name, field in kind.model_fields.items() if name not in told_above}
     name = kind.model_fields["type"].annotation.__args__[0]  # type: ignore[union-attr]
-    row = re.search(rf"^\| `{name}` \| (.*) \|$", TRAIN, flags=re.MULTILINE)
+    row = re.search(rf"^\| `{name}` \| (.*) \|$", TRAINING, flags=re.MULTILINE)
     assert row is not None
     given: dict[str, Any] = {}
     for code in re.findall(r"`(\w+: [^`]+)`", row[1]):

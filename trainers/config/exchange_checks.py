@@ -185,10 +185,7 @@ def _curvature(view: View) -> Iterator[Problem]:
     elif not isinstance(exchange, AllReduce | Averaging):
         text = f"natural_gradient is for replicas that share each batch, or average, and not for {exchange.type}"
         yield Problem(path, f"{text}; use allreduce or averaging, {fix}")
-    if network.plan in ("spatial", "branches", "one_weird_trick"):
-        text = f"{kind} measures layers that are split by features, and the plan {network.plan} splits something else"
-        yield Problem(path, f"{text}; use strategy.network.plan: auto or channels, {fix}")
-    elif network.pipeline > 1 and network.schedule == "pipedream":
+    if network.pipeline > 1 and network.schedule == "pipedream":
         text = f"{kind} measures a whole batch, and pipedream's stages update after each micro-batch"
         yield Problem(path, f"{text}; use another schedule, {fix}")
     elif not exchange.diverges and keeps_residue(view("strategy.compression")):

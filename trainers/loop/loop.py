@@ -169,6 +169,8 @@ class Loop:
         else:
             steps = [self._step(next(shares), epoch, first)]
         agreed = self._agree(steps)
+        if not self._settings.is_replicated:  # a replicated state has been confirmed before it was changed
+            replica.world.confirm()
         self._log.complete(steps, agreed, self._network, replica.position)
         replica.buffers.end()
         return agreed

@@ -214,6 +214,9 @@ class Replica:
         faults = FaultPlan.of(settings.faults, "worker", world.rank, attempt=attempt, seed=settings.seed)
         self.faults = Faults(faults) if faults.faults else None
         self.world = world
+        # Survivors go on from what they hold if each holds all of it: nothing undefined may reach that. A sharded state
+        # is loaded again, so that it is enough to know before a step counts (see `Loop`).
+        world.waits_for_device = settings.is_replicated
         self._groups = Groups(settings.layout, world)
         self.draw.replica = settings.share_of(self._groups.coordinate.data)
         if settings.is_replicated:
@@ -232,11 +235,11 @@ class Replica:
         if self.average is not None:
             self.average.begin(self.stream("train").steps_per_epoch)
         self.log.begin(self.groups)
+        self.network.usage()  # of what came before, and so of no step
         self.log.device = metrics_of(self)
         self.log.is_on_device = self.device.type != "cpu"
         if self.device.type == "cuda":
             world.waiting.stream = Gpu(self.device)
-        self.network.usage()  # of what came before, and so of no step
         return self.position.step
 
     def abort(self) -> None:

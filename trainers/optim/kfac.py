@@ -143,11 +143,11 @@ class KFAC(SGD):
                     "optimizer"
                 )
             splits_rows = any(getattr(module, "splits_rows", False) for module, other in modules if other is layer)
-            if any(not piece.numel for piece in held) or (layer.weight_name in partial and not splits_rows):
+            if layer.weight_name in partial and not splits_rows:
                 raise ConfigError(
-                    "config: train.optimizer.type: kfac measures layers that workers split by features or by time, and "
-                    f"this plan splits {layer.weight_name!r} by samples, places or branches; use another "
-                    "strategy.network.plan, or another optimizer"
+                    "config: train.optimizer.type: kfac measures layers whose features or rows workers share, and of "
+                    f"{layer.weight_name!r} this plan has workers compute parts of the gradient in another way; use "
+                    "another strategy.network.plan, or another optimizer"
                 )
             layer.divide(pieces.get(layer.weight_name), group, index, splits_rows=splits_rows)
         self._handles = [layer.watch(module) for module, layer in modules if layer is not None]

@@ -34,10 +34,6 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
         ),
         ([gossip("peers: 1")], "train.optimizer.type: kfac needs the whole batch's curvature at every step"),
         (
-            ["strategy.network.data=1", "strategy.network.tensor=2", "strategy.network.plan=spatial"],
-            "train.optimizer.type: kfac measures layers that are split by features, and the plan spatial",
-        ),
-        (
             ["strategy.network.data=1", "strategy.network.pipeline=2", "strategy.network.schedule=pipedream"],
             "train.optimizer.type: kfac measures a whole batch, and pipedream's stages update after each micro-batch",
         ),
