@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm import collective
 from orchestray.platform.comm.over_host import OverHost
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.serving.models.served import ServedModel
 from orchestray.trainers.core.unread import Arriving
 from orchestray.trainers.loop.loop import Loop
@@ -115,6 +118,20 @@ def failure(device: torch.device | str, name: str, task: Callable[[], Any]) -> s
     return ""
 
 
+def saved(device: torch.device | str) -> list[int]:
+    """Return the steps of which there are checkpoints, one a step, after a run that fails by its loss."""
+    settings = replace(layout_settings(steps=5, precision="float32"), checkpoint_every_steps=1)
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(OrchestrayError):
+            train_laid_out(
+                lambda: TinyTask(nan_at=NAN_AT),
+                settings,
+                device=device,
+                checkpoints=lambda: CheckpointWriter(folder, keep=10),
+            )
+        return [found.step for found in list_checkpoints(folder)]
+
+
 class ServingDevice(RecordedDevice):
     """The device as an endpoint uses it: its own memory, and copies that the CPU does not wait for."""
 
@@ -165,6 +182,7 @@ def main(library: str) -> dict[str, Any]:
                 name: [failure(place, name, lambda: TinyTask(nan_at=NAN_AT)) for place in ("cpu", device)]
                 for name in ("one", "data")
             },
+            "saved": [saved("cpu"), saved(device)],
             "served": served(device),
         }
 
