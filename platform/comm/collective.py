@@ -30,8 +30,10 @@ from orchestray.platform.comm.process_groups import (
     disconnect,
     start_together,
     timeout_of,
+    wait_for_stream,
 )
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.wait_clock import Waiting
 
 Operation = Literal["sum", "max"]
@@ -80,6 +82,11 @@ class Collective:
         self.backend = backend
         self._path = path
         """Name of this group, unique among its siblings and subgroups."""
+        self.waits_for_device = backend.kind == "nccl"
+        """True if on a GPU `wait` returns once the result is there, and does not only order the streams.
+
+        Set it to False before the first sibling or subgroup is made; `confirm` then says what is there.
+        """
         self._lock = threading.Lock()
         self._works: set[_Work] = set()
         self._family: list[Collective] = [self]
@@ -97,6 +104,8 @@ class Collective:
         size: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         connect_timeout_s: float | None = None,
+        *,
+        backend: Backend = GLOO,
     ) -> Self:
         """Meet `size - 1` other members in `store`; return when all are connected.
 
@@ -106,15 +115,16 @@ class Collective:
             size: number of members.
             timeout_s: timeout of an operation.
             connect_timeout_s: timeout of this meeting; default: the same.
+            backend: backend of all members; default: gloo alone.
 
         Raises:
             PeerLostError: a member did not come in time.
         """
         try:
-            group = connect(store, rank, size, timeout_s, connect_timeout_s)
+            group = connect(store, rank, size, timeout_s, connect_timeout_s, backend=backend)
         except RuntimeError as error:
             raise PeerLostError(_sentence("joining the group", rank, size, error)) from error
-        return cls(group, store, timeout_s)
+        return cls(group, store, timeout_s, backend=backend)
 
     @classmethod
     def of_this_process(cls) -> Self:
@@ -260,16 +270,33 @@ class Collective:
                 raise PeerLostError(self._failure or _LEFT)
             member = self._connect_relative(path, ranks)
             member.waiting = self.waiting
+            member.waits_for_device = self.waits_for_device
             member._family = self._family
             member._siblings = self._siblings
             self._family.append(member)
             self._siblings[path] = member
         return self._siblings[path]
 
-    def abort(self) -> None:
-        """Leave the group and close its connections: every pending operation raises at once, here and at the others.
+    def confirm(self) -> None:
+        """Return when the results of all operations that were waited for are there.
 
-        Safe to call from any thread and more than once. Returns without waiting.
+        Raises:
+            PeerLostError: the group was left meanwhile, so that results of NCCL may be undefined.
+        """
+        self._wait_for_device()
+        if self._failure is not None:
+            raise PeerLostError(self._failure)
+
+    def _wait_for_device(self) -> None:
+        if self.backend.kind == "nccl":
+            with PULSE.waiting():  # not counted as a wait for others: this member's own work may be under way
+                wait_for_stream(self.backend.device)
+
+    def abort(self) -> None:
+        """Leave the group and close its connections: pending operations raise at once, here and at the others.
+
+        On GPUs the others notice nothing: NCCL reports no lost peer. Whoever learns of the loss must abort there too,
+        as the driver does. Safe to call from any thread and more than once. Returns without waiting.
         """
         self._leave(_LEFT)
 
@@ -353,11 +380,15 @@ class _Work:
         try:
             with collective.waiting.during():
                 work.wait()
+            if collective.waits_for_device:
+                collective._wait_for_device()
         except RuntimeError as error:
             del work
             raise collective._fail(self._what, error) from error
         self._work = None
         collective._works.discard(self)
+        if collective._failure is not None:  # NCCL's waits end by an abort without an error, and with undefined results
+            raise PeerLostError(collective._failure)
 
 
 class SoloCollective(Collective):

@@ -141,6 +141,7 @@ def imagine_the_others(collective: Collective, calls: list[Call]) -> None:
         calls: receives every operation.
     """
     for member in collective._family:
+        member._failure = None  # they left before
         member._group = _DryGroup(member.rank, member.size, member._path, calls)
         later = DryCollective(member.rank, member.size, calls, path=member._path)
         setattr(member, "_connect_relative", later._connect_relative)  # noqa: B010 - for groups made later

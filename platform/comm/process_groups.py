@@ -229,6 +229,13 @@ def start_together(
     return works
 
 
+def wait_for_stream(device: torch.device | None) -> None:
+    """Block this thread, and no other, until the current stream of a GPU has done all that was put on it before."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    event.synchronize()
+
+
 def disconnect(groups: list[Any]) -> None:
     """Close the connections, and remove the groups from the registries of `torch.distributed`, which keep them alive.
 

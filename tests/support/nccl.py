@@ -19,20 +19,28 @@ Which one runs next, how long an operation takes, and which sends are buffered i
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.allreduce import execute
+from orchestray.platform.comm.channel.base import Channel
+from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.sim.event_loop import DeadlockError
+from orchestray.platform.sim.network import Link, SimulatedNetwork
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
-from orchestray.platform.sim.virtual_time import Clock
+from orchestray.trainers.layout import groups
 
 FOR_EVER = float("inf")
 
@@ -65,6 +73,8 @@ class Operation:
     parts: list[Part]
     behind: list[Operation]
     """Operations that the member had waited for when it started this one."""
+    number: int
+    """Number of operations that were started before it, and this one."""
     promise: Promise[None] = field(default_factory=Promise)
     state: Literal["queued", "running", "done"] = "queued"
 
@@ -77,6 +87,8 @@ class Communicator:
 
     def __init__(self, name: str, members: Sequence[int]) -> None:
         self.name, self.members = name, tuple(members)
+        self.group = name.split(" ", maxsplit=1)[0].split("/", maxsplit=1)[0]
+        """Name of the group that is left and called off as a whole."""
         self.streams: dict[int, deque[Operation]] = {member: deque() for member in members}
         self.came: set[int] = set()
         self.made: Promise[None] = Promise()
@@ -84,22 +96,30 @@ class Communicator:
         self.rounds: dict[int, dict[int, tuple[Operation, Part]]] = {}
         """Collectives that have begun to run, by their number and then by member."""
         self.num_rounds = Counter[int]()
+        self.is_broken = False
+        """True once a member has died or left: nothing that begins then ever ends."""
         self.sent: dict[tuple[int, int], deque[Any]] = {}
         """Contents that have been sent and not received, by sender and receiver."""
         self.wanted: dict[tuple[int, int], deque[tuple[Operation, Part]]] = {}
 
 
-class Gpus(Clock):
-    """Members with a GPU each, in virtual time.
+class Gpus(SimulatedNetwork):
+    """Members with a GPU each, in virtual time; their channels, which use no GPU, are those of the network.
 
     Args:
         seed: seed of everything that is drawn.
         eager: True if a group makes its communicator when it is connected, as it does if it knows its device.
+        room: number of operations that a GPU runs at once, on whatever communicators: kernels that wait for others hold
+            their place, so that members with different orders may wait for each other; None: all.
     """
 
-    def __init__(self, seed: int = 0, *, eager: bool = True) -> None:
-        super().__init__()
+    def __init__(self, seed: int = 0, *, eager: bool = True, room: int | None = None) -> None:
+        super().__init__(Link(latency_s=0.1))
         self.eager = eager
+        self._opened: dict[str, tuple[Channel, Channel]] = {}
+        self._room = room
+        self._num_running = Counter[int]()
+        self._num_posted = 0
         self.rng = random.Random(seed)
         self.communicators: dict[str, Communicator] = {}
         self.deadlock: str | None = None
@@ -107,6 +127,7 @@ class Gpus(Clock):
         self.waited: dict[int, list[Operation]] = {}
         """Operations that the streams of each member wait for."""
         self._of: dict[SimulatedProgram, int] = {}
+        self._abandoned: set[str] = set()
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
@@ -152,21 +173,30 @@ class Gpus(Clock):
         """Return a communicator; its first use by a member blocks until all have come."""
         if name not in self.communicators:
             self.communicators[name] = Communicator(name, members)
+            if self.communicators[name].group in self._abandoned:
+                self.communicators[name].made.set_exception(PeerLostError("the meeting was called off"))
         found = self.communicators[name]
         if member not in found.came:
             found.came.add(member)
-            if len(found.came) == len(found.members):
+            if len(found.came) == len(found.members) and not found.made.done():
                 found.made.set_result(None)
-        if not found.made.done():
+        if not found.made.done() or found.group in self._abandoned:
             self.wait_for(found.made, f"member {member} makes {name}")
         return found
+
+    def open_channel(self, store: str, rank: int, **_: Any) -> Channel:
+        """Return an end of a channel between two members, as `nearest.open_channel` does."""
+        if store not in self._opened:
+            self._opened[store] = self.pair(f"{store}, first end", f"{store}, second end")
+        return self._opened[store][rank]
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def post(self, communicator: Communicator, member: int, parts: list[Part]) -> Operation:
         """Put an operation on the stream of a member."""
         behind = [earlier for earlier in self.waited.get(member, []) if earlier.state != "done"]
-        operation = Operation(member, parts, behind)
+        self._num_posted += 1
+        operation = Operation(member, parts, behind, self._num_posted)
         communicator.streams[member].append(operation)
         for earlier in behind:
             earlier.promise.add_done_callback(lambda _: self._advance(communicator, member))
@@ -178,7 +208,12 @@ class Gpus(Clock):
         if not stream or stream[0].state != "queued" or any(one.state != "done" for one in stream[0].behind):
             return
         operation = stream[0]
+        if self._room is not None and self._num_running[member] >= self._room:
+            return
+        self._num_running[member] += 1
         operation.state = "running"
+        if communicator.is_broken:
+            return
         for part in operation.parts:
             self._run_part(communicator, operation, part)
 
@@ -238,27 +273,51 @@ class Gpus(Clock):
         self.at(self.now_s + self.rng.random(), end)
 
     def _done(self, communicator: Communicator, operation: Operation) -> None:
+        was_running = operation.state == "running"
         operation.state = "done"
         communicator.streams[operation.member].remove(operation)
         operation.promise.set_result(None)
-        self._advance(communicator, operation.member)
+        self._num_running[operation.member] -= was_running
+        own = [each for each in self.communicators.values() if each.streams.get(operation.member)]
+        for each in sorted(own, key=lambda each: each.streams[operation.member][0].number):  # as they were started
+            self._advance(each, operation.member)
 
     def abort(self, name: str, member: int) -> None:
         """End all operations of a member on the communicators of a group: their results are undefined."""
         for communicator in self.communicators.values():
-            if communicator.name.split(" ")[0] != name:
+            if communicator.name.split(" ")[0] != name or not communicator.made.done():
                 continue
+            communicator.is_broken |= member in communicator.streams
             for operation in list(communicator.streams.get(member, ())):
                 for part in operation.parts:
                     part.put(UNDEFINED)
                 if operation.state != "done":
                     self._done(communicator, operation)
 
-    def kill_member(self, member: int) -> None:
-        """End the programs of a member where they are; what it has started stays under way for ever."""
-        for program, owner in self._of.items():
-            if owner == member:
-                program.kill()
+    def abandon(self, name: str) -> None:
+        """Call off the making of a group's communicators: members that wait for others there lose them."""
+        self._abandoned.add(name)
+        for communicator in self.communicators.values():
+            if communicator.group == name and not communicator.made.done():
+                communicator.made.set_exception(PeerLostError("the meeting was called off"))
+
+    def kill_member(self, member: int) -> bool:
+        """End the programs of a member where they are; what it has started stays under way for ever.
+
+        Returns:
+            True if there was one to end.
+        """
+        running = [program for program, owner in self._of.items() if owner == member and program.finished_s is None]
+        for program in running:
+            program.kill()
+        for communicator in self.communicators.values():
+            communicator.is_broken |= member in communicator.streams
+        return bool(running)
+
+    def member_of_running(self) -> int:
+        """Return the member whose program runs now."""
+        assert self._moving is not None
+        return self._of[self._moving]
 
     def start_member(self, member: int, program: Callable[[], Any], name: str = "") -> SimulatedProgram:
         """Start a program of a member."""
@@ -331,6 +390,8 @@ class Group:
 
     def broadcast(self, raw: Tensor, source: int) -> Work:
         kind = f"broadcast from {source} {raw.dtype} {raw.numel()}"
+        if self.rank() == source:  # its memory is only read
+            return self._collective(kind, raw, [], lambda _: [])
         return self._collective(kind, raw, [raw], lambda given: [given[source]])
 
     def barrier(self) -> Work:
@@ -340,8 +401,10 @@ class Group:
         (tensor,) = tensors
         return self._point_to_point(Part("send", peer, tensor.clone, lambda _: None))
 
-    def recv(self, tensors: Sequence[Tensor], peer: int, _tag: int) -> Work:
+    def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Work:
         (tensor,) = tensors
+        if tag:  # by which a collective closes the connections of gloo: NCCL has no tags, and no such way
+            raise RuntimeError("NCCL has no tags")
         return self._point_to_point(Part("receive", peer, lambda: None, lambda content: _write(tensor, content)))
 
     def _start_coalescing(self) -> None:
@@ -396,12 +459,57 @@ class GpuCollective(Collective):
         self.gpus, self._all_members, self._member = gpus, tuple(members), member
         super().__init__(Group(gpus, path, members, member), path=path)
 
+    def prefix_store(self, name: str) -> Any:
+        """Return the name of what connects here: there is no store."""
+        return f"{self._path}/{name}"
+
     def _connect_relative(self, path: str, ranks: list[int]) -> Collective:
         return GpuCollective(self.gpus, [self._all_members[rank] for rank in ranks], self._member, path=path)
 
 
+class _Thread:
+    """A thread that product code starts beside its member: another program of the member."""
+
+    def __init__(self, gpus: Gpus, *, target: Callable[[], None], name: str, daemon: bool) -> None:
+        self._gpus, self._target, self._name, self._daemon = gpus, target, name, daemon
+
+    def start(self) -> None:
+        member = self._gpus.member_of_running()
+        self._gpus.start_member(member, self._target, f"{self._name} of member {member}")
+
+
+class _Future(Promise[Any]):
+    """A future whose result is waited for in virtual time."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        super().__init__()
+        self._gpus = gpus
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self._gpus.wait_for(self, "the result of a thread")
+        return super().result(timeout)
+
+
+@contextlib.contextmanager
+def in_virtual_time(gpus: Gpus) -> Iterator[None]:
+    """Let the threads of scheduled all-reduces be programs in virtual time, and let workers open simulated channels."""
+    threads = SimpleNamespace(Thread=partial(_Thread, gpus), Lock=threading.Lock)
+    with (
+        mock.patch.object(execute, "threading", threads),
+        mock.patch.object(execute, "Future", partial(_Future, gpus)),
+        mock.patch.object(groups, "open_channel", gpus.open_channel),
+    ):
+        yield
+
+
 def run_on_gpus(
-    size: int, member: Callable[[Collective], Any], *, seed: int = 0, eager: bool = True
+    size: int,
+    member: Callable[[Collective], Any],
+    *,
+    seed: int = 0,
+    eager: bool = True,
+    room: int | None = None,
 ) -> tuple[list[Any], Gpus]:
     """Run `member(collective)` on `size` GPUs; return the results in rank order, and the GPUs.
 
@@ -409,11 +517,12 @@ def run_on_gpus(
         DeadlockError: some wait for ever.
         MismatchError: members call different operations.
     """
-    gpus = Gpus(seed, eager=eager)
+    gpus = Gpus(seed, eager=eager, room=room)
 
     def program(rank: int) -> Callable[[], Any]:
         return lambda: member(GpuCollective(gpus, range(size), rank))
 
     programs = [gpus.start_member(rank, program(rank)) for rank in range(size)]
-    gpus.run()
+    with in_virtual_time(gpus):
+        gpus.run()
     return [each.result for each in programs], gpus

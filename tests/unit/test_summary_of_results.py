@@ -48,7 +48,7 @@ def test_what_the_page_of_searches_says_of_bayesian_regret_is_what_was_measured(
 
 def test_what_is_said_of_the_speed_of_optimizers_is_what_was_measured() -> None:
     goals = json.loads((RESULTS / "optimizers.json").read_text())["goals"]
-    page = " ".join((ROOT / "docs" / "train.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "how-to" / "choose-an-optimizer.md").read_text().split())
     small = [goal["value"] for goal in goals if not goal["name"].startswith("20 M")]
     assert f"a step takes {min(small):.2f} to {max(small):.2f} of the time of `torch.optim`" in page
     assert all(abs(goal["value"] - 1) < 0.03 for goal in goals if goal["name"].startswith("20 M"))

@@ -107,6 +107,12 @@ def _schedule(view: View) -> Iterator[Problem]:
         yield Problem("train.lr_schedule.total_steps", text)
 
 
+def _cudnn_benchmark(view: View) -> Iterator[Problem]:
+    if view("train.deterministic") and view("train.cudnn_benchmark"):
+        text = "chooses algorithms by their time, so bits differ from run to run; leave it out, or train.deterministic"
+        yield Problem("train.cudnn_benchmark", text)
+
+
 def _spares(view: View) -> Iterator[Problem]:
     if view("engine") == "ray_train" and view("resources.spares") > 0:
         text = "engine: ray_train keeps no spares, it restarts all its workers; use engine: actors, or spares: 0"
@@ -256,5 +262,6 @@ _RULES: tuple[Rule, ...] = (
     *ENSEMBLE_RULES,
     _storage,
     _spares,
+    _cudnn_benchmark,
     _trackers,
 )

@@ -85,7 +85,9 @@ class Forward:
         Raises:
             TrainingError: the loss is not a finite scalar.
         """
-        loss = self._loss(micro_batch, step)
+        outputs, batch = self.outputs(micro_batch.batch)
+        with self.precision():
+            loss = scalar(self.loss_of(outputs, batch, step=step))
         value = float(loss.item())
         if not -float("inf") < value < float("inf"):
             raise TrainingError(_not_finite(value, micro_batch, step, rank))
@@ -99,13 +101,10 @@ class Forward:
         Raises:
             TrainingError: the loss is not a scalar.
         """
-        loss = self._loss(micro_batch, step)
-        return loss, self.unread.keep(loss, micro_batch, step, rank)
-
-    def _loss(self, micro_batch: MicroBatch, step: int) -> Tensor:
         outputs, batch = self.outputs(micro_batch.batch)
         with self.precision():
-            return scalar(self.loss_of(outputs, batch, step=step))
+            loss = scalar(self.loss_of(outputs, batch, step=step))
+        return loss, self.unread.keep(loss, micro_batch, step, rank)
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> None:
         """Add the gradient of `weight` times the loss to every `.grad`."""
@@ -267,6 +266,8 @@ def evaluation_code(step: int, rank: int, *, loss_only: bool) -> user_code:
 
 
 def _advice(error: BaseException) -> str:
+    if "does not have a deterministic implementation" in str(error):
+        return ". train.deterministic: true allows no such operation: replace it in the model, or set it to false."
     if "Expected more than 1 value per channel" not in str(error):
         return ""
     return (

@@ -19,6 +19,7 @@ from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
+from orchestray.trainers.core.arithmetic import arithmetic_here
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.parts import parts_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
@@ -168,6 +169,8 @@ class Loop:
         else:
             steps = [self._step(next(shares), epoch, first)]
         agreed = self._agree(steps)
+        if not self._settings.is_replicated:  # a replicated state has been confirmed before it was changed
+            replica.world.confirm()
         self._log.complete(steps, agreed, self._network, replica.position)
         replica.buffers.end()
         return agreed
@@ -404,6 +407,7 @@ class Loop:
             "peak_activation_bytes": replica.meter.peak_bytes,
             "read_retries": READS.num_retries,
             "parts": parts_of(replica),
+            "arithmetic": arithmetic_here(),
         }
         summary = replica.exchange.summary()
         return Outcome(

@@ -86,7 +86,7 @@ class Position:
         self.step = step
         self.epoch_samples += batch_samples
         if loss is not None:
-            self.add_loss(epoch, batch_samples, loss)
+            self.epoch_loss_sum += loss * batch_samples
 
     def add_loss(self, epoch: int, batch_samples: int, loss: float) -> None:
         """Add the mean loss of a step that was completed in `epoch`, if that is still the epoch."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.exchange import Exchange
     from orchestray.trainers.core.network import Network, Usage
     from orchestray.trainers.layout.groups import Groups
+    from orchestray.trainers.loop.device_metrics import DeviceMetrics
     from orchestray.trainers.loop.position import Position
 
 _DRAIN_EVERY_STEPS = 1024
@@ -73,8 +74,13 @@ class _Late:
     names: list[str]
     """Keys whose values arrive."""
     arriving: Arriving | None
-    """None if only a line before it is late."""
+    """None if all its values are known."""
     network: Network
+
+    @staticmethod
+    def of(line: dict[str, Any], step: Step, network: Network) -> _Late:
+        unread = {name: value for name, value in line.items() if isinstance(value, Tensor)}
+        return _Late(line, step, [*unread], Arriving([*unread.values()]) if unread else None, network)
 
 
 class UsageSum:
@@ -140,9 +146,13 @@ class StepLog:
         self.usage = UsageSum()
         self.started_at = time.time()
         """Wall-clock time from which lines count, in seconds."""
+        self.device: DeviceMetrics | None = None
+        """Entries of the lines about the device; None: there are none."""
         self._exchange = exchange
         self._groups: Groups | None = None
         self._reported_bytes = self._bytes_before = self._saved_before = 0
+        self.is_on_device = False
+        """True if values of lines may be on a device, and not read yet."""
         self._late: list[_Late] = []
         """Lines of the last steps, complete but for values on a device: reading those at once would stop it."""
 
@@ -220,16 +230,16 @@ class StepLog:
             line = self.line(step.number, step.epoch, now_s=step.done_s, loss=loss, lr=step.lr)
             line["samples_per_s"] = step.batch_samples / max(step.done_s - step.began_s, 1e-9)
             line |= step.metrics
+            if self.device is not None:
+                line |= self.device.of_step(step.batch_samples, step.done_s)
             if step.staleness is not None:
                 line["staleness"] = max(step.staleness, default=0)
                 self.staleness.update(step.staleness)
             line["bytes_sent"] = agreed.bytes_sent // len(steps)
             if step is steps[-1]:
                 line |= last
-            unread = {name: value for name, value in line.items() if isinstance(value, Tensor)}
-            if unread or self._late:
-                arriving = Arriving([*unread.values()]) if unread else None
-                self._late.append(_Late(line, step, [*unread], arriving, network))
+            if self.is_on_device:
+                self._late.append(_Late.of(line, step, network))
             else:
                 self.recorder.record(line)
         position.bytes_sent += agreed.bytes_sent

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,7 +83,7 @@ class FactoredLayer:
             splits_rows: True if each has other rows, where it has all features.
         """
         self._group, self._counts, self._splits_rows = group, index % group.size == group.rank, splits_rows
-        if piece is None or group.size == 1:
+        if piece is None or group.size == 1 or not piece.numel:
             return
         outputs, inputs = piece.ranges[0], piece.ranges[1]
         if inputs == ((0, self._shape[1]),):  # a convolution may take the channels that the one before it leaves here
@@ -97,21 +97,41 @@ class FactoredLayer:
     def watch(self, module: nn.Module) -> RemovableHandle:
         """Have the passes through the module that computes the layer add to the sums, until the handle is removed."""
         cast(Any, module).is_counted = True  # False in a pass that counts nowhere, see `batch_norm.not_counted`
-        return module.register_forward_hook(self._after_forward, with_kwargs=True)
+        if (hooks := getattr(module, "row_hooks", None)) is None:
+            return module.register_forward_hook(self._after_forward, with_kwargs=True)
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = partial(self._after_rows, module)
+        return handle
 
     def _after_forward(self, module: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], output: Tensor) -> None:
+        given = arguments[0] if arguments else named["input"]
+        self._after_rows(module, getattr(module, "own_input", _same)(given), None, output)
+
+    def _after_rows(self, module: Any, given: Tensor, padding: Sequence[int] | None, output: Tensor) -> None:
+        """Have the backward pass add some rows.
+
+        Args:
+            module: module that computed them.
+            given: their inputs.
+            padding: padding of these inputs; None: the module's.
+            output: their outputs.
+        """
         if self.is_watched and module.is_counted and torch.is_grad_enabled() and output.requires_grad:
-            given = arguments[0] if arguments else named["input"]
-            output.register_hook(partial(self._add, module, [given.detach()]))  # type: ignore[no-untyped-call]
+            add = partial(self._add, module, [given.detach()], padding)
+            output.register_hook(add)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
-    def _add(self, module: nn.Linear | nn.Conv2d, inputs: list[Tensor], error: Tensor) -> None:
+    def _add(
+        self, module: nn.Linear | nn.Conv2d, inputs: list[Tensor], padding: Sequence[int] | None, error: Tensor
+    ) -> None:
         if not inputs:  # a backward pass in two halves comes by twice, with the same error
             return
+        if padding is None:
+            error = getattr(module, "own_output", _same)(error)
         if isinstance(module, nn.Conv2d):
             error = error.movedim(-3, -1)
         sizes = (self.num_inputs - (self.bias_name is not None), self.num_outputs)
-        given = (_rows(module, inputs.pop()), error.reshape(-1, error.shape[-1]))
+        given = (_rows(module, inputs.pop(), padding), error.reshape(-1, error.shape[-1]))
         (rows, is_counted), (errors, are_counted) = (
             self._whole(*side) for side in zip(given, sizes, self._columns, strict=True)
         )
@@ -145,11 +165,15 @@ class FactoredLayer:
         return of_weight, None if bias is None else matrix[:, -1].to(bias.dtype)
 
 
-def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor) -> Tensor:
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _rows(module: nn.Linear | nn.Conv2d, inputs: Tensor, given_padding: Sequence[int] | None) -> Tensor:
     if isinstance(module, nn.Linear):
         return inputs.reshape(-1, inputs.shape[-1])
     images = inputs.reshape(-1, *inputs.shape[-3:])
-    padding = module.padding
+    padding = module.padding if given_padding is None else tuple(given_padding)
     if isinstance(padding, str):
         sides = [0, 0, 0, 0]
         if padding == "same":

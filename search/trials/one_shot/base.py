@@ -106,6 +106,7 @@ class OneShotTrial(ABC):
         """
         self._config = config
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        self._settings.arithmetic.apply()
         self._device = device_of(self._settings)
         task = tasks.build(self._settings.task)
         if not isinstance(task, SearchedTask):

@@ -118,6 +118,7 @@ def _keep_or_leave(module: nn.Module, name: str, split: Split, owner: int) -> No
     """Keep a branch's module if this worker owns it; otherwise empty it."""
     for inner, part in module.named_modules():
         full_name = inner_name(name, inner)
+        cast(Any, part).splits_rows = True  # the worker that computes it has all rows, and the others none
         tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
         for tensor_name, tensor in tensors:
             piece_name = joined(full_name, tensor_name)

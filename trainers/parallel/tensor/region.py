@@ -93,6 +93,7 @@ def prepare(parts: Sequence[tuple[str, nn.Module]], area: SplitRegion, container
             inner = inner_name(part_name, name)
             _check_unsplit(module, inner_name(container, inner))
             _keep_drawing(module, area, inner, inner_name(container, inner))
+            cast(Any, module).splits_rows = True
         start = inner_name(container, part_name)
         split.partial.update(joined(start, name) for name, value in part.named_parameters() if value.requires_grad)
         _normalise_together(part, area)
@@ -245,6 +246,14 @@ class _WhollySplit(SplitModule):
             )
         return self.area.leave(super().forward(self.area.enter(x), *rest, **options))
 
+    def own_input(self, x: Tensor) -> Tensor:
+        """Return this worker's part of an input, which is computed with."""
+        return _own_part(x, self.area)
+
+    def own_output(self, y: Tensor) -> Tensor:
+        """Return this worker's part of an output, or of its gradient."""
+        return _own_part(y, self.area)
+
 
 class _First(SplitModule):
     """The first of an area's children: its input is cut."""
@@ -254,6 +263,10 @@ class _First(SplitModule):
     def forward(self, x: Tensor) -> Any:
         return super().forward(self.area_before.enter(x))
 
+    def own_input(self, x: Tensor) -> Tensor:
+        """Return this worker's part of an input, which is computed with."""
+        return _own_part(x, self.area_before)
+
 
 class _Last(SplitModule):
     """The last of an area's children: its output is gathered."""
@@ -262,6 +275,15 @@ class _Last(SplitModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.area_after.leave(super().forward(x))
+
+    def own_output(self, y: Tensor) -> Tensor:
+        """Return this worker's part of an output, or of its gradient."""
+        return _own_part(y, self.area_after)
+
+
+def _own_part(whole: Tensor, area: SplitRegion) -> Tensor:
+    start, stop = split_evenly(whole.shape[area.dim], area.split.size)[area.split.rank]
+    return whole.narrow(area.dim, start, stop - start)
 
 
 def enclose(module: nn.Module, area: SplitRegion, bounds: tuple[int, int] | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -33,6 +35,9 @@ _MAX_POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d,
 _AVERAGE_POOL: dict[int, Any] = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
 
 
+RowHook = Callable[[Tensor, Sequence[int], Tensor], None]
+
+
 class TileArea(Protocol):
     """The area that the tiles belong to."""
 
@@ -58,7 +63,8 @@ def tile_all(module: nn.Module, area: TileArea, name: str, container: str) -> No
         return
     if isinstance(module, LocallyConnected2d):
         module.keep_rows(full_name, area.split)
-    become(module, kind).place = (area, name, f"{area.where}, layer {full_name!r}")
+    made = become(module, kind)
+    made.place, made.row_hooks = (area, name, f"{area.where}, layer {full_name!r}"), OrderedDict()
 
 
 def window_of(layer: nn.Module, dim: int) -> Window | None:
@@ -71,6 +77,8 @@ class _OnTile(SplitModule):
     """A module that works on this worker's tile."""
 
     place: tuple[TileArea, str, str]
+    row_hooks: OrderedDict[int, RowHook]
+    """Called with each part of the input, its padding, and the output of it: a layer is computed in several parts."""
 
 
 class _Windowed(_OnTile):
@@ -109,7 +117,10 @@ class _TiledConvolution(_Windowed):
             pads = [(0, 0)] * len(pads)
         convolve = _CONVOLVE[num_dims(self)]
         padding = [before for before, _ in pads]
-        return cast(Tensor, convolve(x, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups))
+        y = convolve(x, layer.weight, layer.bias, layer.stride, padding, layer.dilation, layer.groups)
+        for hook in self.row_hooks.values():
+            hook(x, padding, y)
+        return cast(Tensor, y)
 
 
 class _TiledMaxPool(_Windowed):

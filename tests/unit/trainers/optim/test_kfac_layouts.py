@@ -105,6 +105,7 @@ SHARDED: list[tuple[dict[str, int], dict[str, str]]] = [
     ({"data": 2, "pipeline": 2}, {"shard": "optimizer"}),
 ]
 CUT = ({"tensor": 2, "data": 2}, {"shard": "optimizer"})
+BRANCHES = ({"tensor": 3, "data": 2, "plan": "branches"}, {"shard": "optimizer"})
 LAYOUTS = [({"pipeline": 2}, {}), ({"data": 2, "pipeline": 2}, {}), *SHARDED, ({"tensor": 2}, {}), CUT]
 
 
@@ -157,23 +158,29 @@ def test_a_run_resumes_exactly_between_two_inversions(
     assert same_bits(resumed.weights, whole.weights)
 
 
-def test_a_run_goes_on_in_other_layouts(tmp_path: Path) -> None:
+def inception() -> Any:
+    return digits(model="inception", hidden=[8], **FEW)
+
+
+@pytest.mark.parametrize(
+    ("task", "layouts"),
+    [
+        (TASKS["mlp"], [LAYOUTS[0], CUT, SHARDED[0], ({}, {}), SHARDED[-1], LAYOUTS[-2]]),
+        (inception, [BRANCHES, ({}, {}), ({"tensor": 2, "plan": "branches"}, {})]),
+    ],
+)
+def test_a_run_goes_on_in_other_layouts(
+    task: Callable[[], Any], layouts: list[tuple[dict[str, Any], dict[str, str]]], tmp_path: Path
+) -> None:
     optimizer = KFAC | {"inverse_every_steps": 4}
-    layouts: list[tuple[dict[str, int], dict[str, str]]] = [
-        LAYOUTS[0],
-        CUT,
-        SHARDED[0],
-        ({}, {}),
-        SHARDED[-1],
-        LAYOUTS[-2],
-    ]
     for steps, (network, exchange) in enumerate(layouts, start=1):
         found, _ = latest_good(tmp_path)
         rest: dict[str, Any] = {"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)}
         if found is not None:
             rest["load"] = lambda found=found: Loaded(found)
-        last = trained(network, exchange, optimizer=optimizer, steps=steps, rest=rest)
-    assert furthest(last.weights, trained(optimizer=optimizer, steps=len(layouts)).weights) <= TOLERANCE
+        last = trained(network, exchange, task=task, optimizer=optimizer, steps=steps, rest=rest)
+    one = trained(task=task, optimizer=optimizer, steps=len(layouts))
+    assert furthest(last.weights, one.weights) <= TOLERANCE
 
 
 class Sources:
@@ -239,6 +246,10 @@ class Planned:
         return getattr(self._task, name)
 
 
+def by_samples() -> Any:
+    return Planned(TASKS["cnn"], {"0:4": "batch", "9": "output_gathered"})
+
+
 SPLIT: list[tuple[Callable[[], Any], dict[str, Any], dict[str, str]]] = [
     (TASKS["mlp"], {"tensor": 2}, {}),
     (TASKS["mlp"], {"tensor": 3}, {}),
@@ -248,6 +259,11 @@ SPLIT: list[tuple[Callable[[], Any], dict[str, Any], dict[str, str]]] = [
     (TASKS["mlp"], {"tensor": 2, "data": 2}, {"shard": "parameters"}),
     (TASKS["cnn"], {"tensor": 2}, {}),
     (TASKS["cnn"], {"tensor": 3, "plan": "channels"}, {}),
+    (TASKS["cnn"], {"tensor": 2, "plan": "spatial"}, {}),
+    (TASKS["cnn"], {"tensor": 4, "plan": "one_weird_trick"}, {}),
+    (by_samples, {"tensor": 2, "data": 2}, {"shard": "gradients"}),
+    (inception, {"tensor": 2, "plan": "branches"}, {}),
+    (inception, *BRANCHES),
     (transformer, {"tensor": 2}, {}),
     (transformer, {"tensor": 3, "pipeline": 2, "schedule": "zero_bubble"}, {}),
 ]
@@ -268,6 +284,9 @@ def test_workers_that_split_layers_make_the_steps_of_one_process(
         (TASKS["mlp"], {"0": "output_gathered", "2": "input_scattered", "4": "output", "6": "input"}),
         (TASKS["cnn"], {"0": "channels", "1": "channels", "4": "channels_gathered", "9": "output_gathered"}),
         (TASKS["cnn"], {"0": "channels_gathered", "4": "channels_in"}),
+        (TASKS["cnn"], {"0:4": "batch"}),
+        (TASKS["cnn"], {"0:4": "width"}),
+        (TASKS["mlp"], {"0:1": "batch", "2": "batch", "4:6": "batch"}),
         (
             transformer,
             {
@@ -280,7 +299,10 @@ def test_workers_that_split_layers_make_the_steps_of_one_process(
     ],
 )
 def test_a_layer_is_measured_whole_whichever_part_a_worker_has(task: Callable[[], Any], plan: dict[str, str]) -> None:
-    """Split by features of inputs or outputs, with either side gathered, and by time around and without a split."""
+    """Split by features of inputs or outputs, with either side gathered; by time around and without a split.
+
+    Or split by samples and images, whose parts are cut and gathered by the layer itself or beside it.
+    """
     found = trained({"tensor": 3}, task=lambda: Planned(task, plan))
     assert furthest(found.weights, trained(task=task).weights) <= TOLERANCE
 
@@ -290,9 +312,3 @@ def test_replicas_that_average_measure_the_layers_they_split() -> None:
     exchange = {"type": "averaging", "every": 2}
     one, found = (trained({"data": 2} | more, exchange, optimizer=optimizer) for more in ({}, {"tensor": 2}))
     assert furthest(found.weights, one.weights) <= TOLERANCE
-
-
-@pytest.mark.parametrize("plan", [{"0:4": "batch"}, {"0:4": "height"}])
-def test_a_layer_that_is_split_by_samples_or_places_is_refused(plan: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"splits '0\.weight' by samples, places or branches"):
-        trained({"tensor": 2}, task=lambda: Planned(TASKS["cnn"], plan))
