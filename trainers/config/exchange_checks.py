@@ -209,13 +209,10 @@ def _values_of_the_whole(optimizer: Kfac | NaturalGradient) -> Iterator[Problem]
 
 
 def _curvature_on_servers(view: View, exchange: ParameterServer, kind: str) -> Iterator[Problem]:
-    network, path = view("strategy.network"), "train.optimizer.type"
+    path = "train.optimizer.type"
     if exchange.consistency != "synchronous":
         text = f"{kind} measures a batch at the weights of one step, and with consistency: {exchange.consistency}"
         yield Problem(path, f"{text} workers compute with older ones; use synchronous, or another optimizer")
-    elif network.tensor > 1:
-        text = f"{kind} moves whole layers, and the servers of each worker of a tensor group have parts of them"
-        yield Problem(path, f"{text}; use strategy.network.tensor: 1, or another optimizer")
     elif exchange.shards > 1 and getattr(view("train.optimizer"), "kl_clip", None) is not None:
         text = "needs the length of a step of all layers, and several servers each make the steps of some; use null"
         yield Problem("train.optimizer.kl_clip", f"{text}, or shards: 1 and a network that is not cut")

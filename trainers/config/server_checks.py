@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from orchestray.platform.config.problems import Problem
 from orchestray.trainers.config.checked_view import Rule, View
-from orchestray.trainers.optim.params import Lamb, Lars, Muon, OptimizerClass, Sgd, Soap, YellowFin
+from orchestray.trainers.optim.params import Muon, OptimizerClass, Sgd, Soap, YellowFin
 from orchestray.trainers.sync.parameter_server import ParameterServer
 
 _PATH = "strategy.exchange"
@@ -185,18 +185,6 @@ def _whole_gradient(view: View, exchange: ParameterServer) -> Iterator[Problem]:
         yield Problem("train.grad_clip", text)
 
 
-@_of_servers
-def _whole_layers(view: View, _exchange: ParameterServer) -> Iterator[Problem]:
-    optimizer = view("train.optimizer")
-    if not isinstance(optimizer, Lars | Lamb | Muon | Soap):
-        return
-    what = "the norms of whole layers" if isinstance(optimizer, Lars | Lamb) else "matrices"
-    needs = f"{optimizer.type} needs {what}"
-    if view("strategy.network.tensor") > 1:
-        text = f"{needs}, and the servers of each worker of a tensor group have parts of them"
-        yield Problem("train.optimizer.type", f"{text}; use strategy.network.tensor: 1, or sgd")
-
-
 def _replica_size(view: View) -> int:
     return int(view("strategy.network.tensor") * view("strategy.network.pipeline"))
 
@@ -305,7 +293,6 @@ SERVER_RULES: tuple[Rule, ...] = (
     _shared_memory,
     _groups,
     _whole_gradient,
-    _whole_layers,
     _whole_gradients,
     _split_network,
     _factors,

@@ -297,7 +297,17 @@ class KFAC(SGD):
     def measurements(self, names: Container[str] | None = None) -> Tensor:
         layers = [layer for layer in self._layers if names is None or layer.weight_name in names]
         is_due = layers and self.num_measurements(self._step)
-        return flatten(self._own_sums(layers)).double() if is_due else super().measurements()
+        if not is_due:
+            return super().measurements()
+        *own, num_samples = self._own_sums(layers)  # these are the same on all workers of a tensor group
+        return flatten([*own, torch.full_like(num_samples, self._samples)]).double()
+
+    def combine_measurements(self) -> None:
+        if self._tensor_group.size > 1 and self.num_measurements(self._step):
+            own = self._own_sums(self._layers)
+            sums = flatten(own)
+            self._tensor_group.all_reduce(sums)
+            torch._foreach_copy_(own[:-1], unflatten(sums, own)[:-1])
 
     def take_measurements(self, step: int, sums: Tensor) -> None:
         self._step, self._given = step, sums

@@ -172,12 +172,17 @@ class Optimizer(ABC):
         """Return the sums that this worker has measured since `begin_step`, float64 `[num_measurements]`.
 
         Added up over the workers they are for `take_measurements` of the optimizer that makes the steps, on a server.
+        Those of workers that layers are split over are added up by `combine_measurements` before.
 
         Args:
             names: names of the parameters that this server moves, for which its optimizer is prepared; default: all.
         """
         del names
         return torch.empty(0, dtype=torch.float64)
+
+    def combine_measurements(self) -> None:
+        """Add up what the workers have measured that the layers are split over. All of them call, before they send."""
+        return
 
     def take_measurements(self, step: int, sums: Tensor) -> None:
         """Take the sums over all samples of a step's batch, `[num_measurements]`, before `step` is called for it."""

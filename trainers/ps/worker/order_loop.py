@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from orchestray.platform.comm.collective import Collective
     from orchestray.platform.data.source import Source
     from orchestray.platform.data.stream import SampleStream, Share
     from orchestray.platform.run.checkpoint import CheckpointWriter
@@ -98,15 +99,15 @@ class OrderLoop(ABC):
         if measures_layers(self.settings.optimizer):
             self._measuring = make_fitting(self.settings.optimizer, model)
 
-    def _assembled(self, network: Network) -> None:
-        """Use a network."""
+    def _assembled(self, network: Network, tensor_group: Collective | None = None) -> None:
+        """Use a network, whose layers are split over the workers of a group, if there is one."""
         self.network = network
         self._exchange.attach(network.model, SoloCollective())
         self._places = BufferPlaces(network.model)
         held = Buffers.of(self._places)
         self._buffers = held if held.floats.numel() or held.integers.numel() else None
         if self._measuring is not None:
-            self._measuring.observe(network.model, network.pieces)
+            self._measuring.observe(network.model, network.pieces, tensor_group, network.partial)
 
     @property
     def client(self) -> ShardClient:
@@ -245,6 +246,7 @@ class OrderLoop(ABC):
         """Return what the passes of a share have measured for the optimizer of each shard; nothing if none measures."""
         if self._measuring is None:
             return []
+        self._measuring.combine_measurements()
         held = [{piece.name for piece in partition.slices(shard)} for shard in range(partition.num_shards)]
         return [self._measuring.measurements(names) for names in held]
 

@@ -29,10 +29,6 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
             "train.optimizer.type: leaf servers add up what workers measure for kfac, and send it to one server",
         ),
         (
-            [server("shards: 2"), "strategy.network.tensor=2", "train.optimizer.kl_clip=null"],
-            "train.optimizer.type: kfac moves whole layers, and the servers of each worker of a tensor group",
-        ),
-        (
             [server("shards: 1"), "train.optimizer.statistics_workers=1"],
             "train.optimizer.statistics_workers: chooses among replicas, and workers of parameter servers take shares",
         ),

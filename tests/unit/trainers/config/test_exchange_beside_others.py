@@ -36,17 +36,6 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             ),
         ),
         (
-            [
-                server("shards: 2"),
-                "strategy.network.tensor=2",
-                "train.optimizer.type=lars",
-            ],
-            (
-                "train.optimizer.type: lars needs the norms of whole layers, and the servers of each worker of a "
-                "tensor group have parts of them; use strategy.network.tensor: 1, or sgd"
-            ),
-        ),
-        (
             [server("shards: 3"), "strategy.network.pipeline=2"],
             (
                 "strategy.exchange.shards: each of the 2 workers of a replica (strategy.network: tensor x pipeline) "

@@ -278,13 +278,14 @@ def test_one_that_mixes_parameters_is_refused_where_no_process_has_all_of_them(t
         train_central(few_digits, central_settings(2, servers, steps=2, optimizer=chosen), tmp_path / "run")
 
 
-def test_one_that_looks_at_whole_parameters_is_refused_where_servers_have_parts_of_them(tmp_path: Path) -> None:
+def test_one_that_looks_at_whole_parameters_makes_the_same_steps_on_servers_that_hold_them(tmp_path: Path) -> None:
     chosen = {"type": "own.py:Normed", "lr": 0.01}
     found = train_central(few_digits, central_settings(2, {"shards": 2}, steps=5, optimizer=chosen), tmp_path)
     for name, weights in trained(chosen).items():
         torch.testing.assert_close(found.weights[name], weights, rtol=1e-9, atol=1e-11)
-    with pytest.raises(ConfigError, match="the servers of each worker of a tensor group have a part of"):
-        train_staged(few_digits, staged_settings({"tensor": 2}, optimizer=chosen), tmp_path)
+    settings = staged_settings({"tensor": 2}, {"factors": "always"}, optimizer=chosen)
+    with pytest.raises(ConfigError, match="the optimizer has to see whole parameters, and the workers of a tensor"):
+        train_staged(few_digits, settings, tmp_path)
 
 
 def test_servers_step_by_a_class_and_shared_memory_refuses_it(tmp_path: Path) -> None:

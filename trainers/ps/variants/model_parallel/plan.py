@@ -26,7 +26,14 @@ from orchestray.trainers.parallel.pipeline.stage_set import StageSet
 from orchestray.trainers.ps.protocol.address import StagePlan
 from orchestray.trainers.ps.protocol.buffers import Buffers
 from orchestray.trainers.ps.protocol.partition import Partition, Unit, trainable
-from orchestray.trainers.ps.variants.model_parallel.parts import cut_module, cut_tensor, held_ranges, owned_names
+from orchestray.trainers.ps.protocol.settings import CentralSettings
+from orchestray.trainers.ps.variants.model_parallel.parts import (
+    cut_module,
+    cut_tensor,
+    held_ranges,
+    owned_names,
+    owners_of_whole,
+)
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.collective import Collective
@@ -67,7 +74,7 @@ def plan_stages(
     """
     device, own = torch.device(device), in_stages(settings)
     if own.layout.tensor > 1:
-        return _plan_split(task, own, stream_of, device)
+        return _plan_split(task, own, stream_of, device, CentralSettings.of(settings))
     draw = RngKey(settings.seed)
     assembler = PipelineAssembler(task, own, draw, device)
     with building(draw.seed):
@@ -87,7 +94,11 @@ def plan_stages(
 
 
 def _plan_split(
-    task: Task, own: ReplicaSettings, stream_of: Callable[[str, int, int], SampleStream], device: torch.device
+    task: Task,
+    own: ReplicaSettings,
+    stream_of: Callable[[str, int, int], SampleStream],
+    device: torch.device,
+    central: CentralSettings,
 ) -> StagePlan:
     """Plan layers that are split over a tensor group: a replica is assembled once, with its workers as threads."""
     assemblers = [Assembler(task, own, lambda split, _: stream_of(split, 0, 1), device) for _ in range(own.layout.size)]
@@ -98,7 +109,14 @@ def _plan_split(
         try:
             buffers = [name for name, _ in network.model.named_buffers()]
             world.barrier()  # no worker leaves while another still opens its channels
-            return assembler.bounds, owned_names(network), buffers, held_ranges(network)
+            owners, cut = owners_of_whole(network, groups.tensor, central.unit)
+            if cut and central.factors != "never":
+                raise ConfigError(
+                    "config: strategy.exchange.factors: the optimizer has to see whole parameters, and the workers of "
+                    f"a tensor group have inputs and errors of parts, as of {next(iter(cut))!r}; set it to never"
+                )
+            ranges = {name: held for name, held in held_ranges(network).items() if name not in owners}
+            return assembler.bounds, owned_names(network, owners, groups.tensor.rank), buffers, ranges
         finally:
             network.close()
 
@@ -152,14 +170,9 @@ def part_of_stage(
         The partition, and a copy of all its values, flat.
 
     Raises:
-        ConfigError: more servers than elements of parameters, or parts of what has to be whole.
+        ConfigError: more servers than units, or elements of parameters.
     """
     found = dict(model.named_parameters(remove_duplicate=False))
-    if unit != "element" and (cut := next((name for name in names if name in (ranges or {})), None)):
-        raise ConfigError(
-            "config: train.optimizer.type: the optimizer has to see whole parameters, and the servers of each worker "
-            f"of a tensor group have a part of {cut!r}; use strategy.network.tensor: 1, or another optimizer"
-        )
     held = [cut_tensor(found[name].detach(), name, ranges or {}) for name in names]
     partition = Partition(tuple((name, tuple(t.shape)) for name, t in zip(names, held, strict=True)), num_shards, unit)
     return partition, flatten(held)

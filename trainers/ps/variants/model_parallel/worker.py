@@ -125,13 +125,12 @@ class StagedWorker(OrderLoop):
         refuse_own_saving(self._assembler.plain_model, settings)
         self._groups = Groups(own.layout, world)
         self._prepare(self._assembler.plain_model)
-        self._assembled(self._assembler.assemble(lambda: self._groups))
+        self._assembled(self._assembler.assemble(lambda: self._groups), self._groups.tensor)
         self._refuse_shared()
-        self._parts = StageParts(self.network, self._groups)
-        names = frozenset(self._parts.names)
-        self.flat = FlatModel(self.network.model, names)
-        self.partition = Partition.of(self.network.model, num_shards, names, unit=unit)
-        self.factors = capture_of(self.network.model, factors, names)
+        self._parts = StageParts(self.network, self._groups, unit)
+        self.flat = FlatModel(self._parts.held)
+        self.partition = Partition.of(self._parts.held, num_shards, unit=unit)
+        self.factors = capture_of(self.network.model, factors, frozenset(self._parts.names))
         """Inputs and errors of fully connected layers, which are sent instead of gradients; None: they are not."""
         self._waited_before_s = self._groups.waiting.total_s
 
@@ -261,13 +260,15 @@ class StagedWorker(OrderLoop):
         began_s, waited_s = time.perf_counter(), self._groups.waiting.total_s
         share = reader.read(order)
         self.flat.begin()
+        for parameter in self.network.model.parameters():  # of those that other workers have servers for as well
+            parameter.grad = None
         if self.factors is not None:
             self.factors.begin()
         loss_sum = self._backward(order, share, self._assembler.draw)
         self._count(order, time.perf_counter() - began_s - (self._groups.waiting.total_s - waited_s))
+        self._parts.gather_gradients()
         # Not `flat.unused`: a schedule that splits the backward pass makes gradients without calling its hooks.
-        named = trainable(self.network.model, self._parts.names)
-        unused = [name for name, parameter in named if parameter.grad is None]
+        unused = [name for name, parameter in self._parts.held.named_parameters() if parameter.grad is None]
         client, buffers, measured = self.client, self._buffer_push(order), self._measured(self.partition)
         gradients = self.flat.gradients
         factored = None if self.factors is None else self.factors.gradient(gradients)
@@ -311,7 +312,9 @@ class StagedWorker(OrderLoop):
     def _save(self, order: Save, writer: CheckpointWriter | None) -> None:
         """Write what the servers of all stages hold to a checkpoint; no push is in progress while they are read."""
         snapshots = self.client.snapshot(order.step if self._by_batch else None)
-        tensors = self._parts.bring_together(load_values(self.network.model, self.flat.values, snapshots))
+        load_values(self.network.model, self.flat.values, snapshots)
+        self._parts.spread()
+        tensors = self._parts.bring_together(model_tensors(self.network.model))
         slots = self._parts.bring_together(whole_slots(self.partition, snapshots), are_slots=True)
         beside = self._parts.bring_together(transient(self.network.model))
         kept = self._all_kept(snapshots) if self.settings.has_residual else {}

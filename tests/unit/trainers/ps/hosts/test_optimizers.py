@@ -70,6 +70,11 @@ def alone(kind: str, steps: int = 4) -> dict[str, Tensor]:
     return train_laid_out(task, layout_settings({"microbatches": 1}, **keys(kind, steps))).weights
 
 
+def shards_of(kind: str) -> int:
+    """Return a number of servers for two workers of a replica; one of them may hold a single layer."""
+    return 2 if kind in CURVATURE else 4
+
+
 def synchronous(data: int, steps: int = 4, *, kind: str, **exchange: Any) -> ReplicaSettings:
     network = {"data": data, "microbatches": 1}
     server = {"type": "parameter_server", "consistency": "synchronous", **exchange}
@@ -94,9 +99,16 @@ def test_several_servers_of_each_stage_make_the_steps_of_one_process(kind: str, 
 
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, *UNCUT])
+def test_servers_of_workers_that_split_layers_make_the_steps_of_one_process(kind: str, tmp_path: Path) -> None:
+    network = {"data": 2, "tensor": 2, "microbatches": 1}
+    settings = staged_settings(network, {"consistency": "synchronous", "shards": shards_of(kind)}, **keys(kind))
+    assert furthest(train_staged(task, settings, tmp_path).weights, alone(kind)) <= TOLERANCES[kind]
+
+
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, *UNCUT])
 def test_a_run_goes_on_with_other_servers_and_without(kind: str, tmp_path: Path) -> None:
     storage = {"checkpoint_storage": str(tmp_path / "saved"), "checkpoint_every_steps": 2}
-    network = {"data": 2, "pipeline": 2, "microbatches": 1}
+    network = {"tensor": 2, "pipeline": 2, "microbatches": 1}
     staged = staged_settings(network, {"consistency": "synchronous", "shards": 4}, **keys(kind, 2))
     train_staged(task, replace(staged, **storage), tmp_path)
     (first,) = list_checkpoints(tmp_path / "saved")
