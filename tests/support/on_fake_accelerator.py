@@ -133,7 +133,7 @@ def _model() -> nn.Module:
 def main(library: str) -> dict[str, Any]:
     device = register(Path(library))
     connect = collective.connect
-    with mock.patch.object(collective, "connect", lambda *args: StagedGroup(connect(*args))):
+    with mock.patch.object(collective, "connect", lambda *args, **keys: StagedGroup(connect(*args, **keys))):
         return {
             "layouts": {name: compared(device, name) for name in LAYOUTS},
             "misplaced": failure(device, "one", Misplaced),
