@@ -21,20 +21,13 @@ class OverHost:
     Args:
         group: the gloo group, or a `ProcessGroup` around one.
         is_far: returns True for a tensor that must be copied to the host.
-        handle: class of the handles of operations.
     """
 
     supports_coalescing = False
 
-    def __init__(
-        self,
-        group: Any,
-        is_far: Callable[[Tensor], bool] = lambda tensor: tensor.is_cuda,
-        handle: type[Returned] | None = None,
-    ) -> None:
+    def __init__(self, group: Any, is_far: Callable[[Tensor], bool] = lambda tensor: tensor.is_cuda) -> None:
         self.inner = group
         self._is_far = is_far
-        self._handle = handle or Returned
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -42,31 +35,31 @@ class OverHost:
     def allreduce(self, tensors: Sequence[Tensor], operation: Any) -> Any:
         (tensor,) = tensors
         host, copies = self._host([tensor], read=True)
-        return self._handle(self.inner.allreduce(host, operation), copies)
+        return _Returned(self.inner.allreduce(host, operation), copies)
 
     def allgather(self, rows: Sequence[Sequence[Tensor]], own: Sequence[Tensor]) -> Any:
         into, copies = self._host(rows[0], read=False)
-        return self._handle(self.inner.allgather([into], self._host(own, read=True)[0]), copies)
+        return _Returned(self.inner.allgather([into], self._host(own, read=True)[0]), copies)
 
     def _reduce_scatter_base(self, part: Tensor, whole: Tensor) -> Any:
         (into,), copies = self._host([part], read=False)
-        return self._handle(self.inner._reduce_scatter_base(into, self._host([whole], read=True)[0][0]), copies)
+        return _Returned(self.inner._reduce_scatter_base(into, self._host([whole], read=True)[0][0]), copies)
 
     def _allgather_base(self, whole: Tensor, part: Tensor) -> Any:
         (into,), copies = self._host([whole], read=False)
-        return self._handle(self.inner._allgather_base(into, self._host([part], read=True)[0][0]), copies)
+        return _Returned(self.inner._allgather_base(into, self._host([part], read=True)[0][0]), copies)
 
     def broadcast(self, raw: Tensor, source: int) -> Any:
         (host,), copies = self._host([raw], read=self.inner.rank() == source)
-        return self._handle(self.inner.broadcast(host, source), copies)
+        return _Returned(self.inner.broadcast(host, source), copies)
 
     def send(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Any:
         host, _ = self._host(tensors, read=True)
-        return self._handle(self.inner.send(host, peer, tag), [], host)
+        return _Returned(self.inner.send(host, peer, tag), [], host)
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> Any:
         host, copies = self._host(tensors, read=False)
-        return self._handle(self.inner.recv(host, peer, tag), copies)
+        return _Returned(self.inner.recv(host, peer, tag), copies)
 
     def _host(self, tensors: Sequence[Tensor], *, read: bool) -> tuple[list[Tensor], Copies]:
         """Return tensors of the host for these, and the pairs to copy back; with their contents if they are read."""
@@ -86,7 +79,7 @@ class OverHost:
         return host, copies
 
 
-class Returned:
+class _Returned:
     """The handle of an operation; its `wait` copies results back to where they belong."""
 
     def __init__(self, work: Any, copies: Copies, kept: Sequence[Tensor] = ()) -> None:
