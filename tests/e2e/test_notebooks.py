@@ -31,6 +31,7 @@ def test_a_cell_that_shows_something_else_than_in_the_file_is_found(tmp_path: Pa
         nbformat.write(notebook, tmp_path / name)
         return tmp_path / name
 
-    execute(written("true.ipynb", "loss 0.5\n"), tmp_path, outside())  # numbers may differ
+    environment = {**outside(), "HOME": str(tmp_path)}
+    execute(written("true.ipynb", "loss 0.5\n"), tmp_path, environment)  # numbers may differ
     with pytest.raises(AssertionError, match=r"false\.ipynb, code cell 1: not shown: accuracy 0\.5"):
-        execute(written("false.ipynb", "accuracy 0.5\n"), tmp_path, outside())
+        execute(written("false.ipynb", "accuracy 0.5\n"), tmp_path, environment)
