@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.parts import parts_of
 from support import ddp_peer
 from support.forked import Forked
 from support.threads import run_replicas
@@ -158,10 +161,26 @@ def test_batch_splitting_recipe_sums_four_times_64_to_the_gradient_of_256() -> N
 
 def test_spmd_every_rank_runs_the_same_program_from_the_same_settings() -> None:
     assert not any("rank" in field.name for field in dataclasses.fields(ReplicaSettings))
-    runs = train(digits(model="cnn", hidden=[4, 8]), 3, steps=4, batch_size=32)
+    task = digits(model="cnn", hidden=[4, 8])
+    loss, seen = task.loss, defaultdict[int, list[torch.Tensor]](list)
+
+    def noting(outputs: Any, batch: Any) -> Any:
+        seen[threading.get_ident()].append(batch["inputs"].flatten(1))
+        return loss(outputs, batch)
+
+    task.loss = noting
+    runs = train(task, 3, steps=4, batch_size=32)
+    # One program: the same operations, by objects of the same classes, with settings that no rank has changed ...
     assert len(runs[0].calls) > 8
     assert all(run.calls == runs[0].calls for run in runs)
-    assert len({id(run.replica.settings) for run in runs}) == 1
+    parts = [parts_of(run.replica) for run in runs]
+    assert "trainers.sync.allreduce.AllReduce" in parts[0]
+    assert parts[1:] == parts[:-1]
+    assert all(run.replica.settings == runs[0].replica.settings for run in runs)
+    # ... and data of its own on each: together they are the batch.
+    assert len(seen) == 3
+    assert sorted(len(of_rank[0]) for of_rank in seen.values()) == [10, 11, 11]
+    assert len(torch.cat([of_rank[0] for of_rank in seen.values()]).unique(dim=0)) == 32
 
 
 def test_one_line_of_config_makes_training_synchronous_data_parallel() -> None:

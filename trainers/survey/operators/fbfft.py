@@ -2,8 +2,8 @@
 
 Vasilache et al., "Fast convolutional nets with fbfft: a GPU performance evaluation" (2015), section 5. The forward
 transform is by decimation in frequency (Gentleman and Sande 1966), the inverse by decimation in time (Cooley and Tukey
-1965). Products of two spectra need no order, so a convolution does without the bit reversal at the end of one and the
-start of the other. All transforms of a size are computed together, with factors computed once.
+1965). Products of two spectra need no order, so a convolution needs no bit reversal. All transforms of a size are
+computed together, with factors computed once.
 """
 
 from __future__ import annotations
