@@ -11,9 +11,6 @@ from support.pages import PAGES, name_of
 
 OLD = {
     "explanation/architecture.md",
-    "explanation/batch-norm-and-buffers.md",
-    "explanation/exchanges.md",
-    "explanation/guarantees.md",
     "how-to/analyse-a-model.md",
     "how-to/simulate-a-cluster.md",
     "how-to/split-a-model.md",
