@@ -9,16 +9,9 @@ import pytest
 from support.english import findings_of_page, sentences_of_page
 from support.pages import PAGES, name_of
 
-OLD = {
-    "explanation/architecture.md",
-    "how-to/analyse-a-model.md",
-    "how-to/simulate-a-cluster.md",
-    "how-to/split-a-model.md",
-}
-"""Pages that were written before the rule. Those that are written again leave the list, and none comes to it."""
 LONG: dict[str, tuple[str, ...]] = {}
 """Beginnings of sentences of a page that may be longer."""
-RULED = [page for page in PAGES if name_of(page) not in OLD and not name_of(page).startswith("benchmarks/")]
+RULED = [page for page in PAGES if not name_of(page).startswith("benchmarks/")]
 """Pages whose prose is written by hand; what benchmarks note of themselves stands beside their numbers."""
 
 
@@ -27,11 +20,6 @@ def test_a_page_breaks_no_rule_of_english(page) -> None:
     allowed = LONG.get(name_of(page), ())
     found = findings_of_page(page.read_text(encoding="utf-8"))
     assert [each for each in found if not each.partition(": ")[2].startswith(allowed or ("\0",))] == []
-
-
-def test_the_list_of_old_pages_has_no_page_that_keeps_the_rules() -> None:
-    old = {name_of(page): page for page in PAGES if name_of(page) in OLD}
-    assert [name for name, page in old.items() if not findings_of_page(page.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
