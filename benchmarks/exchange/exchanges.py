@@ -99,7 +99,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         ),
     ]
     if not options.quick and not options.arguments.no_picture:
-        _draw(found)
+        draw(found)
 
 
 def _settings(seeds: int) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _part(sent: float, dense: float | None) -> str:
     return f"{sent / dense:.2f}" if sent > 0.1 * dense else f"1/{dense / sent:.0f}"
 
 
-def _draw(found: dict[str, list[dict[str, Any]]]) -> None:
+def draw(found: dict[str, list[dict[str, Any]]]) -> None:
     """Draw accuracy against bytes, as a picture for the docs: points by number, with the names beside."""
     import matplotlib as mpl
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.multiprocessing as processes
 from torch.distributed import PrefixStore, TCPStore
 
 from gpu.check import Place
@@ -19,7 +20,15 @@ TIMEOUT_S = 120.0
 Member = Callable[[Collective, torch.device], Any]
 
 
-def run_gang(place: Place, size: int, member: Member, *, backend: str = "nccl", gpus: int | None = None) -> list[Any]:
+def run_gang(
+    place: Place,
+    size: int,
+    member: Member,
+    *,
+    backend: str = "nccl",
+    gpus: int | None = None,
+    as_threads: bool | None = None,
+) -> list[Any]:
     """Run a function of a module in every member, and return the results in order.
 
     Args:
@@ -28,46 +37,49 @@ def run_gang(place: Place, size: int, member: Member, *, backend: str = "nccl", 
         member: gets the member's end of the group and its device; a function of a module, whose result is pickled.
         backend: `nccl`, or `over_host` where members share a GPU.
         gpus: number of GPUs, dealt out in turn; default: one a member.
+        as_threads: True for threads of this process over gloo; default: in a rehearsal, which is faster so.
     """
-    if place.is_rehearsal:
+    if place.is_rehearsal if as_threads is None else as_threads:
         return run_members(size, lambda world: member(world, place.device()))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context: Any = processes.get_context("spawn")
+    context: Any = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
+    devices = [place.device(rank % (gpus or size)) for rank in range(size)]
     started = [
-        context.Process(target=_run, args=(member, rank, size, store.port, backend, rank % (gpus or size), answers))
+        context.Process(target=_run, args=(member, rank, size, store.port, backend, devices[rank], answers))
         for rank in range(size)
     ]
     for each in started:
         each.start()
+    found: dict[int, Any] = {}
     try:
-        found = dict(answers.get() for _ in started)
-    finally:
+        while len(found) < size:
+            rank, result, failure = pickle.loads(answers.get())  # noqa: S301 - of this program's own processes
+            if failure is not None:
+                raise RuntimeError(failure)
+            found[rank] = result
         for each in started:
             each.join(10)
-            if each.is_alive():
+    finally:
+        for each in started:
+            if each.is_alive():  # it waits for one that failed
                 each.kill()
-    if failed := [text for text in found.values() if isinstance(text, _Failure)]:
-        raise RuntimeError(failed[0].text)
     return [found[rank] for rank in range(size)]
 
 
-class _Failure:
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-def _run(member: Member, rank: int, size: int, port: int, backend: str, index: int, answers: Any) -> None:
+def _run(member: Member, rank: int, size: int, port: int, backend: str, device: torch.device, answers: Any) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
-        device = torch.device("cuda", index)
-        torch.cuda.set_device(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         world = join(TCPStore("127.0.0.1", port), rank, size, backend, device)
-        answers.put((rank, member(world, device)))
+        result = member(world, device)
     except BaseException as error:  # noqa: BLE001 - carried to the parent
         traceback.print_exc()
-        answers.put((rank, _Failure(f"{type(error).__name__}: {error}")))
+        answers.put(pickle.dumps((rank, None, f"{type(error).__name__}: {error}")))
         os._exit(1)  # a member that is left in an operation would not end
+    answers.put(pickle.dumps((rank, result, None)))  # by value: shared memory would be gone with this process
+    world.close()
 
 
 def join(store: Any, rank: int, size: int, backend: str, device: torch.device, name: str = "gang") -> Collective:

@@ -1,4 +1,6 @@
-"""Build the site of the documentation into build/site: `make docs`. It needs no network; every warning is an error.
+"""Build the site of the documentation into build/site, or into the folder `site` of another one: `make docs`.
+
+It needs no network, and every warning is an error.
 
 The pages are written to be read in the repository. Their copies in build/pages differ in two things: links to files
 outside docs/ lead to copies in the site, and the name of a file stands above its block.
@@ -17,7 +19,7 @@ import yaml
 from builder.navigation import LINK, missing, navigation
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS, BUILD = ROOT / "docs", ROOT / "build"
+DOCS = ROOT / "docs"
 SOURCES = "repository"
 """Folder of the site with the files of the repository that pages link to."""
 _NAMED = re.compile(r"^<!-- file: ([^\n]*?) -->\n```(\w+)$", flags=re.MULTILINE)
@@ -26,9 +28,10 @@ _PUBLISHED = shutil.ignore_patterns("builder", "__pycache__")
 
 def main() -> None:
     """Build the site; exit with a sentence if a page is in no index, or with the status of the build."""
+    build = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "build"
     if left_out := missing(DOCS):
         sys.exit(f"no index.md links to {', '.join(left_out)}: the navigation has what its folder's index.md links to")
-    pages = BUILD / "pages"
+    pages = build / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(DOCS, pages, ignore=_PUBLISHED)
     (pages / "assets").mkdir()
@@ -36,11 +39,11 @@ def main() -> None:
         shutil.copy(DOCS / "builder" / asset, pages / "assets")
     for page in sorted(DOCS.rglob("*.md")):
         write_page(page, pages)
-    source = BUILD / "python" / "orchestray"
+    source = build / "python" / "orchestray"
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(ROOT / "src" / "orchestray", source, ignore=_no_modules)
     (source / "platform" / "__init__.py").touch()  # else the reader of docstrings takes the folder for no package
-    config = BUILD / "zensical.yml"
+    config = build / "zensical.yml"
     config.write_text(settings(), encoding="utf-8")
     command = [Path(sys.executable).parent / "zensical", "build", "--clean", "--strict", "--config-file", config]
     sys.exit(subprocess.run(command, check=False).returncode)

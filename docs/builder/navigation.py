@@ -16,18 +16,14 @@ SECTIONS = {
 """Titles of the folders of docs/, in their order."""
 LAST = ("gallery.md", "glossary.md")
 """Pages at the end."""
-GUIDES = "Keys"
-"""Title of the pages at the top of docs/ that belong to no folder."""
 LINK = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 """The file that a link of a page leads to."""
 
 
 def navigation(docs: Path) -> list[Any]:
     """Return the navigation of a folder of pages, as the site's config takes it."""
-    rest = sorted(page.name for page in docs.glob("*.md") if page.name not in {"index.md", *LAST})
     sections: list[Any] = [{title: pages_of(docs, folder)} for title, folder in SECTIONS.items()]
-    guides: list[Any] = [{GUIDES: rest}] if rest else []
-    return ["index.md", *sections, *guides, *LAST]
+    return ["index.md", *sections, *LAST]
 
 
 def pages_of(docs: Path, folder: str) -> list[str]:

@@ -325,6 +325,8 @@ class Gang:
         except LOSSES as error:
             raise MemberLostError({rank: self.cause(rank, error)}) from error
         except RayError as error:
+            if isinstance(cause := getattr(error, "cause", None), OrchestrayError):
+                raise cause from error
             raise ClusterError(
                 f"Worker {rank} could not be started: {last_line(error)} If its machine lacks orchestray or the "
                 "packages of the task, install them there, or let `orchestray submit` bring them."

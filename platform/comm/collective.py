@@ -33,6 +33,7 @@ from orchestray.platform.comm.process_groups import (
     wait_for_stream,
 )
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.wait_clock import Waiting
 
 Operation = Literal["sum", "max"]
@@ -81,10 +82,10 @@ class Collective:
         self.backend = backend
         self._path = path
         """Name of this group, unique among its siblings and subgroups."""
-        self.waits_for_device = True
-        """True if `wait` returns once the result is there; False if on a GPU it only orders the streams.
+        self.waits_for_device = backend.kind == "nccl"
+        """True if on a GPU `wait` returns once the result is there, and does not only order the streams.
 
-        Set it before the first sibling or subgroup is made. Where it is False, `confirm` says what is there.
+        Set it to False before the first sibling or subgroup is made; `confirm` then says what is there.
         """
         self._lock = threading.Lock()
         self._works: set[_Work] = set()
@@ -282,14 +283,14 @@ class Collective:
         Raises:
             PeerLostError: the group was left meanwhile, so that results of NCCL may be undefined.
         """
-        with self.waiting.during():
-            self._wait_for_device()
+        self._wait_for_device()
         if self._failure is not None:
             raise PeerLostError(self._failure)
 
     def _wait_for_device(self) -> None:
         if self.backend.kind == "nccl":
-            wait_for_stream(self.backend.device)
+            with PULSE.waiting():  # not counted as a wait for others: this member's own work may be under way
+                wait_for_stream(self.backend.device)
 
     def abort(self) -> None:
         """Leave the group and close its connections: pending operations raise at once, here and at the others.
@@ -379,8 +380,8 @@ class _Work:
         try:
             with collective.waiting.during():
                 work.wait()
-                if collective.waits_for_device:
-                    collective._wait_for_device()
+            if collective.waits_for_device:
+                collective._wait_for_device()
         except RuntimeError as error:
             del work
             raise collective._fail(self._what, error) from error

@@ -27,10 +27,11 @@ class Waiting:
     """A clock that adds up the seconds of every wait of one worker; any thread may report waits.
 
     A wait for a message ends when the message is complete. It thus includes the transfer time, unless the worker
-    computed meanwhile. With NCCL the CPU does not wait: the GPU's stream does, and its wait is measured by marks in it.
+    computed meanwhile. On a GPU it is the stream that waits, or computes meanwhile, whatever the CPU does. So marks
+    before and behind a wait measure how long the stream stood still.
 
     Attributes:
-        stream: the clock of the stream that waits as well; None: only the CPU does.
+        stream: the clock of the stream that waits; None: the CPU does.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,8 +39,8 @@ class Waiting:
         self._clock = clock
         self._lock = threading.Lock()
         self._total_s = 0.0
-        self._marked: list[tuple[Any, Any, float]] = []
-        """Marks around waits that the stream has not come to the end of, with the seconds that the CPU waited."""
+        self._marked: list[tuple[Any, Any]] = []
+        """Marks around waits that the stream has not come to the end of."""
 
     @property
     def total_s(self) -> float:
@@ -67,16 +68,16 @@ class Waiting:
                 if after is None:
                     self._total_s += took_s
                 else:
-                    self._marked.append((before, after, took_s))
+                    self._marked.append((before, after))
 
     def _read_marks(self) -> None:
-        """Add the waits whose marks the stream has passed: the longer one of the CPU's and the stream's counts."""
+        """Add the waits whose marks the stream has passed."""
         assert self.stream is not None
         left = []
-        for before, after, took_s in self._marked:
-            on_stream_s = self.stream.seconds_between(before, after)
-            if on_stream_s is None:
-                left.append((before, after, took_s))
+        for before, after in self._marked:
+            stood_still_s = self.stream.seconds_between(before, after)
+            if stood_still_s is None:
+                left.append((before, after))
             else:
-                self._total_s += max(took_s, on_stream_s)
+                self._total_s += stood_still_s
         self._marked = left

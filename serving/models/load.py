@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from orchestray.platform.errors import CheckpointError, OrchestrayError, TaskError
 from orchestray.serving.config.own_class import class_name, names_class
 from orchestray.serving.models.content import check_content, served_directory, served_name
@@ -94,6 +96,12 @@ def load_served_model(
         raise type(error)(f"{run} cannot be served: {error}") from error
     except OrchestrayError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise CheckpointError(
+            f"{run} cannot be served: the memory of {device} does not hold its model beside what is there. If that is "
+            "the version before, set update.free_first to true; else lower batching.max_batch_size, or the number of "
+            "sizes in compute.pad_to"
+        ) from error
     except Exception as error:
         raise CheckpointError(
             f"{run} cannot be served: its model does not answer its example: {type(error).__name__}: {error}"

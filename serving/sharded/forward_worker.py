@@ -113,6 +113,7 @@ class ForwardWorker:
         self.abort()
         if world is None:
             world = Collective.of_this_process()
+        world.waits_for_device = False  # each layer would wait; an answer is confirmed as a whole
         self._groups = Groups(self._layout, world)
         if self._forward is None:
             self._take_part()
@@ -222,6 +223,7 @@ class ForwardWorker:
                 error = error or raised
         if error is not None:
             raise error if isinstance(error, OrchestrayError) else _failure(error)
+        self._current_groups().world.confirm()
         is_answering = self._current_groups().coordinate.tensor == 0
         if not self._is_last or not is_answering:
             return None

@@ -22,6 +22,10 @@ MAY_TAKE_LONG = {
     "test_a_worker_that_is_killed_is_killed_once_and_all_go_on_from_the_checkpoint_to_the_same_bits": (
         "Ray Train starts a controller, three helpers and two workers, and most of them once more after the kill"
     ),
+    "tests/cluster/test_gang_gpus.py::"
+    "test_workers_on_one_gpu_meet_over_host_memory_and_a_gpu_that_torch_lacks_is_refused_by_a_sentence": (
+        "a Ray starts that has GPUs in its books, and two gangs on it"
+    ),
     "tests/e2e/test_drained_node.py::"
     "test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost": (
         "a second machine is drained under a run, and a third takes its worker"

@@ -73,6 +73,8 @@ class Operation:
     parts: list[Part]
     behind: list[Operation]
     """Operations that the member had waited for when it started this one."""
+    number: int
+    """Number of operations that were started before it, and this one."""
     promise: Promise[None] = field(default_factory=Promise)
     state: Literal["queued", "running", "done"] = "queued"
 
@@ -107,12 +109,17 @@ class Gpus(SimulatedNetwork):
     Args:
         seed: seed of everything that is drawn.
         eager: True if a group makes its communicator when it is connected, as it does if it knows its device.
+        room: number of operations that a GPU runs at once, on whatever communicators: kernels that wait for others hold
+            their place, so that members with different orders may wait for each other; None: all.
     """
 
-    def __init__(self, seed: int = 0, *, eager: bool = True) -> None:
+    def __init__(self, seed: int = 0, *, eager: bool = True, room: int | None = None) -> None:
         super().__init__(Link(latency_s=0.1))
         self.eager = eager
         self._opened: dict[str, tuple[Channel, Channel]] = {}
+        self._room = room
+        self._num_running = Counter[int]()
+        self._num_posted = 0
         self.rng = random.Random(seed)
         self.communicators: dict[str, Communicator] = {}
         self.deadlock: str | None = None
@@ -188,7 +195,8 @@ class Gpus(SimulatedNetwork):
     def post(self, communicator: Communicator, member: int, parts: list[Part]) -> Operation:
         """Put an operation on the stream of a member."""
         behind = [earlier for earlier in self.waited.get(member, []) if earlier.state != "done"]
-        operation = Operation(member, parts, behind)
+        self._num_posted += 1
+        operation = Operation(member, parts, behind, self._num_posted)
         communicator.streams[member].append(operation)
         for earlier in behind:
             earlier.promise.add_done_callback(lambda _: self._advance(communicator, member))
@@ -200,6 +208,9 @@ class Gpus(SimulatedNetwork):
         if not stream or stream[0].state != "queued" or any(one.state != "done" for one in stream[0].behind):
             return
         operation = stream[0]
+        if self._room is not None and self._num_running[member] >= self._room:
+            return
+        self._num_running[member] += 1
         operation.state = "running"
         if communicator.is_broken:
             return
@@ -262,10 +273,14 @@ class Gpus(SimulatedNetwork):
         self.at(self.now_s + self.rng.random(), end)
 
     def _done(self, communicator: Communicator, operation: Operation) -> None:
+        was_running = operation.state == "running"
         operation.state = "done"
         communicator.streams[operation.member].remove(operation)
         operation.promise.set_result(None)
-        self._advance(communicator, operation.member)
+        self._num_running[operation.member] -= was_running
+        own = [each for each in self.communicators.values() if each.streams.get(operation.member)]
+        for each in sorted(own, key=lambda each: each.streams[operation.member][0].number):  # as they were started
+            self._advance(each, operation.member)
 
     def abort(self, name: str, member: int) -> None:
         """End all operations of a member on the communicators of a group: their results are undefined."""
@@ -489,7 +504,12 @@ def in_virtual_time(gpus: Gpus) -> Iterator[None]:
 
 
 def run_on_gpus(
-    size: int, member: Callable[[Collective], Any], *, seed: int = 0, eager: bool = True
+    size: int,
+    member: Callable[[Collective], Any],
+    *,
+    seed: int = 0,
+    eager: bool = True,
+    room: int | None = None,
 ) -> tuple[list[Any], Gpus]:
     """Run `member(collective)` on `size` GPUs; return the results in rank order, and the GPUs.
 
@@ -497,7 +517,7 @@ def run_on_gpus(
         DeadlockError: some wait for ever.
         MismatchError: members call different operations.
     """
-    gpus = Gpus(seed, eager=eager)
+    gpus = Gpus(seed, eager=eager, room=room)
 
     def program(rank: int) -> Callable[[], Any]:
         return lambda: member(GpuCollective(gpus, range(size), rank))

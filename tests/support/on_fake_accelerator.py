@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,15 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm import collective
+from orchestray.platform.comm.over_host import OverHost
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.serving.models.served import ServedModel
 from orchestray.trainers.core.unread import Arriving
 from orchestray.trainers.loop.loop import Loop
 from support.fake_accelerator import register
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.staged_group import StagedGroup
+from support.recorded_device import RecordedDevice
 from support.synchronizing import Synchronizing
 from support.tiny_task import TinyTask
+from support.training import order_of
 
 Waits = list[tuple[str, str, str]]
 
@@ -114,15 +119,48 @@ def failure(device: torch.device | str, name: str, task: Callable[[], Any]) -> s
     return ""
 
 
+def saved(device: torch.device | str) -> list[int]:
+    """Return the steps of which there are checkpoints, one a step, after a run that fails by the loss of step 2."""
+    settings = replace(layout_settings(steps=5, precision="float32"), checkpoint_every_steps=1)
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(OrchestrayError):
+            train_laid_out(
+                lambda: TinyTask(num_samples=100, nan_at=int(order_of(100, seed=0, epoch=0)[30])),
+                settings,
+                device=device,
+                checkpoints=lambda: CheckpointWriter(folder, keep=10),
+            )
+        return [found.step for found in list_checkpoints(folder)]
+
+
+class ServingDevice(RecordedDevice):
+    """The device as an endpoint uses it: its own memory, and copies that the CPU does not wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def memory(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        self._current[-1].copies.append(lambda: into.copy_(source, non_blocking=True))
+
+
 def served(device: torch.device) -> dict[str, Any]:
     """Return whether a served model answers on the device as on the CPU, and where a batch waits."""
-    models = [ServedModel(_model(), torch.zeros(4), device=place) for place in (torch.device("cpu"), device)]
-    samples = [models[0].signature.parse([float(row)] * 4) for row in range(3)]
-    expected = models[0].run(samples)
+    place = ServingDevice(device)
+    on_cpu = ServedModel(_model(), torch.zeros(4))
+    there = ServedModel(_model(), torch.zeros(4), device=device, accelerator=place)
+    samples = [on_cpu.signature.parse([float(row)] * 4) for row in range(3)]
+    place.log.clear()
     with Synchronizing() as mode:
-        answers = models[1].run(samples)
-    equal = [bool((one[key] == other[key]).all()) for one, other in zip(expected, answers, strict=True) for key in one]
-    return {"answers are equal": all(equal), "waits": sorted({*mode.found})}
+        answers = there.run(samples)
+    pairs = [(one[key], other[key]) for one, other in zip(on_cpu.run(samples), answers, strict=True) for key in one]
+    return {
+        "answers are equal": all(bool((one == other).all()) for one, other in pairs),
+        "waits": [*mode.found, *(line for line in place.log if line.startswith("CPU"))],
+    }
 
 
 def _model() -> nn.Module:
@@ -133,7 +171,11 @@ def _model() -> nn.Module:
 def main(library: str) -> dict[str, Any]:
     device = register(Path(library))
     connect = collective.connect
-    with mock.patch.object(collective, "connect", lambda *args: StagedGroup(connect(*args))):
+
+    def connect_over_host(*args: Any, **more: Any) -> OverHost:
+        return OverHost(connect(*args, **more), lambda tensor: tensor.device == device)
+
+    with mock.patch.object(collective, "connect", connect_over_host):
         return {
             "layouts": {name: compared(device, name) for name in LAYOUTS},
             "misplaced": failure(device, "one", Misplaced),
@@ -141,6 +183,7 @@ def main(library: str) -> dict[str, Any]:
                 name: [failure(place, name, lambda: TinyTask(nan_at=NAN_AT)) for place in ("cpu", device)]
                 for name in ("one", "data")
             },
+            "saved": [saved("cpu"), saved(device)],
             "served": served(device),
         }
 

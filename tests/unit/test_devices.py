@@ -14,8 +14,6 @@ POLICY = "platform/comm/backend.py"
 """The one module that may ask torch for GPUs: what a worker may use is what it was given, not what is visible."""
 ASKS_FOR_GPUS = {
     POLICY,
-    "platform/comm/process_groups.py",
-    "trainers/core/device.py",
     "trainers/survey/lab/connecting.py",  # reports what this machine has
 }
 """Files that call `torch.cuda.is_available`. None may be added."""

@@ -213,9 +213,15 @@ def _curvature_on_servers(view: View, exchange: ParameterServer, kind: str) -> I
     if exchange.consistency != "synchronous":
         text = f"{kind} measures a batch at the weights of one step, and with consistency: {exchange.consistency}"
         yield Problem(path, f"{text} workers compute with older ones; use synchronous, or another optimizer")
-    elif exchange.shards > 1 or network.tensor * network.pipeline > 1:
-        text = f"{kind} steps by what workers measure of all layers, which goes to one server"
-        yield Problem(path, f"{text}; use shards: 1 and a network that is not cut, or another optimizer")
+    elif network.tensor > 1:
+        text = f"{kind} moves whole layers, and the servers of each worker of a tensor group have parts of them"
+        yield Problem(path, f"{text}; use strategy.network.tensor: 1, or another optimizer")
+    elif exchange.shards > 1 and getattr(view("train.optimizer"), "kl_clip", None) is not None:
+        text = "needs the length of a step of all layers, and several servers each make the steps of some; use null"
+        yield Problem("train.optimizer.kl_clip", f"{text}, or shards: 1 and a network that is not cut")
+    elif exchange.shards > 1 and exchange.groups > 1:
+        text = f"leaf servers add up what workers measure for {kind}, and send it to one server"
+        yield Problem(path, f"{text}; use groups: 1 or shards: 1, or another optimizer")
     elif getattr(view("train.optimizer"), "statistics_workers", None) is not None:
         text = "chooses among replicas, and workers of parameter servers take shares as they come"
         yield Problem("train.optimizer.statistics_workers", f"{text}; take it out for all")

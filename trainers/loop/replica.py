@@ -216,7 +216,7 @@ class Replica:
         self.world = world
         # Survivors go on from what they hold if each holds all of it: nothing undefined may reach that. A sharded state
         # is loaded again, so that it is enough to know before a step counts (see `Loop`).
-        world.waits_for_device = settings.is_replicated
+        world.waits_for_device &= settings.is_replicated
         self._groups = Groups(settings.layout, world)
         self.draw.replica = settings.share_of(self._groups.coordinate.data)
         if settings.is_replicated:

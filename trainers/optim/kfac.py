@@ -90,7 +90,8 @@ class KFAC(SGD):
         """Workers that the layers are split over."""
         self._peers: Collective = SoloCollective()
         """Replicas that move the same layers, and share the work."""
-        self._all_layers: list[FactoredLayer] = []
+        self._all_layers: list[FactoredLayer] | None = None
+        """Layers of the plain model; None: it has not been seen."""
         self._layers: list[FactoredLayer] = []
         """Layers of this worker's part of the model, which it measures."""
         self._moved: list[FactoredLayer] = []
@@ -112,9 +113,10 @@ class KFAC(SGD):
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, model: nn.Module) -> None:
-        self._all_layers = self._layers = factored_layers(model)
-        if not self._all_layers:
+    def prepare(self, model: nn.Module, names: Container[str] | None = None) -> None:
+        layers = factored_layers(model)
+        self._all_layers = self._layers = [one for one in layers if names is None or one.weight_name in names]
+        if not layers:
             raise ConfigError(
                 "config: train.optimizer.type: kfac knows the curvature of nn.Linear and nn.Conv2d, and the model has "
                 "none that is trained; use another optimizer"
@@ -131,7 +133,7 @@ class KFAC(SGD):
         for handle in self._handles:
             handle.remove()
         parameters = dict(model.named_parameters())
-        self._layers = [layer for layer in self._all_layers if parameters.keys() & set(layer.names)]
+        self._layers = [layer for layer in self._all_layers or () if parameters.keys() & set(layer.names)]
         layer_of = {id(parameters.get(layer.weight_name)): layer for layer in self._layers}
         modules = [(module, layer_of.get(id(module._parameters.get("weight")))) for _, module in model.named_modules()]
         for index, layer in enumerate(self._layers):
@@ -170,7 +172,7 @@ class KFAC(SGD):
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:
         named = list(named_params)
-        if not self._all_layers:
+        if self._all_layers is None:
             raise ConfigError(
                 "config: train.optimizer.type: kfac looks at the layers of a model while they compute, which nothing "
                 "but the loop of a training lets it do; use another optimizer here"
@@ -256,7 +258,7 @@ class KFAC(SGD):
 
     def _averaged(self, means: Sequence[Pair]) -> list[Pair]:
         """Return the running means of the factors with those of this batch, which are sums over the replicas."""
-        own = self._own_sums()
+        own = self._own_sums(self._layers)
         if self._given is None:
             sums = flatten(own)
             for group in (self._tensor_group, self._replicas):
@@ -281,19 +283,21 @@ class KFAC(SGD):
             found.append((new_inputs, new_errors))
         return found
 
-    def _own_sums(self) -> list[Tensor]:
+    def _own_sums(self, layers: Sequence[FactoredLayer]) -> list[Tensor]:
         """Return what this worker has measured of each layer, and the number of its samples."""
-        own = [part for layer in self._layers for part in (layer.inputs, layer.errors, layer.num_rows)]
+        own = [part for layer in layers for part in (layer.inputs, layer.errors, layer.num_rows)]
         num_samples = self._samples if self._measures and self._tensor_group.rank == 0 else 0
         return [*own, own[0].new_tensor([num_samples])]
 
     def num_measurements(self, step: int) -> int:
-        if (step - 1) % self._statistics_every:
+        if (step - 1) % self._statistics_every or not self._layers:
             return 0
         return 1 + sum(layer.num_inputs**2 + layer.num_outputs**2 + 1 for layer in self._layers)
 
-    def measurements(self) -> Tensor:
-        return flatten(self._own_sums()).double() if self.num_measurements(self._step) else super().measurements()
+    def measurements(self, names: Container[str] | None = None) -> Tensor:
+        layers = [layer for layer in self._layers if names is None or layer.weight_name in names]
+        is_due = layers and self.num_measurements(self._step)
+        return flatten(self._own_sums(layers)).double() if is_due else super().measurements()
 
     def take_measurements(self, step: int, sums: Tensor) -> None:
         self._step, self._given = step, sums

@@ -111,8 +111,13 @@ class Optimizer(ABC):
         """
         return change(self)
 
-    def prepare(self, model: nn.Module) -> None:
-        """Look at the plain model, before a layout cuts it."""
+    def prepare(self, model: nn.Module, names: Container[str] | None = None) -> None:
+        """Look at the plain model, before a layout cuts it.
+
+        Args:
+            model: the plain model.
+            names: names of the parameters that this optimizer will see; default: all.
+        """
         return
 
     def observe(
@@ -163,11 +168,15 @@ class Optimizer(ABC):
         del step
         return 0
 
-    def measurements(self) -> Tensor:
+    def measurements(self, names: Container[str] | None = None) -> Tensor:
         """Return the sums that this worker has measured since `begin_step`, float64 `[num_measurements]`.
 
         Added up over the workers they are for `take_measurements` of the optimizer that makes the steps, on a server.
+
+        Args:
+            names: names of the parameters that this server moves, for which its optimizer is prepared; default: all.
         """
+        del names
         return torch.empty(0, dtype=torch.float64)
 
     def take_measurements(self, step: int, sums: Tensor) -> None:

@@ -52,7 +52,7 @@ def shard_problems(config: TrainConfig) -> list[str]:
     if built is None:
         return []
     try:
-        Partition.of(built[1], central.shards, whole_parameters=central.whole_parameters)
+        Partition.of(built[1], central.shards, unit=central.unit)
     except ConfigError as error:
         return [_at("strategy.exchange.shards", problem.partition(": ")[2]) for problem in error.problems]
     return []

@@ -27,6 +27,7 @@ LINE = {
         "parameter servers, PipeDream",
         "Most updates between the read of a parameter and its gradient's write.",
     ),
+    "bubble": ("pipelines", "Part of the workers' time in which no stage computed, since the last line with it."),
     "disagreement": (
         "`averaging`, `elastic_averaging`, `gossip`",
         "Norm of the first replica's distance from the mean or the center; under gossip an estimate.",
@@ -58,6 +59,7 @@ RESULT = {
     "error": "Sentence that says what ended a failed run; null otherwise.",
     "versions": "Versions of Python, orchestray, torch, Ray, NumPy and pyarrow.",
     "parts": "Classes that carried out the run, as found on the live objects of its processes.",
+    "arithmetic": "How torch computed on the first worker: determinism, precision of products, TF32.",
     "workers": "Of each worker: `shares` and `samples` computed, `busy_s`, and `waited_s` for the others.",
     "busy_s": "Seconds in which each worker of a pipeline computed.",
     "best": "Step, metric and value of the best checkpoint (`checkpoint.best`).",

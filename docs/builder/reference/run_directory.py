@@ -16,6 +16,7 @@ FILES = {
     "tensorboard": "The same metrics for TensorBoard.",
     "result.json": "How it ended: see [metrics](metrics.md#resultjson).",
     "timeline.json": "Last steps of a pipeline, action by action.",
+    "schedule.json": "Hyper-parameters by step that the run followed (`orchestray train --replay`).",
     "stacks": "Python stacks of processes that hung.",
 }
 """Maps each file or folder to its meaning."""

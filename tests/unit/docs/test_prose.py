@@ -9,17 +9,13 @@ import pytest
 from support.english import findings_of_page, sentences_of_page
 from support.pages import PAGES, name_of
 
-LONG: dict[str, tuple[str, ...]] = {}
-"""Beginnings of sentences of a page that may be longer."""
 RULED = [page for page in PAGES if not name_of(page).startswith("benchmarks/")]
 """Pages whose prose is written by hand; what benchmarks note of themselves stands beside their numbers."""
 
 
 @pytest.mark.parametrize("page", RULED, ids=name_of)
 def test_a_page_breaks_no_rule_of_english(page) -> None:
-    allowed = LONG.get(name_of(page), ())
-    found = findings_of_page(page.read_text(encoding="utf-8"))
-    assert [each for each in found if not each.partition(": ")[2].startswith(allowed or ("\0",))] == []
+    assert findings_of_page(page.read_text(encoding="utf-8")) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from builder.reference.markdown import GENERATED
 from builder.reference.pages import reference_pages
+from builder.reference.run_directory import FILES
+from orchestray.platform.run.directory import RunPaths
 from orchestray.search.registry.methods import METHODS
 from orchestray.trainers.compression.registry import COMPRESSIONS
 from orchestray.trainers.optim.registry import OPTIMIZERS
@@ -39,3 +42,9 @@ def test_every_key_has_a_meaning(made: dict[str, str]) -> None:
     rows = [row for page in pages for row in re.findall(r"^\| `.*\|$", page, flags=re.MULTILINE)]
     assert len(rows) > 700
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_every_file_of_a_run_directory_has_a_row(tmp_path: Path) -> None:
+    files = [path.name for path in vars(RunPaths(tmp_path)).values() if isinstance(path, Path) and path != tmp_path]
+    assert len(files) > 10
+    assert {name for name in files if not name.startswith(".")} <= set(FILES)

@@ -236,9 +236,7 @@ class ServerHost(AcceptingHost):
         coordinator = Coordinator(plan) if leads else None
         self._lead_recorder = LeadRecorder(settings, plan, position, self._recorder) if leads else None
         optimizer = make_optimizer(**settings.optimizer)
-        optimizer.prepare(model)
-        if optimizer.measures and buffers is None:  # what is measured comes with those of the model
-            buffers = Buffers.of(model)
+        optimizer.prepare(model, {piece.name for piece in slices})
         if optimizer.mixes_parameters and (central.shards > 1 or self._plan is not None):
             raise ConfigError(
                 f"config: train.optimizer.type: {settings.optimizer['type']} moves a parameter by the gradients of "
@@ -260,6 +258,7 @@ class ServerHost(AcceptingHost):
             buffers=buffers,
             aggregation=self._rule(),
             revision=Revision(step, central.global_lr) if central.decouples_rates else None,
+            notes_changes=central.pulls_changes,
         )
         if optimizer_state:
             if self._plan is not None:
@@ -278,14 +277,14 @@ class ServerHost(AcceptingHost):
 
         The shards of a stage follow each other; the first of them keeps the stage's buffers.
         """
-        shards, plan, whole = self._central.shards, self._plan, self._central.whole_parameters
+        shards, plan, unit = self._central.shards, self._plan, self._central.unit
         if plan is None:
-            partition = Partition.of(model, shards, whole_parameters=whole)
+            partition = Partition.of(model, shards, unit=unit)
             buffers, values = held_buffers(model) if index == 0 else None, flatten_parameters(model)
         else:
             stage, index = divmod(index, shards // plan.num_workers)
             ranges = plan.ranges_of(stage)
-            partition, values = part_of_stage(model, plan.parameters[stage], shards // plan.num_workers, ranges, whole)
+            partition, values = part_of_stage(model, plan.parameters[stage], shards // plan.num_workers, ranges, unit)
             buffers = buffers_of_stage(model, plan.buffers[stage], ranges) if index == 0 else None
         first, last = partition.bounds[index]
         return partition.slices(index), values[first:last].clone(), buffers

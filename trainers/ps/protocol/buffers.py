@@ -39,6 +39,10 @@ class BufferPush:
         return BufferPush(self.floats + other.floats, torch.maximum(self.integers, other.integers))
 
 
+NO_CHANGE = BufferPush(torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.int64))
+"""The change of a model without buffers."""
+
+
 class BufferPlaces:
     """The places where a model keeps its buffers, which become views of one tensor of each kind.
 

@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate, pairwise
-from typing import Any, cast
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,10 @@ _LARGE_BYTES = 64 * 1024
 """Bytes of a gradient from which on avoiding a copy is worth its own overhead."""
 ALIGNMENT = 64
 """Number of elements; more than any vector register holds."""
+
+
+Unit = Literal["element", "parameter", "module"]
+"""Smallest part that a shard holds whole: an element, a parameter, or the parameters of a module together."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,15 @@ class Partition:
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     """Name and shape of each parameter."""
     num_shards: int = 1
-    whole_parameters: bool = False
-    """True if none is cut; sizes then differ by more."""
+    unit: Unit = "element"
+    """Smallest part that a shard holds whole; the larger it is, the more sizes differ."""
 
     def __post_init__(self) -> None:
-        if self.whole_parameters and self.num_shards > len(self.parameters):
+        if self.unit != "element" and self.num_shards > len(self._units):
+            what = "parameters, which" if self.unit == "parameter" else "modules, whose parameters"
             raise ConfigError(
-                f"strategy.exchange.shards: {self.num_shards} shards cannot share {len(self.parameters)} parameters, "
-                f"which the optimizer has to see whole; use at most {len(self.parameters)}, or another optimizer"
+                f"strategy.exchange.shards: {self.num_shards} shards cannot share {len(self._units)} {what} "
+                f"the optimizer has to see whole; use at most {len(self._units)}, or another optimizer"
             )
         if self.num_shards > self.num_elements:
             raise ConfigError(
@@ -85,7 +91,7 @@ class Partition:
         num_shards: int = 1,
         names: Container[str] | None = None,
         *,
-        whole_parameters: bool = False,
+        unit: Unit = "element",
     ) -> Partition:
         """Return the partition of a model's trainable parameters; a tied parameter counts once.
 
@@ -93,13 +99,13 @@ class Partition:
             model: model with the parameters.
             num_shards: number of shards.
             names: names of the parameters that count; default: all.
-            whole_parameters: True to cut none.
+            unit: smallest part that a shard holds whole.
 
         Raises:
-            ConfigError: more shards than elements of parameters, or than parameters if none is cut.
+            ConfigError: more shards than units, or elements of parameters.
         """
         parameters = tuple((name, tuple(parameter.shape)) for name, parameter in trainable(model, names))
-        return cls(parameters, num_shards, whole_parameters)
+        return cls(parameters, num_shards, unit)
 
     @cached_property
     def num_elements(self) -> int:
@@ -113,14 +119,20 @@ class Partition:
         optimizers' kernels round the last few elements of a tensor differently, and k shards must equal one bit for
         bit.
         """
-        if self.whole_parameters:
-            sizes = [math.prod(shape) for _, shape in self.parameters]
+        if self.unit != "element":
+            sizes = self._units
             ends = [0, *accumulate(sizes)]
             return tuple((ends[first], ends[stop]) for first, stop in balanced(sizes, self.num_shards))
         even = split_evenly(self.num_elements, self.num_shards)
         if self.num_elements < 2 * ALIGNMENT * self.num_shards:
             return tuple(even)
         return tuple(pairwise([0, *(self._aligned(start) for start, _ in even[1:]), self.num_elements]))
+
+    @cached_property
+    def _units(self) -> list[int]:
+        """Number of elements of each unit, in order: a parameter, or the parameters of a module."""
+        key = itemgetter(0) if self.unit == "parameter" else _module_of
+        return [sum(math.prod(shape) for _, shape in unit) for _, unit in groupby(self.parameters, key)]
 
     def _aligned(self, position: int) -> int:
         begin = 0
@@ -151,6 +163,10 @@ class Partition:
     def cut(self, flat: Tensor) -> list[Tensor]:
         """Return each shard's range of a flat tensor of all parameters, as views."""
         return [flat[start:stop] for start, stop in self.bounds]
+
+
+def _module_of(parameter: tuple[str, tuple[int, ...]]) -> str:
+    return parameter[0].rpartition(".")[0]
 
 
 def slice_views(slices: Sequence[Slice], flat: Tensor) -> list[Tensor]:

@@ -12,6 +12,7 @@ from orchestray.platform.data.order import used_samples
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.optim.factory import make_optimizer
+from orchestray.trainers.ps.protocol.partition import Unit
 from orchestray.trainers.ps.protocol.plan import Balance, Consistency, CoordinatorSettings
 
 MAX_AHEAD = 64
@@ -40,12 +41,14 @@ class CentralSettings:
     """Learning rate of the servers, with `decouples_rates`."""
     overlap: bool = False
     persist: bool = False
-    whole_parameters: bool = False
-    """True if the optimizer has to see whole parameters, so that shards begin and end with them."""
+    unit: Unit = "element"
+    """Smallest part that the optimizer has to see whole, so that shards begin and end with it."""
     groups: int = 1
     """Number of leaf servers; 1: none."""
     factors: Factors = "never"
     """Use of factors instead of the gradients of fully connected layers."""
+    pulls_changes: bool = False
+    """True if workers fetch only the parameters that have changed, where that is less."""
     in_shared_memory: bool = False
     """True if workers change the parameters themselves (HOGWILD)."""
 
@@ -66,9 +69,10 @@ class CentralSettings:
             global_lr=exchange["global_lr"],
             overlap=exchange["overlap"],
             persist=exchange["persist"],
-            whole_parameters=exchange["shards"] > 1 and _needs_whole(json.dumps(settings.optimizer)),
+            unit=_unit(json.dumps(settings.optimizer)) if exchange["shards"] > 1 else "element",
             groups=exchange["groups"],
             factors=exchange["factors"],
+            pulls_changes=exchange["pulls"] == "changed",
             in_shared_memory=exchange["transport"] == "shared_memory",
         )
 
@@ -118,9 +122,10 @@ class CentralSettings:
 
 
 @cache
-def _needs_whole(optimizer: str) -> bool:
-    """Return True if the optimizer, given as JSON, has to see whole parameters; of a user's class, trials show it."""
-    return make_optimizer(**json.loads(optimizer)).needs_whole
+def _unit(optimizer: str) -> Unit:
+    """Return what the optimizer, given as JSON, has to see whole; of a user's class, trials show it."""
+    made = make_optimizer(**json.loads(optimizer))
+    return "module" if made.measures else "parameter" if made.needs_whole else "element"
 
 
 def alone(settings: ReplicaSettings) -> ReplicaSettings:

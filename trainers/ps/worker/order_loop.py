@@ -31,12 +31,13 @@ from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, 
 from orchestray.trainers.ps.protocol.buffers import BufferPlaces, BufferPush, Buffers
 from orchestray.trainers.ps.protocol.encoding import compressor_of
 from orchestray.trainers.ps.protocol.residuals import cut_of
+from orchestray.trainers.ps.worker.watch import Watch
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from orchestray.platform.data.source import Source
     from orchestray.platform.data.stream import SampleStream, Share
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.core.rng import RngKey
     from orchestray.trainers.optim.optimizers import Optimizer
+    from orchestray.trainers.ps.protocol.partition import Partition
     from orchestray.trainers.ps.worker.client import ShardClient
 
 
@@ -82,6 +84,8 @@ class OrderLoop(ABC):
         self._exchange = AllReduce()  # of a single worker: a network needs an exchange
         self._faults = Faults()
         self._client: ShardClient | None = None
+        self._watch: Watch | None = None
+        """Watch over the share being computed; None: no other worker computes it."""
         self._buffers: Buffers | None = None
         """Buffers as they were last pulled; None: the model has none."""
         self._measuring: Optimizer | None = None
@@ -89,17 +93,20 @@ class OrderLoop(ABC):
         self._fixed_buffers: BufferPlaces | None = None
         """Places of the buffers, which must keep their sizes; None: they are not looked at."""
 
+    def _prepare(self, model: nn.Module) -> None:
+        """Look at the plain model, before it is assembled."""
+        if measures_layers(self.settings.optimizer):
+            self._measuring = make_fitting(self.settings.optimizer, model)
+
     def _assembled(self, network: Network) -> None:
         """Use a network."""
         self.network = network
         self._exchange.attach(network.model, SoloCollective())
         self._places = BufferPlaces(network.model)
         held = Buffers.of(self._places)
-        if measures_layers(self.settings.optimizer):
-            self._measuring = make_fitting(self.settings.optimizer, network.model)
+        self._buffers = held if held.floats.numel() or held.integers.numel() else None
+        if self._measuring is not None:
             self._measuring.observe(network.model, network.pieces)
-        has_any = held.floats.numel() or held.integers.numel() or self._measuring is not None
-        self._buffers = held if has_any else None
 
     @property
     def client(self) -> ShardClient:
@@ -182,7 +189,8 @@ class OrderLoop(ABC):
                 problem, changes = why_no_mean(self.network, share, self.settings)
             if problem is not None and not changes:
                 raise TrainingError(problem)
-        with self._faults.during(order.step, self.network.model):
+        sleep = None if self._watch is None else self._watch.sleep
+        with self._faults.during(order.step, self.network.model, sleep=sleep):
             loss_sum = float(self.network.backward(share, self._exchange, step=order.step))
             if not math.isfinite(loss_sum):
                 self.network.refuse_losses(order.step)
@@ -226,14 +234,19 @@ class OrderLoop(ABC):
         }
 
     def _buffer_push(self, order: Compute) -> BufferPush | None:
-        """Return the change that a share has made to the model's buffers, which is undone, and what was measured."""
+        """Return the change that a share has made to the model's buffers, which is undone."""
         if self._buffers is None:
             return None
         change = self._buffers.change_of(self._places, order.num_samples / order.batch_samples)
         self._buffers.write_to(self._places)
-        if self._measuring is not None:
-            change = BufferPush(torch.cat([change.floats, self._measuring.measurements()]), change.integers)
         return change
+
+    def _measured(self, partition: Partition) -> list[Tensor]:
+        """Return what the passes of a share have measured for the optimizer of each shard; nothing if none measures."""
+        if self._measuring is None:
+            return []
+        held = [{piece.name for piece in partition.slices(shard)} for shard in range(partition.num_shards)]
+        return [self._measuring.measurements(names) for names in held]
 
     def _write(
         self,

@@ -25,6 +25,8 @@ class Computed:
     loss_sum: float
     unused: list[str]
     buffers: BufferPush | None
+    measured: Sequence[Tensor]
+    """Measurements for the optimizer of each shard; empty: there are none."""
     versions: list[int]
     """Versions of the parameters it was computed with, by shard."""
 
@@ -62,6 +64,7 @@ class PushesEach:
             loss_sums=[computed.loss_sum],
             unused=computed.unused,
             buffers=computed.buffers,
+            measured=computed.measured,
             pull_into=worker.client.home if self._together else None,
             next_order=True,
         )

@@ -113,6 +113,19 @@ def test_an_operation_runs_behind_what_another_thread_of_its_member_has_waited_f
     assert "held" in outcomes
 
 
+def test_kernels_that_have_room_for_one_wait_for_ever_where_members_start_them_in_different_orders() -> None:
+    def member(collective: Collective) -> None:
+        groups = collective.sibling("a"), collective.sibling("b")
+        works = [group.start_all_reduce(torch.ones(1)) for group in (groups if collective.rank else groups[::-1])]
+        for work in works:
+            work.wait()
+
+    for seed in SEEDS:
+        run_on_gpus(2, member, seed=seed)
+        with pytest.raises(DeadlockError, match="all-reduce"):
+            run_on_gpus(2, member, seed=seed, room=1)
+
+
 def test_different_collectives_at_the_same_place_are_found() -> None:
     def member(collective: Collective) -> None:
         collective.all_reduce(torch.ones(2 + collective.rank))

@@ -248,7 +248,9 @@ def test_with_free_first_nothing_keeps_a_model_that_goes_when_the_next_is_loaded
     monkeypatch.setattr(loading, "load_served_model", noted)
     first, second = (config_of(tmp_path, {"run": name, "version": 1}) for name in ("one", "two"))
     with serving(tmp_path, first) as port:
-        example = ask(port, "/models", None)[1][0]["example"]
+        about = ask(port, "/models", None)[1][0]
+        example = about["example"]
+        assert about["versions"][0]["computing"] == {"device": "cpu"}
         assert ask(port, body={"inputs": example})[0] == 200
         if kind == "text":
             assert ask(port, "/generate", {"prompt": "a", "max_tokens": 1})[0] == 200

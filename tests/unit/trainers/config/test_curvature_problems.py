@@ -18,11 +18,19 @@ KFAC = "train.optimizer={type: kfac, lr: 0.1}"
         ),
         (
             [server("shards: 2")],
-            "train.optimizer.type: kfac steps by what workers measure of all layers, which goes to one server",
+            "train.optimizer.kl_clip: needs the length of a step of all layers, and several servers each make",
         ),
         (
             [server("shards: 2"), "strategy.network.pipeline=2"],
-            "train.optimizer.type: kfac steps by what workers measure of all layers, which goes to one server",
+            "train.optimizer.kl_clip: needs the length of a step of all layers, and several servers each make",
+        ),
+        (
+            [server("shards: 2, groups: 2"), "train.optimizer.kl_clip=null"],
+            "train.optimizer.type: leaf servers add up what workers measure for kfac, and send it to one server",
+        ),
+        (
+            [server("shards: 2"), "strategy.network.tensor=2", "train.optimizer.kl_clip=null"],
+            "train.optimizer.type: kfac moves whole layers, and the servers of each worker of a tensor group",
         ),
         (
             [server("shards: 1"), "train.optimizer.statistics_workers=1"],

@@ -73,7 +73,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
         model = self._task.build_model()
         if settings.precision == "float64":
             model = model.double()
-        partition = Partition.of(model, central.shards, whole_parameters=central.whole_parameters)
+        partition = Partition.of(model, central.shards, unit=central.unit)
         values = flatten_parameters(model)
         channels = [self._connect(server, shard) for shard, server in enumerate(servers)]
         replace = self._await_server if central.replicas > 1 else None

@@ -92,7 +92,7 @@ class StageHost(EmployedHost):
                 self._source("train"),
                 world,
                 num_shards=len(servers),
-                whole_parameters=central.whole_parameters,
+                unit=central.unit,
                 factors=central.factors,
                 bounds=list(plan.bounds),
                 device=self._device,

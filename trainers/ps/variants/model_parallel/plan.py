@@ -25,7 +25,7 @@ from orchestray.trainers.parallel.pipeline.assemble import PipelineAssembler
 from orchestray.trainers.parallel.pipeline.stage_set import StageSet
 from orchestray.trainers.ps.protocol.address import StagePlan
 from orchestray.trainers.ps.protocol.buffers import Buffers
-from orchestray.trainers.ps.protocol.partition import Partition, trainable
+from orchestray.trainers.ps.protocol.partition import Partition, Unit, trainable
 from orchestray.trainers.ps.variants.model_parallel.parts import cut_module, cut_tensor, held_ranges, owned_names
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def part_of_stage(
     names: Sequence[str],
     num_shards: int,
     ranges: Mapping[str, tuple[Ranges, ...]] | None = None,
-    whole_parameters: bool = False,
+    unit: Unit = "element",
 ) -> tuple[Partition, Tensor]:
     """Return the partition and the values for the servers of one worker of a replica.
 
@@ -146,7 +146,7 @@ def part_of_stage(
         names: names of the worker's parameters, in its order (`StagePlan.parameters`).
         num_shards: number of servers of the worker.
         ranges: part of each tensor that it holds (`StagePlan.ranges`); not listed: all.
-        whole_parameters: True if its servers have to hold whole ones.
+        unit: what its servers have to hold whole.
 
     Returns:
         The partition, and a copy of all its values, flat.
@@ -155,15 +155,13 @@ def part_of_stage(
         ConfigError: more servers than elements of parameters, or parts of what has to be whole.
     """
     found = dict(model.named_parameters(remove_duplicate=False))
-    if whole_parameters and (cut := next((name for name in names if name in (ranges or {})), None)):
+    if unit != "element" and (cut := next((name for name in names if name in (ranges or {})), None)):
         raise ConfigError(
             "config: train.optimizer.type: the optimizer has to see whole parameters, and the servers of each worker "
             f"of a tensor group have a part of {cut!r}; use strategy.network.tensor: 1, or another optimizer"
         )
     held = [cut_tensor(found[name].detach(), name, ranges or {}) for name in names]
-    partition = Partition(
-        tuple((name, tuple(t.shape)) for name, t in zip(names, held, strict=True)), num_shards, whole_parameters
-    )
+    partition = Partition(tuple((name, tuple(t.shape)) for name, t in zip(names, held, strict=True)), num_shards, unit)
     return partition, flatten(held)
 
 

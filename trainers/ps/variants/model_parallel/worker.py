@@ -43,7 +43,7 @@ from orchestray.trainers.ps.protocol.assignments import (
     order_to_json,
 )
 from orchestray.trainers.ps.protocol.factors import capture_of
-from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, trainable
+from orchestray.trainers.ps.protocol.partition import FlatModel, Partition, Unit, trainable
 from orchestray.trainers.ps.protocol.requests import Report
 from orchestray.trainers.ps.protocol.residuals import (
     Kept,
@@ -92,7 +92,7 @@ class StagedWorker(OrderLoop):
         world: Collective,
         *,
         num_shards: int = 1,
-        whole_parameters: bool = False,
+        unit: Unit = "element",
         factors: Factors = "never",
         bounds: Bounds | None = None,
         device: torch.device | str = "cpu",
@@ -106,7 +106,7 @@ class StagedWorker(OrderLoop):
             source: training samples.
             world: group of the stages of this replica, in order.
             num_shards: number of servers of each stage.
-            whole_parameters: True if they hold whole parameters.
+            unit: what each of them holds whole.
             factors: use of factors instead of the gradients of fully connected layers.
             bounds: cut of the network (`StagePlan.bounds`); None: the stages decide it together.
             device: device of this stage.
@@ -124,12 +124,13 @@ class StagedWorker(OrderLoop):
             self._assembler.cut_at(bounds)
         refuse_own_saving(self._assembler.plain_model, settings)
         self._groups = Groups(own.layout, world)
+        self._prepare(self._assembler.plain_model)
         self._assembled(self._assembler.assemble(lambda: self._groups))
         self._refuse_shared()
         self._parts = StageParts(self.network, self._groups)
         names = frozenset(self._parts.names)
         self.flat = FlatModel(self.network.model, names)
-        self.partition = Partition.of(self.network.model, num_shards, names, whole_parameters=whole_parameters)
+        self.partition = Partition.of(self.network.model, num_shards, names, unit=unit)
         self.factors = capture_of(self.network.model, factors, names)
         """Inputs and errors of fully connected layers, which are sent instead of gradients; None: they are not."""
         self._waited_before_s = self._groups.waiting.total_s
@@ -267,13 +268,20 @@ class StagedWorker(OrderLoop):
         # Not `flat.unused`: a schedule that splits the backward pass makes gradients without calling its hooks.
         named = trainable(self.network.model, self._parts.names)
         unused = [name for name, parameter in named if parameter.grad is None]
-        client, buffers = self.client, self._buffer_push(order)
+        client, buffers, measured = self.client, self._buffer_push(order), self._measured(self.partition)
         gradients = self.flat.gradients
         factored = None if self.factors is None else self.factors.gradient(gradients)
         gradient = gradients if factored is None else factored
-        staleness = client.push([order], gradient, loss_sums=None, unused=unused, buffers=buffers).staleness
+        pushed = client.push([order], gradient, loss_sums=None, unused=unused, buffers=buffers, measured=measured)
         loss = loss_sum if self.network.is_reporting else None
-        own = [loss, staleness, client.bytes_moved, self.bytes_sent, client.encoder.bytes_saved, client.encoder.error]
+        own = [
+            loss,
+            pushed.staleness,
+            client.bytes_moved,
+            self.bytes_sent,
+            client.encoder.bytes_saved,
+            client.encoder.error,
+        ]
         reports = gather_json(self._world, own)
         if not self.is_first:
             return []

@@ -30,7 +30,14 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 CURVATURE: dict[str, dict[str, Any]] = {
     "kfac": {"type": "kfac", "lr": 0.05, "damping": 0.03, "inverse_every_steps": 2, "kl_clip": 1e-4},
-    "kfac, every 3": {"type": "kfac", "lr": 0.05, "statistics_every_steps": 3, "inverse_every_steps": 3},
+    "kfac, every 3": {
+        "type": "kfac",
+        "lr": 0.05,
+        "damping": 0.03,
+        "statistics_every_steps": 3,
+        "inverse_every_steps": 3,
+        "kl_clip": None,
+    },
     "natural_gradient in groups": {
         "type": "natural_gradient",
         "lr": 0.05,
@@ -38,7 +45,10 @@ CURVATURE: dict[str, dict[str, Any]] = {
         "groups": [{"match": "*.bias", "lr": 0.02}, {"match": "2.*", "weight_decay": 0.1}],
     },
 }
+UNCUT = ["kfac, every 3", "natural_gradient in groups"]
+"""Those of which a layer's step has a length that does not depend on the others."""
 TOLERANCES = {
+    **dict.fromkeys(CURVATURE, 1e-10),
     "lars": 1e-10,
     "lamb": 1e-10,
     "soap": 1e-3 * OPTIMIZERS["soap"]["lr"],
@@ -76,14 +86,14 @@ def test_servers_that_hold_whole_parameters_make_the_steps_of_one_server_and_of_
     assert furthest(found.weights, alone(kind)) <= TOLERANCES[kind]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, *UNCUT])
 def test_several_servers_of_each_stage_make_the_steps_of_one_process(kind: str, tmp_path: Path) -> None:
     network = {"data": 2, "pipeline": 2, "microbatches": 1}
     settings = staged_settings(network, {"consistency": "synchronous", "shards": 4}, **keys(kind))
     assert furthest(train_staged(task, settings, tmp_path).weights, alone(kind)) <= TOLERANCES[kind]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", [*OPTIMIZERS, *UNCUT])
 def test_a_run_goes_on_with_other_servers_and_without(kind: str, tmp_path: Path) -> None:
     storage = {"checkpoint_storage": str(tmp_path / "saved"), "checkpoint_every_steps": 2}
     network = {"data": 2, "pipeline": 2, "microbatches": 1}
@@ -99,9 +109,18 @@ def test_a_run_goes_on_with_other_servers_and_without(kind: str, tmp_path: Path)
     assert furthest(found.weights, alone(kind, 6)) <= TOLERANCES[kind]
 
 
-def test_more_servers_than_parameters_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="9 shards cannot share 8 parameters, which the optimizer has to see whole"):
-        train_central(task, synchronous(2, kind="soap", shards=9), tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "shards", "text"),
+    [
+        ("soap", 9, "9 shards cannot share 8 parameters, which the optimizer has to see whole"),
+        (UNCUT[0], 5, "5 shards cannot share 4 modules, whose parameters the optimizer has to see whole"),
+    ],
+)
+def test_more_servers_than_there_is_to_hold_whole_are_refused(
+    kind: str, shards: int, text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        train_central(task, synchronous(2, kind=kind, shards=shards), tmp_path)
 
 
 # -- what workers measure ----------------------------------------------------------------------------------------------
@@ -113,6 +132,12 @@ def test_a_server_steps_by_what_its_workers_measure_as_one_process(
     kind: str, exchange: dict[str, int], tmp_path: Path
 ) -> None:
     found = train_central(task, synchronous(3, kind=kind, **exchange), tmp_path)
+    assert furthest(found.weights, alone(kind)) <= 1e-10
+
+
+@pytest.mark.parametrize("kind", UNCUT)
+def test_each_of_several_servers_steps_by_what_is_measured_of_its_layers(kind: str, tmp_path: Path) -> None:
+    found = train_central(task, synchronous(2, kind=kind, shards=3), tmp_path)
     assert furthest(found.weights, alone(kind)) <= 1e-10
 
 
@@ -131,9 +156,9 @@ def test_a_run_goes_on_from_measurements_of_servers_without_them_and_back(tmp_pa
     assert furthest(found.weights, alone(kind, 8)) <= 1e-10
 
 
-@pytest.mark.parametrize("kind", CURVATURE)
-def test_measurements_outlive_workers_and_servers(kind: str, tmp_path: Path) -> None:
-    settings = synchronous(2, 8, kind=kind, persist=True)
+@pytest.mark.parametrize(("kind", "shards"), [("kfac", 1), *((kind, 2) for kind in UNCUT)])
+def test_measurements_outlive_workers_and_servers(kind: str, shards: int, tmp_path: Path) -> None:
+    settings = synchronous(2, 8, kind=kind, persist=True, shards=shards)
     wanted = train_central(task, settings, tmp_path / "whole").weights
     for name, train in {"worker": train_with_a_lost_worker, "servers": train_through_a_loss_of_all_servers}.items():
         assert same_bits(train(task, settings, tmp_path / name, after_lines=3).weights, wanted)

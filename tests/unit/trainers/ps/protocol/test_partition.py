@@ -41,7 +41,7 @@ def test_large_parameters_are_cut_at_their_ends_or_in_whole_blocks(num_shards: i
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
 def test_whole_parameters_are_shared_as_evenly_as_their_sizes_allow(num_shards: int) -> None:
     parameters = (("a", (30, 7)), ("b", (9,)), ("c", (100,)), ("d", (3, 50)), ("e", ()))
-    partition = Partition(parameters, num_shards, whole_parameters=True)
+    partition = Partition(parameters, num_shards, unit="parameter")
     slices = [partition.slices(shard) for shard in range(num_shards)]
     assert [(piece.name, piece.shape) for held in slices for piece in held] == list(parameters)
     assert all(held and all(piece.is_whole for piece in held) for held in slices)
@@ -54,7 +54,7 @@ def test_more_shards_than_elements_are_refused_with_how_many_fit() -> None:
     ):
         Partition((("a", (3,)),), 4)
     with pytest.raises(ConfigError, match="3 shards cannot share 2 parameters, which the optimizer has to see whole"):
-        Partition((("a", (3,)), ("b", (4, 4))), 3, whole_parameters=True)
+        Partition((("a", (3,)), ("b", (4, 4))), 3, unit="parameter")
 
 
 def test_a_flat_model_computes_what_the_model_computed_and_is_written_through_its_flat_tensor() -> None:
