@@ -19,6 +19,7 @@ from support.pages import Block, blocks
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "docs" / "explanation" / "exchanges.md",
+    ROOT / "docs" / "explanation" / "parameter-servers.md",
     *(
         ROOT / "docs" / "how-to" / f"{name}.md"
         for name in ("average-weights", "compress-gradients", "ensembles", "robust-aggregation", "transfer-learning")

@@ -9,27 +9,13 @@ import pytest
 from support.english import findings_of_page, sentences_of_page
 from support.pages import PAGES, name_of
 
-OLD = {
-    "explanation/batch-norm-and-buffers.md",
-    "explanation/exchanges.md",
-    "explanation/guarantees.md",
-    "how-to/analyse-a-model.md",
-    "how-to/simulate-a-cluster.md",
-    "how-to/split-a-model.md",
-}
-"""Pages that were written before the rule. Those that are written again leave the list, and none comes to it."""
-RULED = [page for page in PAGES if name_of(page) not in OLD and not name_of(page).startswith("benchmarks/")]
+RULED = [page for page in PAGES if not name_of(page).startswith("benchmarks/")]
 """Pages whose prose is written by hand; what benchmarks note of themselves stands beside their numbers."""
 
 
 @pytest.mark.parametrize("page", RULED, ids=name_of)
 def test_a_page_breaks_no_rule_of_english(page) -> None:
     assert findings_of_page(page.read_text(encoding="utf-8")) == []
-
-
-def test_the_list_of_old_pages_has_no_page_that_keeps_the_rules() -> None:
-    old = {name_of(page): page for page in PAGES if name_of(page) in OLD}
-    assert [name for name, page in old.items() if not findings_of_page(page.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
