@@ -38,6 +38,8 @@ class Place:
     """The place of a check: GPUs, or the CPU for a rehearsal."""
 
     is_rehearsal: bool
+    has_threads: bool = False
+    """True if members of a gang are threads of this process, which start sooner; for rehearsals."""
 
     def device(self, index: int = 0) -> Any:
         """Return a GPU by its index, or the CPU."""

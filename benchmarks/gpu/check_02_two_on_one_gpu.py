@@ -25,7 +25,7 @@ def run(place: Place) -> Verdict:
     chosen = choose_backend([Given(0.5, "node", ("0",)), Given(0.5, "node", ("0",))])
     alone = training.replica_of(training.DIGITS, place.device(), steps=20)
     training.trained(alone)
-    found = gang.run_gang(place, 2, member, backend=chosen, gpus=1, as_threads=False)
+    found = gang.run_gang(place, 2, member, backend=chosen, gpus=1)
     worst = max(training.largest_difference(weights, training.weights_of(alone)) for _, weights in found)
     holds = chosen == "over_host" and worst <= _BOUND
     return Verdict(holds, f"backend {chosen}, weights differ from one process's by {worst:.1e} (<= {_BOUND:g})")

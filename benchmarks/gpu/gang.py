@@ -1,4 +1,4 @@
-"""A gang on GPUs without Ray: members as processes that meet in a store, or, in a rehearsal, as threads over gloo."""
+"""A gang on GPUs without Ray: members as processes that meet in a store, or as threads over gloo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def run_gang(
     *,
     backend: str = "nccl",
     gpus: int | None = None,
-    as_threads: bool | None = None,
 ) -> list[Any]:
     """Run a function of a module in every member, and return the results in order.
 
@@ -37,13 +36,14 @@ def run_gang(
         member: gets the member's end of the group and its device; a function of a module, whose result is pickled.
         backend: `nccl`, or `over_host` where members share a GPU.
         gpus: number of GPUs, dealt out in turn; default: one a member.
-        as_threads: True for threads of this process over gloo; default: in a rehearsal, which is faster so.
     """
-    if place.is_rehearsal if as_threads is None else as_threads:
+    if place.has_threads:
         return run_members(size, lambda world: member(world, place.device()))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context: Any = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
+    if place.is_rehearsal and backend == "nccl":
+        backend = "gloo"
     devices = [place.device(rank % (gpus or size)) for rank in range(size)]
     started = [
         context.Process(target=_run, args=(member, rank, size, store.port, backend, devices[rank], answers))

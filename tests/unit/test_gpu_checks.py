@@ -58,7 +58,7 @@ def test_a_check_that_fails_is_a_status_of_one_and_its_line_has_the_reason(tmp_p
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_check_has_run_on_the_cpu(name: str) -> None:
-    word, figure = verdict_of(module_of(name).run, Place(is_rehearsal=True))
+    word, figure = verdict_of(module_of(name).run, Place(is_rehearsal=True, has_threads=True))
     assert word == "REHEARSED", figure
 
 
