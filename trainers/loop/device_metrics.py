@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("H100 PCIe", {"bfloat16": 756.0, "tf32": 378.0, "float32": 51.0}),
+    ("H100 NVL", {"bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}),
+    ("H200 NVL", {"bfloat16": 835.5, "tf32": 417.5, "float32": 60.0}),
     ("H100", {"bfloat16": 989.4, "tf32": 494.7, "float32": 66.9}),
     ("H200", {"bfloat16": 989.4, "tf32": 494.7, "float32": 66.9}),
     ("A100", {"bfloat16": 312.0, "tf32": 156.0, "float32": 19.5}),
