@@ -9,7 +9,7 @@ TEST_LIMIT_S ?= 20
 # The tests start hundreds of processes that import the same modules: none compiles what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-systems test-mutations test-all check clean
+.PHONY: demo test test-slow test-systems test-mutations test-all check docs clean
 
 demo: .venv/.installed
 	.venv/bin/orchestray train configs/train/digits.yaml
@@ -36,6 +36,11 @@ check: .venv/.installed-dev
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+# The pages of docs/reference/ that are made from the code; and the site, into build/site. A warning is an error.
+docs: .venv/.installed-dev
+	PYTHONPATH=docs .venv/bin/python -m builder.reference
+	PYTHONPATH=docs .venv/bin/python -m builder
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

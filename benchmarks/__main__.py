@@ -8,11 +8,14 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 _RUNS = 'if __name__ == "__main__":'
+_CHECKS = "gpu"
+"""Folder of checks on GPUs, which compare nothing: its own run_all.sh runs them."""
 
 
 def main() -> None:
     """Replace this process by the one of the named file, with the folder of benchmarks on its path."""
-    files = {file.stem: file for file in sorted(FOLDER.glob("*/*.py")) if _RUNS in file.read_text(encoding="utf-8")}
+    candidates = (file for file in sorted(FOLDER.glob("*/*.py")) if file.parent.name != _CHECKS)
+    files = {file.stem: file for file in candidates if _RUNS in file.read_text(encoding="utf-8")}
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(__doc__)
         for folder in dict.fromkeys(file.parent.name for file in files.values()):

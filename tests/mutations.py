@@ -8,6 +8,7 @@ It exits with 1 if a mutation survives, or cannot be tried.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -41,11 +42,17 @@ class Mutation:
         """Return the file's text with the change.
 
         Raises:
-            ValueError: the old text is not there exactly once.
+            ValueError: the old text is not there exactly once, or Python cannot read the new one.
         """
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.file} has {count} times what is to be changed")
-        return text.replace(self.old, self.new)
+        changed = text.replace(self.old, self.new)
+        if self.file.endswith(".py"):
+            try:
+                ast.parse(changed)
+            except SyntaxError as error:
+                raise ValueError(f"{self.file} is no Python any more: {error}") from None
+        return changed
 
 
 def load_mutations() -> list[Mutation]:
@@ -83,15 +90,15 @@ def outcome(mutation: Mutation, tests: Sequence[str], copy: Path) -> str:
     return f"its tests could not run: {done.stdout[-2_000:]}{done.stderr[-2_000:]}"
 
 
-def tried(tests: Sequence[str], copy: Path) -> subprocess.CompletedProcess[str]:
-    """Run tests in a copy of the project, up to the first failure."""
+def tried(tests: Sequence[str], copy: Path, limit_s: float | None = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy of the project, up to the first failure, for at most `limit_s` seconds."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests],
         cwd=copy,
         env={**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=_TIMEOUT_S,
+        timeout=limit_s,
         check=False,
     )
 
@@ -123,7 +130,7 @@ def main() -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_the_project(Path(folder))
-        plain = tried(sorted({test for one in wanted for test in tests[one.system]}), copy)
+        plain = tried(sorted({test for one in wanted for test in tests[one.system]}), copy, limit_s=None)
         if plain.returncode:
             print(f"tests fail without a mutation, too:\n{plain.stdout[-2_000:]}")
             return 1

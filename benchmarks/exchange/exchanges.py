@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import statistics
 import time
@@ -14,6 +15,14 @@ from harness import benchmark, recorded
 _SINGLE = "one process"
 _SEEDS = 5
 _PICTURE = benchmark.REPOSITORY / "docs" / "pictures" / "exchanges.svg"
+_DARK = (
+    "@media (prefers-color-scheme: dark) {"
+    '[style*="fill: #ffffff"] { fill: #0d1117 !important } [id^="text_"] { fill: #e6edf3 }'
+    '[style*="stroke: #000000"] { stroke: #8d96a0 !important }'
+    '[style*="stroke: #b0b0b0"] { stroke: #484f58 !important }'
+    "}"
+)
+"""Colours of the picture for readers whose screen is dark."""
 _TOGETHER = (0.05, 0.08)
 """Points of the picture that are so near have one label: in powers of ten of bytes, and in percent."""
 
@@ -90,7 +99,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         ),
     ]
     if not options.quick and not options.arguments.no_picture:
-        _draw(found)
+        draw(found)
 
 
 def _settings(seeds: int) -> dict[str, Any]:
@@ -176,7 +185,7 @@ def _part(sent: float, dense: float | None) -> str:
     return f"{sent / dense:.2f}" if sent > 0.1 * dense else f"1/{dense / sent:.0f}"
 
 
-def _draw(found: dict[str, list[dict[str, Any]]]) -> None:
+def draw(found: dict[str, list[dict[str, Any]]]) -> None:
     """Draw accuracy against bytes, as a picture for the docs: points by number, with the names beside."""
     import matplotlib as mpl
 
@@ -208,7 +217,9 @@ def _draw(found: dict[str, list[dict[str, Any]]]) -> None:
     figure.tight_layout()
     _label(axes, places)
     _PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(_PICTURE)
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    _PICTURE.write_text(drawn.getvalue().replace("</style>", f"{_DARK}</style>", 1), encoding="utf-8")
 
 
 def _label(axes: Any, places: list[tuple[float, float, list[int]]]) -> None:

@@ -1,6 +1,4 @@
-"""Write the results of benchmarks into their places in docs/network.md, docs/exchange.md, docs/search.md,
-docs/serving.md, docs/analyse.md and docs/optimizers.md: `python benchmarks docs`, or `--only exchange`.
-"""
+"""Write results into the pages of docs/benchmarks/: `python benchmarks docs`, or `--only exchanges`."""
 
 from __future__ import annotations
 
@@ -45,8 +43,12 @@ def main() -> None:
     written = [
         path.name
         for name, page in _PAGES.items()
-        if options.only in (None, name) and write(path := options.docs_dir / f"{name}.md", page, options.results_dir)
+        if options.only in (None, name)
+        and write(path := options.docs_dir / "benchmarks" / f"{name}.md", page, options.results_dir)
     ]
+    if options.only is None and (options.results_dir / "summary.md").exists():
+        path = options.docs_dir / "benchmarks" / "every-goal.md"
+        path.write_text((options.results_dir / "summary.md").read_text(encoding="utf-8"), encoding="utf-8")
     if not written:
         sys.exit(f"there are no results in {options.results_dir}: run `python benchmarks run_all` first")
     print("written: " + ", ".join(written))
@@ -99,7 +101,7 @@ def _rates(result: Result) -> list[str]:
 
 
 def _picture(path: Path, shown: str) -> list[str]:
-    return [f"![{shown}]({path.relative_to(_DOCS)})", ""] if path.exists() else []
+    return [f"![{shown}](../{path.relative_to(_DOCS)})", ""] if path.exists() else []
 
 
 def _table(result: Result) -> list[str]:
@@ -213,7 +215,7 @@ def _result(results: Path, name: str) -> Result | None:
 
 
 _PAGES = {
-    "analyse": _Page("operators", _operators, (), ()),
+    "operators": _Page("operators", _operators, (), ()),
     "optimizers": _Page(
         "second_order",
         _optimizers,
@@ -221,8 +223,8 @@ _PAGES = {
         ("second_order", "optimizers", "batch_sizes"),
         (("batch_sizes", _batch_sizes),),
     ),
-    "network": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
-    "exchange": _Page(
+    "layouts": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
+    "exchanges": _Page(
         "exchanges",
         _exchanges,
         ("compression",),

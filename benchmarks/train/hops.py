@@ -1,7 +1,7 @@
 """Count what stands between a request and its answer: our own calls, functions and files, on the five busiest paths.
 
 `python benchmarks hops --path step` prints one path, one line a function, in the order of their first calls.
-`python benchmarks hops --docs docs` writes the pages of a batch's and a push's path.
+`python benchmarks hops --docs docs/explanation` writes the pages of a batch's and a push's path.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def page(name: str) -> str:
             f"{PATHS[name].what[0].upper()}{PATHS[name].what[1:]}:",
             f"{figures.functions} functions of ours in {figures.files} files. Each stands at its first call, under the",
             "one that calls it; constructors and comprehensions are left out.",
-            "`python benchmarks hops --docs docs` writes this page. Reasons: [architecture.md](architecture.md).",
+            "`python benchmarks hops --docs docs/explanation` writes this page.",
+            "Reasons: [architecture.md](architecture.md).",
             "",
             "```text",
             *lines[lines[:1] == [""] :],

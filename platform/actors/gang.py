@@ -26,6 +26,7 @@ from orchestray.platform.actors.placement import (
 from orchestray.platform.actors.slot import MemberSlot, Patience, State, beside, end, waiting
 from orchestray.platform.actors.stacks import stacks_of
 from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.comm.backend import BackendKind, Given, choose_backend
 from orchestray.platform.errors import ClusterError, OrchestrayError, PlaceLostError
 
 if TYPE_CHECKING:
@@ -152,6 +153,7 @@ class Gang:
 
         Raises:
             MemberLostError: a member died; the meeting is abandoned for all.
+            ClusterError: no backend fits the GPUs that the members were given.
         """
         self.generation += 1
         for slot in self.slots:
@@ -159,7 +161,7 @@ class Gang:
         opener = next((slot for slot in self.slots if slot.met), self.slots[0])
         rank = self.slots.index(opener)
         host, port = self.gather_one(opener.actor.open_store.remote(), rank)
-        meeting = Meeting(self.generation, host, port, self.shape.size, _COLLECTIVE_TIMEOUT_S)
+        meeting = Meeting(self.generation, host, port, self.shape.size, _COLLECTIVE_TIMEOUT_S, self._backend())
         joins = {slot.actor.join.remote(meeting, rank): rank for rank, slot in enumerate(self.slots)}
         lost: dict[int, str] = {}
         try:
@@ -173,6 +175,14 @@ class Gang:
             raise MemberLostError({**self._dead(), **lost})
         for slot in self.slots:
             slot.met = True
+
+    def _backend(self) -> BackendKind:
+        """Return the backend for the members as they are placed now."""
+        gpus = self.shape.gpus_per_member
+        if not gpus:
+            return "gloo"
+        identities: list[Identity] = self.gather([slot.identifying for slot in self.slots])
+        return choose_backend([Given(gpus, identity.node, identity.gpus) for identity in identities])
 
     def _dead(self) -> dict[int, str]:
         """Return the cause of death of each dead member, by rank."""
@@ -315,6 +325,8 @@ class Gang:
         except LOSSES as error:
             raise MemberLostError({rank: self.cause(rank, error)}) from error
         except RayError as error:
+            if isinstance(cause := getattr(error, "cause", None), OrchestrayError):
+                raise cause from error
             raise ClusterError(
                 f"Worker {rank} could not be started: {last_line(error)} If its machine lacks orchestray or the "
                 "packages of the task, install them there, or let `orchestray submit` bring them."

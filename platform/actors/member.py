@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from orchestray.platform.actors.gpus import assigned_gpus, own_gpu
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process import gc_control
 from orchestray.platform.process.output import join_output
@@ -28,6 +29,8 @@ from orchestray.platform.process.working_directory import import_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from orchestray.platform.comm.backend import BackendKind
 
 Answer = TypeVar("Answer")
 
@@ -64,17 +67,20 @@ class Identity:
     """IP address of the member's node."""
     output: str = ""
     """Path of the file there that has what it prints; empty: there is none."""
+    gpus: tuple[str, ...] = ()
+    """Ids of the GPUs that Ray has assigned to it there."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """The rendezvous data of one generation of a gang: store address, number of members and timeout."""
+    """The rendezvous data of one generation of a gang: store address, number of members, timeout and backend."""
 
     generation: int
     host: str
     port: int
     size: int
     timeout_s: float
+    backend: BackendKind = "gloo"
 
 
 class Member:
@@ -95,7 +101,7 @@ class Member:
         self._store: Any = None
 
     def identify(self) -> Identity:
-        return Identity(os.getpid(), _node_address(), self._output)
+        return Identity(os.getpid(), _node_address(), self._output, assigned_gpus())
 
     def look(self) -> Sign | None:
         """Return how the work of `call` goes on; None if there is none."""
@@ -168,7 +174,7 @@ class Member:
         """
         import torch.distributed as dist
 
-        from orchestray.platform.comm.process_groups import all_arrive, join_default_group
+        from orchestray.platform.comm.process_groups import Backend, all_arrive, join_default_group
 
         pin_gloo_interface()
         if dist.is_initialized():
@@ -182,7 +188,8 @@ class Member:
             store = dist.PrefixStore(f"generation-{meeting.generation}", served)
             if not all_arrive(store, meeting.size, lambda: self._abandoned >= meeting.generation):
                 return False
-            join_default_group(store, rank, meeting.size, meeting.timeout_s)
+            backend = Backend(meeting.backend, own_gpu() if meeting.backend == "nccl" else None)
+            join_default_group(store, rank, meeting.size, meeting.timeout_s, backend)
         except RuntimeError:
             return False
         return True

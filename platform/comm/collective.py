@@ -18,9 +18,22 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from orchestray.platform.comm.channel.base import Channel
+from orchestray.platform.comm.over_host import OverHost
 from orchestray.platform.comm.pending import DONE, AllPending, Pending
-from orchestray.platform.comm.process_groups import CONNECT_TIMEOUT_S, all_arrive, connect, disconnect, timeout_of
+from orchestray.platform.comm.process_groups import (
+    CONNECT_TIMEOUT_S,
+    GLOO,
+    Backend,
+    all_arrive,
+    backend_of_default_group,
+    connect,
+    disconnect,
+    start_together,
+    timeout_of,
+    wait_for_stream,
+)
 from orchestray.platform.errors import OrchestrayError
+from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.wait_clock import Waiting
 
 Operation = Literal["sum", "max"]
@@ -45,10 +58,17 @@ class Collective:
             know.
         timeout_s: timeout of the group's operations; its siblings get the same.
         path: name of this group, which prefixes the names of its siblings.
+        backend: backend of the group; its siblings get the same.
     """
 
     def __init__(
-        self, group: Any, store: Store | None = None, timeout_s: float | None = None, *, path: str = "group"
+        self,
+        group: Any,
+        store: Store | None = None,
+        timeout_s: float | None = None,
+        *,
+        path: str = "group",
+        backend: Backend = GLOO,
     ) -> None:
         self.rank = int(group.rank())
         self.size = int(group.size())
@@ -59,8 +79,14 @@ class Collective:
         """Bytes sent by this group's own operations alone."""
         self._group: Any = group
         self._store = store
+        self.backend = backend
         self._path = path
         """Name of this group, unique among its siblings and subgroups."""
+        self.waits_for_device = backend.kind == "nccl"
+        """True if on a GPU `wait` returns once the result is there, and does not only order the streams.
+
+        Set it to False before the first sibling or subgroup is made; `confirm` then says what is there.
+        """
         self._lock = threading.Lock()
         self._works: set[_Work] = set()
         self._family: list[Collective] = [self]
@@ -78,6 +104,8 @@ class Collective:
         size: int,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         connect_timeout_s: float | None = None,
+        *,
+        backend: Backend = GLOO,
     ) -> Self:
         """Meet `size - 1` other members in `store`; return when all are connected.
 
@@ -87,21 +115,24 @@ class Collective:
             size: number of members.
             timeout_s: timeout of an operation.
             connect_timeout_s: timeout of this meeting; default: the same.
+            backend: backend of all members; default: gloo alone.
 
         Raises:
             PeerLostError: a member did not come in time.
         """
         try:
-            group = connect(store, rank, size, timeout_s, connect_timeout_s)
+            group = connect(store, rank, size, timeout_s, connect_timeout_s, backend=backend)
         except RuntimeError as error:
             raise PeerLostError(_sentence("joining the group", rank, size, error)) from error
-        return cls(group, store, timeout_s)
+        return cls(group, store, timeout_s, backend=backend)
 
     @classmethod
     def of_this_process(cls) -> Self:
         """Return the default group of `torch.distributed`, with the store and the timeout it was made with."""
-        group = dist.distributed_c10d._get_default_group()
-        return cls(group, dist.distributed_c10d._get_default_store(), timeout_of(group))
+        group: Any = dist.distributed_c10d._get_default_group()
+        timeout_s, backend = timeout_of(group), backend_of_default_group()
+        end = OverHost(group) if backend.kind == "over_host" else group
+        return cls(end, dist.distributed_c10d._get_default_store(), timeout_s, backend=backend)
 
     @property
     def bytes_sent(self) -> int:
@@ -168,7 +199,8 @@ class Collective:
     def start_exchange(self, send: Mapping[int, Tensor], receive: Mapping[int, Tensor]) -> Pending:
         """Start to send one tensor to each of some ranks and to fill one from each of some ranks, all at once.
 
-        Both sides name each other in the same call. Tensors are contiguous, and agree in dtype and size.
+        Both sides name each other in the same call. Tensors are contiguous, and agree in dtype and size. One call is
+        one operation: on GPUs, receives that are started before the sends, one by one, wait for each other for ever.
 
         Args:
             send: tensor to send to each rank.
@@ -176,15 +208,12 @@ class Collective:
         """
         if any(not tensor.is_contiguous() for tensor in (*send.values(), *receive.values())):
             raise ValueError("exchange needs contiguous tensors.")
-        works: list[Pending] = []
-        for peer, tensor in receive.items():
-            if tensor.numel():
-                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.recv(of, peer, 0)))
-        for peer, tensor in send.items():
-            if tensor.numel():
-                self.own_bytes_sent += tensor.nbytes
-                works.append(self._start("exchange", lambda group, of=[tensor], peer=peer: group.send(of, peer, 0)))
-        return AllPending(works)
+        self.own_bytes_sent += sum(tensor.nbytes for tensor in send.values())
+        received = [(peer, tensor) for peer, tensor in receive.items() if tensor.numel()]
+        sent = [(peer, tensor) for peer, tensor in send.items() if tensor.numel()]
+        if not received and not sent:
+            return DONE
+        return self._start("exchange", lambda group: AllPending(start_together(group, sent, received)))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite `tensor` (contiguous, any dtype) with that of rank `source`."""
@@ -241,16 +270,33 @@ class Collective:
                 raise PeerLostError(self._failure or _LEFT)
             member = self._connect_relative(path, ranks)
             member.waiting = self.waiting
+            member.waits_for_device = self.waits_for_device
             member._family = self._family
             member._siblings = self._siblings
             self._family.append(member)
             self._siblings[path] = member
         return self._siblings[path]
 
-    def abort(self) -> None:
-        """Leave the group and close its connections: every pending operation raises at once, here and at the others.
+    def confirm(self) -> None:
+        """Return when the results of all operations that were waited for are there.
 
-        Safe to call from any thread and more than once. Returns without waiting.
+        Raises:
+            PeerLostError: the group was left meanwhile, so that results of NCCL may be undefined.
+        """
+        self._wait_for_device()
+        if self._failure is not None:
+            raise PeerLostError(self._failure)
+
+    def _wait_for_device(self) -> None:
+        if self.backend.kind == "nccl":
+            with PULSE.waiting():  # not counted as a wait for others: this member's own work may be under way
+                wait_for_stream(self.backend.device)
+
+    def abort(self) -> None:
+        """Leave the group and close its connections: pending operations raise at once, here and at the others.
+
+        On GPUs the others notice nothing: NCCL reports no lost peer. Whoever learns of the loss must abort there too,
+        as the driver does. Safe to call from any thread and more than once. Returns without waiting.
         """
         self._leave(_LEFT)
 
@@ -273,8 +319,8 @@ class Collective:
             rank, size, store = ranks.index(self.rank), len(ranks), PrefixStore(path, self._store)
             if not all_arrive(store, size, lambda: self._group is None, timeout_s):
                 raise PeerLostError(self._failure or _LEFT)
-            group = connect(store, rank, size, timeout_s, CONNECT_TIMEOUT_S)
-            return Collective(group, self._store, timeout_s, path=path)
+            group = connect(store, rank, size, timeout_s, CONNECT_TIMEOUT_S, backend=self.backend)
+            return Collective(group, self._store, timeout_s, path=path, backend=self.backend)
         except RuntimeError as error:
             raise self._fail("joining the group", error) from error
 
@@ -334,11 +380,15 @@ class _Work:
         try:
             with collective.waiting.during():
                 work.wait()
+            if collective.waits_for_device:
+                collective._wait_for_device()
         except RuntimeError as error:
             del work
             raise collective._fail(self._what, error) from error
         self._work = None
         collective._works.discard(self)
+        if collective._failure is not None:  # NCCL's waits end by an abort without an error, and with undefined results
+            raise PeerLostError(collective._failure)
 
 
 class SoloCollective(Collective):

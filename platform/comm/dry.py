@@ -56,6 +56,8 @@ class _DryGroup:
     their shapes and the time to use them are.
     """
 
+    supports_coalescing = False
+
     def __init__(self, rank: int, size: int, path: str, calls: list[Call]) -> None:
         self._rank, self._size, self._path, self._calls = rank, size, path, calls
         self._receiving: list[Tensor] = []
@@ -139,6 +141,7 @@ def imagine_the_others(collective: Collective, calls: list[Call]) -> None:
         calls: receives every operation.
     """
     for member in collective._family:
+        member._failure = None  # they left before
         member._group = _DryGroup(member.rank, member.size, member._path, calls)
         later = DryCollective(member.rank, member.size, calls, path=member._path)
         setattr(member, "_connect_relative", later._connect_relative)  # noqa: B010 - for groups made later

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +23,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import DistStoreError
 
+from orchestray.platform.comm.backend import BackendKind, apply_nccl_settings
+from orchestray.platform.comm.over_host import OverHost
 from orchestray.platform.process.pulse import PULSE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 CONNECT_TIMEOUT_S = 30.0
 """Time to connect once all members have come: a member that is gone by then was killed in between."""
@@ -32,6 +36,8 @@ _LOOK_S = 0.5
 _AT_ONCE = timedelta(milliseconds=1)
 _CLOSING = 1
 """Tag under which nothing is ever sent."""
+NAMES_FOR_TORCH: Mapping[BackendKind, str] = {"gloo": "gloo", "over_host": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+"""Names of the backends for `torch.distributed.init_process_group`."""
 
 
 def all_arrive(store: Store, size: int, is_off: Callable[[], bool], timeout_s: float = math.inf) -> bool:
@@ -64,8 +70,27 @@ def all_arrive(store: Store, size: int, is_off: Callable[[], bool], timeout_s: f
     return False
 
 
-def connect(store: Store, rank: int, size: int, timeout_s: float, connect_timeout_s: float | None = None) -> Any:
-    """Return a new group that torch's registry of process groups does not know: gloo, and NCCL for tensors on GPUs.
+@dataclass(frozen=True)
+class Backend:
+    """The backend of a group, and the GPU of this member if it is NCCL."""
+
+    kind: BackendKind = "gloo"
+    device: torch.device | None = None
+
+
+GLOO = Backend()
+
+
+def connect(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    connect_timeout_s: float | None = None,
+    *,
+    backend: Backend = GLOO,
+) -> Any:
+    """Return a new group that torch's registry of process groups does not know.
 
     Args:
         store: store through which the members meet.
@@ -73,28 +98,37 @@ def connect(store: Store, rank: int, size: int, timeout_s: float, connect_timeou
         size: number of members.
         timeout_s: timeout of an operation.
         connect_timeout_s: timeout of this meeting; default: the same.
+        backend: backend of all members.
     """
-    group = _connect(store, rank, size, timedelta(seconds=connect_timeout_s or timeout_s))
+    group = _connect(store, rank, size, timedelta(seconds=connect_timeout_s or timeout_s), backend)
     if connect_timeout_s is not None:
         group.set_timeout(timedelta(seconds=timeout_s))
     return group
 
 
-def _connect(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
+def _connect(store: Store, rank: int, size: int, timeout: timedelta, backend: Backend) -> Any:
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+    if backend.kind == "over_host":
+        return OverHost(gloo)
+    if backend.kind == "gloo":
         return gloo
+    apply_nccl_settings(os.environ)
     both: Any = dist.ProcessGroup(store, rank, size)
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timeout
     kinds: Any = dist.ProcessGroup.BackendType
     both._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    both._register_backend(torch.device("cuda"), kinds.NCCL, nccl(PrefixStore("nccl", store), rank, size, options))
+    on_gpu = nccl(PrefixStore("nccl", store), rank, size, options)
+    both._register_backend(torch.device("cuda"), kinds.NCCL, on_gpu)
+    # The communicator is made now, while all members are here. Otherwise the first operation would make it, which may
+    # be an exchange of some of them only; and a send alone would make one for each pair.
+    both.bound_device_id = backend.device
+    on_gpu.eager_connect_single_device(backend.device)
     return both
 
 
-def join_default_group(store: Store, rank: int, size: int, timeout_s: float) -> None:
+def join_default_group(store: Store, rank: int, size: int, timeout_s: float, backend: Backend = GLOO) -> None:
     """Join this process's default group, together with all members that have come to the store.
 
     Args:
@@ -102,23 +136,53 @@ def join_default_group(store: Store, rank: int, size: int, timeout_s: float) -> 
         rank: rank of this member.
         size: number of members.
         timeout_s: timeout of an operation.
+        backend: backend of all members.
 
     Raises:
         RuntimeError: one of them is gone.
     """
-    with_gpus = torch.cuda.is_available() and dist.is_nccl_available()
+    if backend.kind == "nccl":
+        apply_nccl_settings(os.environ)
+    remember_backend(backend)
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if with_gpus else "gloo",
+            NAMES_FOR_TORCH[backend.kind],
             store=store,
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
+            device_id=backend.device if backend.kind == "nccl" else None,  # its communicator is made now
         )
     except RuntimeError:
         _forget_failed_group()
         raise
     dist.distributed_c10d._get_default_group().set_timeout(timedelta(seconds=timeout_s))
+
+
+_of_default_group = [GLOO]
+
+
+def remember_backend(backend: Backend) -> None:
+    """Note the backend of this process's default group, where others have made it."""
+    _of_default_group[0] = backend
+
+
+def adopt_default_group(backend: Backend) -> None:
+    """Use the default group that others have made in this process; all its members call this.
+
+    Args:
+        backend: backend that it was made with.
+    """
+    remember_backend(backend)
+    if backend.kind == "nccl":
+        group: Any = dist.distributed_c10d._get_default_group()
+        group.bound_device_id = backend.device
+        group._get_backend(backend.device).eager_connect_single_device(backend.device)
+
+
+def backend_of_default_group() -> Backend:
+    """Return the backend that this process's default group was made with."""
+    return _of_default_group[0]
 
 
 def _forget_failed_group() -> None:
@@ -137,6 +201,41 @@ def timeout_of(group: dist.ProcessGroup) -> float:
     return float(backend.options._timeout.total_seconds())
 
 
+def start_together(
+    group: Any, send: Sequence[tuple[int, torch.Tensor]], receive: Sequence[tuple[int, torch.Tensor]]
+) -> list[Any]:
+    """Start sends and receives as one operation for each device, and return their works.
+
+    A receive of NCCL holds its stream until its send has come. So two ranks that each start a receive and then a send
+    wait for each other for ever, and sends first do no better. As one operation (`ncclGroupStart`, `ncclGroupEnd`) all
+    run together, and on the communicator of the group instead of one for each pair of ranks. This is what
+    `torch.distributed.batch_isend_irecv` does, which takes only groups that torch's registry knows.
+
+    Args:
+        group: a process group, or a backend of one.
+        send: rank and tensor of each send.
+        receive: rank and tensor of each receive.
+    """
+    works: list[Any] = []
+    for device in dict.fromkeys(tensor.device for _, tensor in (*receive, *send)):
+        is_whole = isinstance(group, dist.ProcessGroup)
+        joins = (group._get_backend(device) if is_whole else group).supports_coalescing
+        named = [device] if is_whole else []
+        if joins:
+            group._start_coalescing(*named)
+        here = [group.recv([tensor], peer, 0) for peer, tensor in receive if tensor.device == device]
+        here += [group.send([tensor], peer, 0) for peer, tensor in send if tensor.device == device]
+        works += [group._end_coalescing(*named)] if joins else here
+    return works
+
+
+def wait_for_stream(device: torch.device | None) -> None:
+    """Block this thread, and no other, until the current stream of a GPU has done all that was put on it before."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    event.synchronize()
+
+
 def disconnect(groups: list[Any]) -> None:
     """Close the connections, and remove the groups from the registries of `torch.distributed`, which keep them alive.
 
@@ -144,10 +243,42 @@ def disconnect(groups: list[Any]) -> None:
     """
     for group in reversed(groups):  # siblings first: with the default group torch destroys them all
         _hang_up(group)
-        with contextlib.suppress(RuntimeError):
-            group.abort()  # stops NCCL's kernels
-        if dist.is_initialized() and group in dist.distributed_c10d._world.pg_map:
-            dist.destroy_process_group(group)
+    with _aborts_of_nccl_together(groups):
+        for group in reversed(groups):
+            with contextlib.suppress(RuntimeError):
+                group.abort()  # ends NCCL's kernels, whose results are then undefined
+    for group in reversed(groups):
+        known = group.inner if isinstance(group, OverHost) else group
+        if dist.is_initialized() and known in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(known)
+
+
+@contextlib.contextmanager
+def _aborts_of_nccl_together(groups: list[Any]) -> Iterator[None]:
+    """Make the aborts of several communicators one call: one by one they may wait for each other for ever.
+
+    torch does the same where it aborts all groups (`_abort_process_group`, which does not know ours).
+    """
+    found = (_on_gpus(group) for group in groups)
+    nccl: Any = next((backend for backend in found if backend is not None), None)
+    if nccl is None:
+        yield
+        return
+    nccl._group_start()
+    try:
+        yield
+    finally:
+        nccl._group_end()
+
+
+def _on_gpus(group: Any) -> Any:
+    """Return the NCCL backend of a group; None: it has none."""
+    if not (isinstance(group, dist.ProcessGroup) and dist.is_nccl_available()):
+        return None
+    with contextlib.suppress(RuntimeError):
+        backend = group._get_backend(torch.device("cuda"))
+        return backend if isinstance(backend, dist.ProcessGroupNCCL) else None
+    return None
 
 
 def _hang_up(group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
@@ -115,6 +115,7 @@ class SampleStream:
         prefetch: int = 2,
         weigh: Callable[[Batch], float] | None = None,
         drop_last: bool = False,
+        pin: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         """Prepare the stream; nothing is read yet.
 
@@ -133,6 +134,8 @@ class SampleStream:
             prefetch: number of shares prepared in advance.
             weigh: returns the weight of a batch's loss (a method of the task); default: its number of samples.
             drop_last: leave out the last batch of an epoch if it is short.
+            pin: returns a tensor in memory from which a GPU copies beside its work. Called for each tensor of a batch,
+                by the thread that reads; default: none is moved.
 
         Raises:
             DataError: without the short batch there is none.
@@ -149,6 +152,7 @@ class SampleStream:
         self._shuffle = shuffle
         self._prefetch = prefetch
         self._weigh = weigh
+        self._pin = pin
         self._origin = 0
         """Position in the epoch of the first batch."""
 
@@ -231,6 +235,8 @@ class SampleStream:
             bounds = self._bounds(step, pieces[0], plan) if pieces and step == step_to_cut else ()
             cut = cut_at(bounds, pieces, take, convert, self._weigh)
             micro_batches = cut_micro_batches(pieces, take, convert, self._weigh)
+            if self._pin is not None:
+                micro_batches = tuple(replace(each, batch=map_tensors(self._pin, each.batch)) for each in micro_batches)
             yield Share(step, samples, micro_batches, min(self._accumulate, samples), cut=cut)
 
     def _bounds(self, step: int, piece: tuple[int, int], plan: EpochPlan | None) -> Sequence[int]:

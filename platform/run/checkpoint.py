@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -96,7 +97,8 @@ class _Job:
     early: Mapping[str, Collection[str]]
     state_json: str
     best_step: int | None
-    ready: Any  # a CUDA event after which the tensors have their values, or None
+    ready: Mapping[torch.device, Any]
+    """A CUDA event on each GPU that holds tensors, after which they have their values."""
 
 
 class CheckpointWriter:
@@ -137,7 +139,7 @@ class CheckpointWriter:
         """Allocate staging buffers for tensors like these, in the background, so that the first save is fast too."""
         self._make_staging({MODEL_FILE: model, OPTIMIZER_FILE: optimizer})
         self._idle.clear()
-        self._start(_Job(Pending(-1), {}, {}, "", None, None))
+        self._start(_Job(Pending(-1), {}, {}, "", None, {}))
 
     def save_async(
         self,
@@ -182,7 +184,7 @@ class CheckpointWriter:
         pending = Pending(step)
         self._last = pending
         self._idle.clear()
-        self._start(_Job(pending, tensors, early, dump_json(dict(state)), state.get(BEST_STEP), _stream_event(tensors)))
+        self._start(_Job(pending, tensors, early, dump_json(dict(state)), state.get(BEST_STEP), _events(tensors)))
         return pending
 
     def save_streamed(
@@ -316,16 +318,20 @@ class CheckpointWriter:
                 late = [name for name in named if name not in set(job.early[file])]
                 self._staging[file].copy(named, late)
 
-        if job.ready is None:
+        if not job.ready:
             copy()
             return
         import torch
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_event(job.ready)
-        with torch.cuda.stream(stream):
+        # A stream without a device would be one of GPU 0: that is the current one of a thread that has chosen none.
+        streams = [torch.cuda.Stream(gpu) for gpu in job.ready]  # type: ignore[no-untyped-call]
+        with contextlib.ExitStack() as beside:
+            for stream, event in zip(streams, job.ready.values(), strict=True):
+                stream.wait_event(event)
+                beside.enter_context(torch.cuda.stream(stream))
             copy()
-        stream.synchronize()
+        for stream in streams:
+            stream.synchronize()
 
     def _prune(self, step: int, best_step: int | None) -> None:
         """Remove all but the newest `keep` and the best, and those of later steps, which training went back from."""
@@ -375,12 +381,14 @@ def stream_checkpoint(found: Found, file: str) -> tuple[list[list[Any]], Iterato
     return stream(open_store(found.location), found.name, file, found.files[file])
 
 
-def _stream_event(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> Any:
-    """Return an event of the current CUDA stream if a tensor is on a GPU: it follows all work enqueued before."""
-    if not any(tensor.is_cuda for named in tensors.values() for tensor in named.values()):
-        return None
+def _events(tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[torch.device, Any]:
+    """Return an event of the current stream of each GPU that holds tensors: it follows all work enqueued before."""
+    gpus = {tensor.device: None for named in tensors.values() for tensor in named.values() if tensor.is_cuda}
+    if not gpus:
+        return {}
     import torch
 
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    events: dict[torch.device, Any] = {gpu: torch.cuda.Event() for gpu in gpus}  # type: ignore[no-untyped-call]
+    for gpu, event in events.items():
+        event.record(torch.cuda.current_stream(gpu))
+    return events

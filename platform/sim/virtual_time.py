@@ -78,12 +78,16 @@ class Clock:
                 self.now_s, _, action = heapq.heappop(self._events)
                 action()
             else:
-                for replica in [r for r in self._replicas if r.waits]:
-                    replica.time_out(None, "nothing is under way any more, so it would wait for ever")
+                self._end_waits([r for r in self._replicas if r.waits])
         failed = next((r.error for r in self._replicas if r.error is not None), None)
         if failed is not None:
             raise failed
         return max((r.finished_s for r in self._replicas if r.finished_s is not None), default=self.now_s)
+
+    def _end_waits(self, waiting: list[SimulatedProgram]) -> None:
+        """End the waits of replicas that would wait for ever."""
+        for replica in waiting:
+            replica.time_out(None, "nothing is under way any more, so it would wait for ever")
 
     def _count_end(self, _: SimulatedProgram) -> None:
         self._num_alive -= 1

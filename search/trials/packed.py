@@ -112,6 +112,7 @@ class PackedPopulation:
         self._explore, self._factors, self._resample_probability = explore, tuple(factors), resample_probability
         self._objective = dict(objective) if objective else None
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        self._settings.arithmetic.apply()
         device = device_of(self._settings)
         self._task_cache = TaskCache()
         self._task = self._task_cache.task(self._settings, device)

@@ -87,6 +87,7 @@ class TrainingTrial:
     def _build(self, config: TrainConfig) -> None:
         self._config = config
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        self._settings.arithmetic.apply()
         self._device = device = device_of(self._settings)
         self._task = self._task_cache.task(self._settings, device)
         self._streams: dict[str, SampleStream] = {}
@@ -99,7 +100,7 @@ class TrainingTrial:
     def _stream(self, split: str, rank: int) -> SampleStream:
         if split not in self._streams:
             source = self._task_cache.source(self._settings, self._task, split)
-            self._streams[split] = task_stream(self._task, source, split, self._settings)
+            self._streams[split] = task_stream(self._task, source, split, self._settings, device=self._device)
         return self._streams[split]
 
     @property

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.sockets import is_local
 from orchestray.serving.application.changes import (
     VersionKey,
@@ -20,6 +21,7 @@ from orchestray.serving.application.changes import (
     key_of,
     refuse_unsaid_opening,
 )
+from orchestray.serving.application.making_room import release, sections_of, stand_in
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.watch import Watch
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
@@ -188,12 +190,57 @@ class LiveEndpoint:
     async def _change(self, config: ServeConfig) -> None:
         contents = [await asyncio.to_thread(self._starters.content, model) for model in config.models]
         wanted = {key_of(model, config, content): model for model, content in zip(config.models, contents, strict=True)}
-        loaded = {**(self._before[1] if self._before else {}), **self._versions}
-        new = [key for key in wanted if key not in loaded]
-        started = await _all_or_none([self._start(wanted[key], config) for key in new])
-        there = {**loaded, **dict(zip(new, started, strict=True))}
+        if config.update.free_first:
+            loaded, started = self._versions, await self._start_in_their_room(wanted, config)
+        else:
+            loaded = self._loaded()
+            started = await self._start_all({key: each for key, each in wanted.items() if key not in loaded}, config)
+        there = {**loaded, **started}
         versions = {key: there[key] for key in wanted}
         self._replace(config, versions, loaded)
+
+    def _loaded(self) -> dict[VersionKey, ModelVersion]:
+        """Return the versions that have a model, those before the last change included while they are kept."""
+        loaded = {**(self._before[1] if self._before else {}), **self._versions}
+        return {key: version for key, version in loaded.items() if version.replaced_in_s is None}
+
+    async def _start_all(
+        self, wanted: Mapping[VersionKey, ModelSection], config: ServeConfig
+    ) -> dict[VersionKey, ModelVersion]:
+        started = await _all_or_none([self._start(model, config) for model in wanted.values()])
+        return dict(zip(wanted, started, strict=True))
+
+    async def _start_in_their_room(
+        self, wanted: Mapping[VersionKey, ModelSection], config: ServeConfig
+    ) -> dict[VersionKey, ModelVersion]:
+        """End the versions that are not wanted, start new ones in the memory that they had, and return those.
+
+        Requests for those that end get a 503 meanwhile. If a new one cannot be started, the former are loaded again.
+
+        Raises:
+            OrchestrayError: a new version cannot be served; the former answer again, or the message says why not.
+        """
+        if self._before is not None:
+            self._keep()
+        new = {key: model for key, model in wanted.items() if key not in self._loaded()}
+        before = sections_of([key for key in self._loaded() if key not in wanted], self.config) if new else {}
+        for key in before:
+            self._versions[key] = await stand_in(self._versions[key], self.config)
+        if before:
+            self._close(self.registry.update(_shares(self.config, self._versions)))
+            await self.drained()
+            self.settle()  # what no request uses any more is garbage, and has the device's memory
+            await release()
+        try:
+            return await self._start_all(new, config)
+        except OrchestrayError as error:
+            try:
+                self._versions |= await self._start_all(before, self.config)
+            except OrchestrayError as lost:
+                raise OrchestrayError(f"{error}; nor can the versions before it be loaded again: {lost}") from error
+            if before:
+                self._close(self.registry.update(_shares(self.config, self._versions)))
+            raise
 
     def _replace(
         self, config: ServeConfig, versions: dict[VersionKey, ModelVersion], loaded: dict[VersionKey, ModelVersion]

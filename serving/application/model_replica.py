@@ -27,8 +27,10 @@ class ModelReplica:
         import ray
         from ray import serve
 
-        from orchestray.serving.models.load import load_served_model  # torch: late
+        from orchestray.serving.models.device import limit_memory  # torch: late
+        from orchestray.serving.models.load import load_served_model  # as above
 
+        await asyncio.to_thread(limit_memory, load["gpus"])  # this process has one model and its share alone
         self._run_timeout_s = run_timeout_s
         self._model = await asyncio.to_thread(load_served_model, **load)
         self._thread = BatchThread(self._model)

@@ -38,7 +38,7 @@ def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> l
         look_at_files: True if the runs and files that it names must exist.
     """
     problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
-    problems += [*_of_compute(config), *_of_classes(config)]
+    problems += [*_of_gpus(config), *_of_compute(config), *_of_classes(config)]
     return problems + (_of_files(config) if look_at_files else [])
 
 
@@ -90,6 +90,26 @@ def _of_classes(config: ServeConfig) -> Iterator[Problem]:
                 yield Problem(f"models.{index}.arguments", "are those of a class (run: file.py:Class): leave them out")
         elif config.compute != ComputeSection():
             yield Problem("compute", f"is for trained runs, and {model.name} is a class that computes as it likes")
+
+
+def _of_gpus(config: ServeConfig) -> Iterator[Problem]:
+    compute, gpus = config.compute, config.resources.gpus_per_worker
+    if gpus > 1 and not float(gpus).is_integer():
+        yield Problem("resources.gpus_per_worker", f"must be a fraction of one GPU, or a whole number, got {gpus:g}")
+    if compute.cuda_graphs and not gpus:
+        yield Problem("compute.cuda_graphs", "is for GPUs: leave it out, or set resources.gpus_per_worker")
+    multiple = compute.pad_to_multiple or 1
+    if compute.pad_to is not None:
+        if not (compute.compile or compute.cuda_graphs or gpus or compute.pad_to_multiple):
+            yield Problem("compute.pad_to", "is for compute.compile and GPUs, and batches are not padded here")
+        if wrong := [size for size in compute.pad_to if size % multiple]:
+            yield Problem(
+                "compute.pad_to", f"must be multiples of compute.pad_to_multiple ({multiple}), got {wrong[0]}"
+            )
+    if config.update.free_first and config.update.rollback is not None:
+        yield Problem(
+            "update.free_first", "does not go with update.rollback, which keeps the versions of before loaded"
+        )
 
 
 def _of_compute(config: ServeConfig) -> Iterator[Problem]:

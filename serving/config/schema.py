@@ -132,7 +132,7 @@ class ServeResources(Section):
     cpus_per_worker: AboveZero = 1.0
     """CPU cores; torch uses as many threads."""
     gpus_per_worker: AtLeastZero = 0.0
-    """GPUs, or a fraction of one."""
+    """GPUs, or a fraction of one, of whose memory a replica then takes no more than that."""
 
 
 class NetworkSection(Section):
@@ -159,6 +159,11 @@ class ComputeSection(Section):
     """`bfloat16`: autocast; `float32`: the precision it was trained in."""
     compile: Flag = False
     """True for torch.compile, with a few batch sizes to which smaller batches are padded."""
+    cuda_graphs: Flag | None = None
+    """True to launch batches of those sizes as CUDA graphs; for GPUs. null: as `compile`."""
+    pad_to: list[Positive] | None = None
+    """Sizes of batches for `compile` and `cuda_graphs`, to which `batching.max_batch_size` is added; null: powers of
+    two and that."""
     quantize: Literal["int8"] | None = None
     """`int8`: linear layers compute with 8-bit integers, a quarter of the bytes; on the CPU, in one process."""
     pad_to_multiple: Positive | None = None
@@ -184,6 +189,9 @@ class UpdateSection(Section):
 
     rollback: RollbackSection | None = None
     """Bounds that take a new version back; null: only another `--update` does."""
+    free_first: Flag = False
+    """True to end the versions that a change leaves out before new ones are loaded, on a GPU that has no memory for
+    both; their requests meanwhile get a 503 with the time to retry."""
 
 
 class ServeConfig(Section):

@@ -13,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.text_request import TextRequest
 from orchestray.serving.http.predictor import named_by
-from orchestray.serving.http.problems import HttpProblem, as_problem, not_ready
+from orchestray.serving.http.problems import HttpProblem, as_problem, check_not_replaced, not_ready
 from orchestray.serving.http.request_context import Call, ClientWatch, call_of
 from orchestray.serving.models.errors import InputError, UnknownModelError
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -102,9 +102,11 @@ def find(models: Registry, name: str | None, number: str | None) -> tuple[ModelV
     if name is None and len(there) > 1:
         raise InputError("model", f"one of {', '.join(there)}", "nothing")
     if name is None and not there:
+        check_not_replaced(endpoint.main for endpoint in models)
         reasons = [endpoint.main.generator_lacking for endpoint in models if endpoint.main.generator_lacking]
         raise UnknownModelError(" ".join(reasons) or "No model here generates text; POST /predict answers.")
     version = models[there[0] if name is None else name].pick(number)
+    check_not_replaced((version,))
     if version.generator is None:
         plain = f"The model {version.name} does not generate text; POST /predict answers."
         raise UnknownModelError(version.generator_lacking or plain)

@@ -82,6 +82,7 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
                 "version": share.version.version,
                 "traffic": share.traffic,
                 "shadow": share.shadow,
+                "computing": share.version.signature.computing,
                 "parts": parts_of(share.version, folders=_PARTS),
             }
             for share in endpoint.shares

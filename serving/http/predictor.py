@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from orchestray.serving.batching import BatcherClosedError
-from orchestray.serving.http.problems import deserted, not_ready, wrong_input
+from orchestray.serving.http.problems import check_not_replaced, deserted, not_ready, wrong_input
 from orchestray.serving.http.request_context import CONNECTION_KEY, Call, ClientWatch
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.routing.endpoint import Endpoint, ModelVersion
@@ -61,6 +61,8 @@ class Predictor:
             raise not_ready()
         if versions is None:
             versions = [version for endpoint in self.models for version in endpoint.answering]
+        versions = [*versions]
+        check_not_replaced(versions)
         for version in versions:
             if version.is_deserted:
                 raise deserted(version)
@@ -143,6 +145,7 @@ class Predictor:
                 raise
             now = self.models[endpoint.name]
             successor = now.pick(call.asked_version)
+            check_not_replaced((successor,))
             if successor is version or successor.signature.inputs != version.signature.inputs:
                 raise
             call.reaches(successor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestray.serving.batching import (
@@ -67,6 +67,18 @@ def deserted(version: ModelVersion) -> HttpProblem:
         "that takes. The log of the endpoint has more."
     )
     return unavailable(text, version.batcher.stats.start_s or CLOSED_RETRY_S)
+
+
+def check_not_replaced(versions: Iterable[ModelVersion]) -> None:
+    """Check that no version was ended to make room for its successor.
+
+    Raises:
+        HttpProblem: 503, one was; it says when to retry.
+    """
+    for version in versions:
+        if version.replaced_in_s is not None:
+            text = f"The model {version.name} is being replaced, and is not there meanwhile. Send the request again."
+            raise unavailable(text, max(CLOSED_RETRY_S, version.replaced_in_s))
 
 
 def unavailable(text: str, retry_after_s: float, status: int = 503) -> HttpProblem:

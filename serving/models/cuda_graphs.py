@@ -7,85 +7,71 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
-from orchestray.platform.data.nested import map_tensors, tensors_in
+from orchestray.platform.data.nested import tensors_in
+from orchestray.serving.models.device import Call
 
 _log = logging.getLogger("orchestray.serving")
 
-_NUM_WARM_UPS = 3
-"""Number of calls before one is recorded: they compile, choose algorithms and allocate, which a recording must not."""
-
-Call: TypeAlias = Callable[[Any], dict[str, Tensor]]
-"""A function of inputs, tensors or nested containers of them, [samples, ...] each, to outputs by name."""
+_MOST_GRAPHS = 64
+"""Most shapes that are recorded: samples of any length would bring new ones for ever, each with memory of its own."""
+_Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class Recorded:
-    """A model that is called through CUDA graphs, one per batch size, recorded when a size first comes.
+    """A model that is called through CUDA graphs, one per shape of a batch, recorded when a shape first comes.
 
     A graph always reads and writes the same memory. Inputs are copied there, and answers from there, in stream order,
     so that any thread may call this. Batches that cannot be recorded are run without a graph.
 
     Args:
-        model: function from inputs to outputs by name.
+        model: function of inputs, whose outputs are answered as they are where there is no graph.
         sizes: batch sizes that are recorded; others are run without a graph.
         record: makes a graph of the model for inputs of one shape, whose answers last until its next call.
     """
 
-    def __init__(self, model: Call, sizes: Sequence[int], record: Callable[[Call, Any], Call] | None = None) -> None:
+    def __init__(
+        self, model: Callable[[Any], Any], sizes: Sequence[int], record: Callable[[Callable[[Any], Any], Any], Call]
+    ) -> None:
         self._model = model
         self._sizes = frozenset(sizes)
-        self._record = record or record_graph
-        self._graphs: dict[int, Call] = {}
+        self._record = record
+        self._graphs: dict[_Shapes, Call | None] = {}
+        """Maps shapes of batches to their graphs; None: no graph can hold one."""
         self._lock = threading.Lock()
+        self._refused: dict[int, str] = {}
 
-    def __call__(self, inputs: Any) -> dict[str, Tensor]:
-        size = _size(inputs)
-        if size not in self._sizes:
+    @property
+    def recorded(self) -> list[int]:
+        """Sizes of batches that are run as graphs, ascending."""
+        with self._lock:
+            return sorted({shapes[0][0] for shapes, graph in self._graphs.items() if graph})
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Sizes of batches that no graph can hold, each with the reason."""
+        with self._lock:
+            return dict(sorted(self._refused.items()))
+
+    def __call__(self, inputs: Any) -> Any:
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors_in(inputs))
+        if shapes[0][0] not in self._sizes:
             return self._model(inputs)
-        with self._lock:  # nothing in here waits for the GPU, once the size is recorded
-            graph = self._graphs.get(size)
-            if graph is None:
-                graph = self._graphs[size] = self._recorded(inputs)
-            if graph is not self._model:
+        with self._lock:  # nothing in here waits for the GPU, once the shape is recorded
+            if shapes not in self._graphs:
+                self._graphs[shapes] = self._recorded(shapes, inputs)
+            if (graph := self._graphs[shapes]) is not None:
                 return {name: tensor.clone() for name, tensor in graph(inputs).items()}
         return self._model(inputs)
 
-    def _recorded(self, inputs: Any) -> Call:
+    def _recorded(self, shapes: _Shapes, inputs: Any) -> Call | None:
+        size = shapes[0][0]
         try:
+            if len(self._graphs) >= _MOST_GRAPHS:
+                raise RuntimeError(f"there are {_MOST_GRAPHS} graphs already, of other shapes")  # noqa: TRY301 - one way
             return self._record(self._model, inputs)
         except Exception as error:  # noqa: BLE001 - models fail with all kinds of errors on what a graph cannot hold
-            _log.warning(
-                "no CUDA graph could be made for batches of %s, which are run without: %s", _size(inputs), error
-            )
-            return self._model
-
-
-def _size(inputs: Any) -> int:
-    return len(tensors_in(inputs)[0])
-
-
-def record_graph(model: Call, inputs: Any) -> Call:
-    """Record a graph of the model for inputs of this shape, on the current stream, which must not be the default one.
-
-    Raises:
-        RuntimeError: the model does something that a graph cannot hold, such as a branch on a result.
-    """
-    taken = map_tensors(torch.clone, inputs)
-    places = tensors_in(taken)
-    for _ in range(_NUM_WARM_UPS):
-        model(taken)
-    stream = torch.cuda.current_stream(places[0].device)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads may use the GPU meanwhile: for another model, or for batches of the previous version.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        outputs = model(taken)
-
-    def replay(inputs: Any) -> dict[str, Tensor]:
-        for place, tensor in zip(places, tensors_in(inputs), strict=True):
-            place.copy_(tensor)
-        graph.replay()
-        return outputs
-
-    return replay
+            reason = str(error).partition("\n")[0]
+            if self._refused.get(size) != reason:
+                _log.warning("no CUDA graph could be made for batches of %s, which are run without: %s", size, reason)
+            self._refused[size] = reason
+            return None

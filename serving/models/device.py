@@ -1,20 +1,31 @@
-"""The device of a model, and the transfer of batches to it and back; the same code for CPU and GPU. Imports torch."""
+"""The device of a model, and what a GPU offers to those that feed it: streams, events, pinned memory. Imports torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from orchestray.platform.actors.gpus import own_gpu
+from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.models.signature import Tensors, TensorSpec
+from orchestray.platform.process.gpu import gpus_touched
+
+_NUM_WARM_UPS = 3
+"""Number of calls before one is recorded: they compile, choose algorithms and allocate, which a recording must not."""
+
+Call: TypeAlias = Callable[[Any], dict[str, Tensor]]
+"""A function of inputs, tensors or nested containers of them, [samples, ...] each, to outputs by name."""
 
 
 def chosen_device(num_gpus: float) -> torch.device:
-    """Return the GPU if one is asked for, else the CPU.
+    """Return the GPU of this process, with its index, if one is asked for, else the CPU.
+
+    Ray shows a process the GPUs that it set aside for it. A fraction is a share of one.
 
     Raises:
         ConfigError: more GPUs are asked for than exist.
@@ -27,46 +38,121 @@ def chosen_device(num_gpus: float) -> torch.device:
             f"resources.gpus_per_worker: asks for {num_gpus:g} GPU, and torch finds {found or 'none'} here; "
             f"set it to {found} at most"
         )
-    return torch.device("cuda")
+    return own_gpu()
 
 
-class Transfer:
-    """The transfer of batches to a device, and of answers back.
+def limit_memory(num_gpus: float) -> None:
+    """Hold torch in this process to its share of a GPU's memory, so that it cannot take that of those beside it.
 
-    On a GPU it uses pinned memory and a stream of its own, so that copies overlap the work of other streams. On a CPU a
-    batch is stacked in place and copied only once.
+    Args:
+        num_gpus: fraction of a GPU; from 1 on, and for 0, there is no limit.
     """
+    if 0 < num_gpus < 1:
+        torch.cuda.set_per_process_memory_fraction(num_gpus, chosen_device(num_gpus))
 
-    def __init__(self, specs: Sequence[TensorSpec], device: torch.device) -> None:
+
+def release_memory() -> None:
+    """Give the memory of models that are garbage back to their GPU, for other models or processes to take."""
+    gc.collect()
+    if gpus_touched():
+        torch.cuda.empty_cache()
+
+
+class Event(Protocol):
+    """A point in a stream's work, which another stream or the CPU waits for."""
+
+    def record(self, stream: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Stream(Protocol):
+    """A queue of work on a device, which is done in order."""
+
+    def wait_event(self, event: Any) -> None: ...
+
+
+class Accelerator(Protocol):
+    """A device that computes while the CPU goes on: a GPU, or its stand-in in tests."""
+
+    device: torch.device
+
+    def stream(self, name: str) -> Stream:
+        """Return a new stream; its name is for those who read a trace."""
+
+    def event(self) -> Event:
+        """Return a new event."""
+
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """Return a context whose work is that of a stream."""
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """Return memory of the CPU that the device copies from and to by itself, uint8 [num_bytes]."""
+
+    def memory(self, num_bytes: int) -> Tensor:
+        """Return memory of the device, uint8 [num_bytes]."""
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        """Have the current stream copy a tensor, without waiting for it."""
+
+    def record_graph(self, model: Call, inputs: Any) -> Call:
+        """Record a graph of the model for inputs of one shape, on the current stream.
+
+        Returns:
+            a function whose answers last until the next call of any graph of this device.
+
+        Raises:
+            RuntimeError: the model does something that a graph cannot hold, such as a branch on a result.
+        """
+
+
+class CudaAccelerator:
+    """A GPU. All graphs that it records share one pool of memory, so that the largest one's suffices for all."""
+
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._specs = specs
-        self._is_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._is_cuda else None  # type: ignore[no-untyped-call]
+        self._pool: Any = None
 
-    @property
-    def stream(self) -> Any:
-        """Context in which to call the model: its stream, or nothing on a CPU."""
-        return torch.cuda.stream(self._stream)
+    def stream(self, name: str) -> Stream:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def stack(self, samples: Sequence[Tensors], size: int) -> dict[str, Tensor]:
-        """Stack the tensors of samples of one shape by name, [size, ...]; rows beyond them repeat the first one."""
-        batch = {}
-        for spec in self._specs:
-            rows = [sample[spec.name] for sample in samples]
-            rows += [rows[0]] * (size - len(samples))
-            host = torch.empty((size, *rows[0].shape), dtype=getattr(torch, spec.dtype), pin_memory=self._is_cuda)
-            np.stack(rows, out=host.numpy())
-            batch[spec.name] = host.to(self.device, non_blocking=True)
-        return batch
+    def event(self) -> Event:
+        return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def fetch(self, outputs: Mapping[str, Tensor], num_samples: int) -> Tensors:
-        """Return the answers as arrays, [num_samples, ...], in dtypes that numpy supports."""
-        arrays = {}
-        for name, tensor in outputs.items():
-            tensor = tensor[:num_samples].detach()
-            if tensor.dtype in {torch.bfloat16, torch.float16}:
-                tensor = tensor.float()
-            arrays[name] = tensor.to("cpu", non_blocking=True) if self._is_cuda else tensor
-        if self._stream is not None:
-            self._stream.synchronize()
-        return {name: tensor.numpy() for name, tensor in arrays.items()}
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)  # type: ignore[arg-type]
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def memory(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def copy(self, into: Tensor, source: Tensor) -> None:
+        into.copy_(source, non_blocking=True)
+
+    def record_graph(self, model: Call, inputs: Any) -> Call:
+        taken = map_tensors(torch.clone, inputs)
+        places = tensors_in(taken)
+        for _ in range(_NUM_WARM_UPS):
+            model(taken)
+        stream = torch.cuda.current_stream(self.device)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        # Other threads may use the GPU meanwhile: for another model, or for batches of the previous version.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            outputs = model(taken)
+
+        def replay(inputs: Any) -> dict[str, Tensor]:
+            for place, tensor in zip(places, tensors_in(inputs), strict=True):
+                place.copy_(tensor)
+            graph.replay()
+            return outputs
+
+        return replay
+
+
+def accelerator_of(device: torch.device) -> Accelerator | None:
+    """Return the device as an accelerator; None for the CPU, which has nothing to overlap."""
+    return CudaAccelerator(device) if device.type == "cuda" else None

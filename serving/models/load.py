@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from orchestray.platform.errors import CheckpointError, OrchestrayError, TaskError
 from orchestray.serving.config.own_class import class_name, names_class
@@ -27,6 +29,8 @@ def load_served_model(
     gpus: float = 0,
     precision: str = "float32",
     compile: bool = False,  # noqa: A002 - as torch calls it
+    graphs: bool | None = None,
+    pad_to: Sequence[int] | None = None,
     quantize: str | None = None,
     pad_to_multiple: int | None = None,
     max_batch_size: int = 32,
@@ -44,6 +48,8 @@ def load_served_model(
         gpus: 0: on the CPU.
         precision: `float32` or `bfloat16`.
         compile: True to use torch.compile; batches are then padded to a few sizes.
+        graphs: True to launch padded batches as CUDA graphs on a GPU; None: as `compile`.
+        pad_to: sizes of padded batches; None: powers of two. The largest batch is one of them.
         quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
         pad_to_multiple: number that divides the size of every batch, smaller ones being padded; None: none has to.
         max_batch_size: largest batch of the warm-up.
@@ -79,7 +85,8 @@ def load_served_model(
             device=device,
             precision=precision,
             compile=compile,
-            pad_to=padded_sizes(max_batch_size, pad_to_multiple or 1) if pads else (),
+            graphs=compile if graphs is None else graphs,
+            pad_to=padded_sizes(max_batch_size, pad_to_multiple or 1, pad_to) if pads else (),
             num_threads=num_threads,
             padding=_padding_of(interface),
         )
@@ -89,6 +96,12 @@ def load_served_model(
         raise type(error)(f"{run} cannot be served: {error}") from error
     except OrchestrayError:
         raise
+    except torch.OutOfMemoryError as error:
+        raise CheckpointError(
+            f"{run} cannot be served: the memory of {device} does not hold its model beside what is there. If that is "
+            "the version before, set update.free_first to true; else lower batching.max_batch_size, or the number of "
+            "sizes in compute.pad_to"
+        ) from error
     except Exception as error:
         raise CheckpointError(
             f"{run} cannot be served: its model does not answer its example: {type(error).__name__}: {error}"

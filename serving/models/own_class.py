@@ -90,6 +90,7 @@ class OwnModel:
         self, predict: Callable[[Any], Any], made: Any, *, name: str, version: str = "1", num_threads: int = 1
     ) -> None:
         self._predict, self._num_threads = predict, num_threads
+        self.num_in_flight = 1
         inputs, example = _interface(made)
         names = tuple(json_values(getattr(made, "class_names", None)) or ())
         anything = (TensorSpec("outputs", ANY, ()),)

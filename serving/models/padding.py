@@ -27,16 +27,19 @@ def bucket(length: int, most: int | None = None) -> int:
     return size if most is None else min(size, most)
 
 
-def padded_sizes(max_batch_size: int, multiple: int = 1) -> tuple[int, ...]:
-    """Return the sizes to which batches are padded: a number and its doubles, up to one that holds the largest batch.
+def padded_sizes(max_batch_size: int, multiple: int = 1, given: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Return the sizes to which batches are padded, ascending, up to one that holds the largest batch.
 
-    Padding at most doubles a batch, beyond the first size.
+    By default they are a number and its doubles: padding at most doubles a batch, beyond the first size.
 
     Args:
         max_batch_size: largest batch.
         multiple: number that divides each size.
+        given: sizes that are wanted instead of those; larger ones than the largest batch have no use, and are left out.
     """
     largest = -(-max_batch_size // multiple) * multiple
+    if given is not None:
+        return (*sorted({size for size in given if size < largest}), largest)
     sizes = [multiple]
     while sizes[-1] * 2 < largest:
         sizes.append(sizes[-1] * 2)

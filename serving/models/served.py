@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,12 @@ from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models.any_length import AnyLength
 from orchestray.serving.models.cuda_graphs import Recorded
-from orchestray.serving.models.device import Transfer
+from orchestray.serving.models.device import Accelerator, accelerator_of
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
 from orchestray.serving.models.padding import Padding, padded_size
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec, boxed
+from orchestray.serving.models.transfer import transfer_to
 from orchestray.trainers.core.inputs import InputForm, call
 from orchestray.trainers.core.own_gradients import wants_gradients
 
@@ -39,11 +40,15 @@ class ServedModel:
         name, version: name and version in requests.
         device: device of the model; default: the CPU.
         precision: `float32` (unchanged) or `bfloat16` (autocast).
-        compile: True for torch.compile, with a graph for each size in `pad_to`, which on a GPU is launched as a CUDA
-            graph; or the name of one of its backends.
+        compile: True for torch.compile, with a graph for each size in `pad_to`; or the name of one of its backends.
+        graphs: True to launch batches of the sizes in `pad_to` as CUDA graphs, where there is an accelerator.
         pad_to: sizes to which batches are padded, ascending; empty: no padding.
         num_threads: CPU threads of one call.
         padding: the inputs of variable length; None: every input has the shape of the example.
+        accelerator: takes batches to the device and back; default: by the device.
+
+    Attributes:
+        num_in_flight: number of batches that may be run at once, each by a thread.
 
     Raises:
         CheckpointError: the model does not answer its example, or one of another length.
@@ -59,18 +64,22 @@ class ServedModel:
         device: torch.device | None = None,
         precision: str = "float32",
         compile: bool | str = False,  # noqa: A002 - as torch calls it
+        graphs: bool = False,
         pad_to: Sequence[int] = (),
         num_threads: int = 1,
         padding: Padding | None = None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self._device = device or torch.device("cpu")
+        accelerator = accelerator or accelerator_of(self._device)
         self._autocast = precision == "bfloat16"
         self._pad_to = tuple(pad_to)
         self._num_threads = num_threads
         example = map_tensors(lambda tensor: _as_served(tensor, model), example)
         self._form = InputForm(example)
         specs = input_specs(example, padding)
-        self._transfer = Transfer(specs, self._device)
+        self._transfer = transfer_to(specs, accelerator)
+        self.num_in_flight = self._transfer.num_in_flight
         self._takes_gradients = False
         self._name = name
         self._texts: set[str] | None = None
@@ -80,8 +89,14 @@ class ServedModel:
         """Network itself, uncompiled, on its device and in evaluation mode."""
         called: Any = _compiled(model, compile, len(self._pad_to)) if compile else model
         self._answer: Callable[[Any], Any] = partial(call, called)
-        if compile is True and self._device.type == "cuda":
-            self._answer = _recorded(called, self._pad_to)
+        self._compiled_by = "inductor" if compile is True else compile
+        self._graphs: Recorded | None = None
+        if graphs and accelerator is not None:
+            record = accelerator.record_graph
+            self._graphs = Recorded(
+                self._answer, self._pad_to, lambda model, inputs: record(lambda given: _tensors(model(given)), inputs)
+            )
+            self._answer = self._graphs
         self.pin_threads()
         tensors = zip(specs, self._form.tensors(example), strict=True)
         sample = {spec.name: tensor.numpy() for spec, tensor in tensors}
@@ -107,8 +122,22 @@ class ServedModel:
     def warm_up(self, max_batch_size: int) -> None:
         """Run batches of the sizes that will come, so that no request pays for one-time work."""
         sample = self.signature.parse(self.signature.example)
-        for size in sorted({*self._pad_to, 1, max_batch_size} if self._pad_to else {1, 2, max_batch_size}):
+        sizes = {*self._pad_to, 1, max_batch_size} if self._pad_to else {1, 2, max_batch_size}
+        for size in sorted(sizes, reverse=True):  # graphs share memory: the largest first, and the others fit into it
             self._forward([sample] * min(size, max_batch_size))
+        self.signature = replace(self.signature, computing=self._computing())
+
+    def _computing(self) -> dict[str, Any]:
+        """Return how batches are computed, as JSON values."""
+        about: dict[str, Any] = {"device": str(self._device)}
+        if self._pad_to:
+            about["padded_to"] = list(self._pad_to)
+        if self._compiled_by:
+            about["compiled_by"] = self._compiled_by
+        if self._graphs is not None:
+            about["cuda_graphs"] = self._graphs.recorded
+            about["without_cuda_graph"] = {str(size): reason for size, reason in self._graphs.refused.items()}
+        return about
 
     def run(self, samples: Sequence[Sample]) -> Answers:
         """Return an answer for each sample, by one forward pass.
@@ -122,30 +151,33 @@ class ServedModel:
 
     def _forward(self, samples: Sequence[Sample]) -> Answers:
         size = padded_size(len(samples), self._pad_to)
-        gradients = torch.enable_grad() if self._takes_gradients else torch.inference_mode()
-        with gradients, self._transfer.stream, self._precision():
-            stacked = self._transfer.stack(samples, size)
-            answered = self._answer(self._form.filled([*stacked.values()]))
-            if self._texts is None:
-                self._look_at_texts(answered, size)
-            outputs = by_name(answered)
-            texts = {name: each for name, each in texts_by_name(answered).items() if name in (self._texts or ())}
-            if wrong := [name for name, column in texts.items() if len(column) != size]:
-                raise ModelError(f"the model answers {size} samples with {len(texts[wrong[0]])} texts, {wrong[0]}")
-            for name, tensor in outputs.items():
-                if tensor.dim() == 0 or len(tensor) != size:
-                    raise ModelError(
-                        f"the model answers {size} samples with {name} of shape {list(tensor.shape)}: "
-                        "the first dimension must count the samples"
-                    )
-                if tensor.is_complex():
-                    raise ModelError(f"the model answers with complex numbers, {name}: return torch.view_as_real of it")
-            arrays = self._transfer.fetch(outputs, len(samples))
+        arrays, texts = self._transfer.run(samples, size, self._answers)
         return [
             {name: array[row] for name, array in arrays.items()}
             | {name: boxed(column[row]) for name, column in texts.items()}
             for row in range(len(samples))
         ]
+
+    def _answers(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Sequence[str]]]:
+        """Return the model's tensors and texts for a batch by name, [size, ...] each."""
+        size = len(next(iter(inputs.values())))
+        with torch.enable_grad() if self._takes_gradients else torch.inference_mode(), self._precision():
+            answered = self._answer(self._form.filled([*inputs.values()]))
+            if self._texts is None:
+                self._look_at_texts(answered, size)
+            outputs = by_name(answered)
+        texts = {name: each for name, each in texts_by_name(answered).items() if name in (self._texts or ())}
+        if wrong := [name for name, column in texts.items() if len(column) != size]:
+            raise ModelError(f"the model answers {size} samples with {len(texts[wrong[0]])} texts, {wrong[0]}")
+        for name, tensor in outputs.items():
+            if tensor.dim() == 0 or len(tensor) != size:
+                raise ModelError(
+                    f"the model answers {size} samples with {name} of shape {list(tensor.shape)}: "
+                    "the first dimension must count the samples"
+                )
+            if tensor.is_complex():
+                raise ModelError(f"the model answers with complex numbers, {name}: return torch.view_as_real of it")
+        return outputs, texts
 
     def _look_at_texts(self, answered: Any, size: int) -> None:
         """Find the lists that have a text for each sample, and warn of values that are not answered."""
@@ -156,7 +188,9 @@ class ServedModel:
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast:
-            return torch.autocast(self._device.type, dtype=torch.bfloat16)
+            # A graph would read cast weights from a cache that is emptied when the batch that it was recorded of ends.
+            cached = self._graphs is None
+            return torch.autocast(self._device.type, dtype=torch.bfloat16, cache_enabled=cached)
         return contextlib.nullcontext()
 
 
@@ -178,10 +212,6 @@ def _compiled(model: nn.Module, backend: bool | str, num_sizes: int) -> Any:
     most = max(num_sizes, torch._dynamo.config.recompile_limit)
     compiler: Any = torch.compile  # torch's stubs lack the last two so far
     return compiler(model, backend=chosen, dynamic=False, recompile_limit=most, isolate_recompiles=True)
-
-
-def _recorded(model: Any, sizes: Sequence[int]) -> Recorded:
-    return Recorded(lambda inputs: by_name(call(model, inputs)), sizes)
 
 
 def input_specs(example: Any, padding: Padding | None = None) -> tuple[TensorSpec, ...]:
@@ -226,6 +256,17 @@ def by_name(outputs: Any) -> dict[str, Tensor]:
     if not named and not texts_by_name(outputs):
         raise ModelError(f"the model answers with a {type(outputs).__name__}: wanted a tensor, or several")
     return named
+
+
+def _tensors(outputs: Any) -> dict[str, Tensor]:
+    """Return a model's tensors as `by_name` does.
+
+    Raises:
+        ModelError: it answers with texts, too, which are the CPU's work and would be the same at each replay.
+    """
+    if texts := texts_by_name(outputs):
+        raise ModelError(f"it answers with texts ({', '.join(texts)}), which a graph does not compute")
+    return by_name(outputs)
 
 
 def texts_by_name(outputs: Any) -> dict[str, Sequence[str]]:

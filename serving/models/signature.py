@@ -82,6 +82,8 @@ class Signature:
     """Inputs of variable length; None: every input has one shape."""
     example_request: Any = None
     """Content of a request for one sample, if the task decodes it; None: unknown."""
+    computing: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Computation of batches, as JSON values: `device`, `padded_to`, `compiled_by`, `cuda_graphs`; empty: unknown."""
 
     @property
     def shown_example(self) -> Any:

@@ -16,18 +16,21 @@ _log = logging.getLogger("orchestray.serving")
 
 
 class BatchThread:
-    """A thread that runs batches of a model, one at a time, in the order given."""
+    """A thread that runs batches of a model in the order given, one at a time, or as many as a GPU has in flight."""
 
     def __init__(self, model: BatchModel) -> None:
         self._model = model
-        self._executor = WorkThread("model", model.pin_threads)
-        self._busy_since_s: float | None = None
+        self._executor = WorkThread("model", model.pin_threads, num_threads=model.num_in_flight)
+        self._began_s: list[float] = []
+        """Times at which the current batches began."""
+        self._ended_s = 0.0
+        """Time at which the last batch ended."""
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the current batch has run; 0 if none runs."""
-        since_s = self._busy_since_s
-        return 0.0 if since_s is None else time.monotonic() - since_s
+        """Seconds that the oldest current batch has run; 0 if none runs."""
+        began_s = [*self._began_s]  # a snapshot, since threads change it
+        return time.monotonic() - min(began_s) if began_s else 0.0
 
     async def run(self, samples: Sequence[Sample]) -> list[Output | Exception]:
         """Return the answers to a batch; if the model raises, they are errors, and the next batch may succeed."""
@@ -44,11 +47,16 @@ class BatchThread:
             return [failed] * len(samples), 0.0
 
     def _timed(self, samples: Sequence[Sample]) -> tuple[list[Output | Exception], float]:
-        self._busy_since_s = began_s = time.monotonic()
+        began_s = time.monotonic()
+        self._began_s.append(began_s)
         try:
-            return self._model.run(samples), time.monotonic() - began_s
+            answers = self._model.run(samples)
+            ended_s = time.monotonic()
+            seconds = ended_s - max(began_s, self._ended_s)  # before that, the device computed another one
+            self._ended_s = ended_s
+            return answers, seconds
         finally:
-            self._busy_since_s = None
+            self._began_s.remove(began_s)
 
     def close(self) -> None:
         """Run no more batches, without waiting for the current one."""

@@ -23,6 +23,8 @@ def load_arguments(model: ModelSection, config: ServeConfig) -> dict[str, Any]:
         "gpus": config.resources.gpus_per_worker,
         "precision": config.compute.precision,
         "compile": config.compute.compile,
+        "graphs": config.compute.cuda_graphs,
+        "pad_to": config.compute.pad_to,
         "quantize": config.compute.quantize,
         "pad_to_multiple": config.compute.pad_to_multiple,
         "max_batch_size": config.batching.max_batch_size,

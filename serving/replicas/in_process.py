@@ -28,6 +28,10 @@ class BatchModel(Protocol):
     @property
     def signature(self) -> Signature: ...
 
+    @property
+    def num_in_flight(self) -> int:
+        """Number of batches that may be run at once, each by a thread."""
+
     def run(self, samples: Sequence[Sample]) -> list[Output | Exception]: ...
 
     def pin_threads(self) -> None: ...
@@ -35,6 +39,8 @@ class BatchModel(Protocol):
 
 def in_process(model: BatchModel, batcher: Batcher[Sample, Output]) -> ModelVersion:
     """Return a version whose only runner is this process: one thread runs the batches, one at a time.
+
+    A model on a GPU has two threads: one prepares and sends a batch while that of the other is computed.
 
     A thread that hangs (`run_timeout_s` of the batcher) cannot be ended: it is abandoned, and another replaces it. It
     ends with the process, which does not wait for it.
@@ -68,7 +74,9 @@ class _ModelThread:
     def __init__(self, model: BatchModel, max_batch_size: int) -> None:
         self._model = model
         self._max_batch_size = max_batch_size
-        self._executor = WorkThread(f"model-{model.signature.name}", model.pin_threads)
+        self._executor = WorkThread(f"model-{model.signature.name}", model.pin_threads, num_threads=model.num_in_flight)
+        self._ended_s = 0.0
+        """Time at which the last batch ended."""
         self._recent: deque[tuple[int, float]] = deque(maxlen=_MEMORY)
         self._paces_s: deque[float] = deque(maxlen=_PACES)
         self._num_run = 0
@@ -102,7 +110,9 @@ class _ModelThread:
     def _timed(self, samples: Sequence[Sample]) -> list[Output | Exception]:
         began_s = time.perf_counter()
         answers = self._model.run(samples)  # a batch that raises says nothing about the time of a batch
-        seconds = time.perf_counter() - began_s
+        ended_s = time.perf_counter()
+        seconds = ended_s - max(began_s, self._ended_s)  # before that, the device computed another one
+        self._ended_s = ended_s
         self._recent.append((len(samples), seconds))
         self._paces_s.append(seconds * max(1.0, self._max_batch_size / len(samples)))
         self.pace_s = statistics.median_low(self._paces_s)

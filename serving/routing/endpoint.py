@@ -42,6 +42,8 @@ class ModelVersion:
         """Reason why a text model does not generate text here, in a sentence."""
         self.start_s: float | None = None
         """Seconds that loading and warm-up took."""
+        self.replaced_in_s: float | None = None
+        """Seconds that its successor needs to load, if it was ended to make room for it; None: it answers."""
         self.rests = False
         """True if it has no runner without requests (scaling to zero)."""
         self._close = close

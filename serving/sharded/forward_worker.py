@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.actors.gpus import own_gpu
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.data.even_split import split_evenly
@@ -80,7 +81,7 @@ class ForwardWorker:
         check_content(self._directory, content)  # otherwise layers of two models could answer together, unnoticed
         self._network = network
         self._layout = Layout(tensor=network.tensor, pipeline=network.pipeline)
-        self._device = torch.device("cuda" if use_gpu else "cpu")
+        self._device = own_gpu() if use_gpu else torch.device("cpu")
         described = load_model_json(self._directory)
         if described.get("ensemble"):
             raise ConfigError(
@@ -112,6 +113,7 @@ class ForwardWorker:
         self.abort()
         if world is None:
             world = Collective.of_this_process()
+        world.waits_for_device = False  # each layer would wait; an answer is confirmed as a whole
         self._groups = Groups(self._layout, world)
         if self._forward is None:
             self._take_part()
@@ -221,6 +223,7 @@ class ForwardWorker:
                 error = error or raised
         if error is not None:
             raise error if isinstance(error, OrchestrayError) else _failure(error)
+        self._current_groups().world.confirm()
         is_answering = self._current_groups().coordinate.tensor == 0
         if not self._is_last or not is_answering:
             return None

@@ -28,6 +28,7 @@ BATCH: Sample = {"x": np.ones(1, np.float32)}
 
 
 class Doubling:
+    num_in_flight = 1
     signature: Any = SIGNATURE
 
     def pin_threads(self) -> None: ...

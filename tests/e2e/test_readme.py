@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from builder.reference.metrics import LINE, RESULT
+from builder.reference.run_directory import FILES
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.cluster.cluster import Cluster
+from support.cli import read_lines
 from support.pages import first_missing
 from support.reader import Desk, Readers, parts
 
@@ -29,6 +33,18 @@ def readers(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Re
 @pytest.mark.parametrize(("page", "heading"), parts(on_a_cluster=False))
 def test_a_page_does_what_it_says_from_top_to_bottom(page: Path, heading: str, readers: Readers) -> None:
     readers.of(page).read(page, heading)
+
+
+def test_each_name_in_the_records_of_these_runs_is_in_the_reference(tmp_path_factory: pytest.TempPathFactory) -> None:
+    for run in {path.parent for path in tmp_path_factory.getbasetemp().rglob("runs/*/result.json")}:
+        result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+        if "parts" not in result or not (run / "metrics.jsonl").exists() or (run / "trials.jsonl").exists():
+            continue  # of a search, or of an earlier version
+        assert set(result) <= set(RESULT), run.name
+        for line in read_lines(run / "metrics.jsonl"):
+            if "split" not in line:
+                assert set(line) <= set(LINE), run.name
+        assert {path.name for path in run.iterdir() if not path.name.startswith(".")} <= set(FILES), run.name
 
 
 def test_an_output_that_differs_in_more_than_its_numbers_is_noticed() -> None:

@@ -44,6 +44,33 @@ def findings(file: Path) -> list[tuple[int, str]]:
     return sorted(set(found))
 
 
+def findings_of_page(text: str) -> list[str]:
+    """Return what breaks a rule in the sentences of a page of Markdown; code, tables and headings are left out."""
+    found = []
+    for sentence in sentences_of_page(text):
+        found += [f"{name}: {sentence[:60]}" for name, rule in _WORDS.items() if rule.search(sentence)]
+        count = len(sentence.split())
+        if count > MOST_WORDS:
+            found.append(f"{count} words: {sentence[:60]}")
+    return found
+
+
+def sentences_of_page(text: str) -> list[str]:
+    """Return the sentences of a page of Markdown, with their links as plain words and code as one word."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(#|\||!!!|\?\?\?|:::|<).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    text = re.sub(r"``?[^`]+``?", "X", text)
+    paragraphs = re.split(r"\n\s*(?:[-*]|\d+\.)\s|\n\s*\n", "\n" + text)
+    return [
+        sentence
+        for paragraph in paragraphs
+        for sentence in re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split()))
+        if sentence
+    ]
+
+
 def _of_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -63,6 +63,7 @@ def train_laid_out(
     checkpoints: Callable[[], CheckpointWriter] | None = None,
     load: Callable[[], Loaded | None] | None = None,
     task_of: Callable[[int], Any] | None = None,
+    device: torch.device | str = "cpu",
 ) -> LaidOut:
     """Train; every worker of the layout is a thread.
 
@@ -72,13 +73,14 @@ def train_laid_out(
         checkpoints: what rank 0 saves with.
         load: finds the checkpoint to start from.
         task_of: what a member of an ensemble learns, where that is not `task`.
+        device: of the model.
     """
     size = settings.layout.size
     recorders = [Recorder() for _ in range(size)]
     # Building seeds the process-wide generator, so the replicas are built one after the other.
     tasks = [task() for _ in range(size)]
     replicas = [
-        Replica(own, settings, stream_of(own, settings), recorder=recorder, task_of=task_of)
+        Replica(own, settings, stream_of(own, settings), recorder=recorder, task_of=task_of, device=device)
         for own, recorder in zip(tasks, recorders, strict=True)
     ]
 

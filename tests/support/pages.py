@@ -7,6 +7,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+"""Pages that users read."""
+RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
+"""Languages of blocks of which something must say what they are for."""
 _BLOCK = re.compile(r"(?:^<!-- ([^\n]*?) -->\n)?^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^##+ ([^\n]*)$", flags=re.MULTILINE)
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -30,6 +36,21 @@ class Block:
     detail: str
     line: int
     heading: str
+
+    @property
+    def is_done(self) -> bool:
+        """True if a reader does what the block says, or sees it."""
+        return self.purpose in {"file", "run", "output"}
+
+    @property
+    def is_unmarked(self) -> bool:
+        """True if it could be run, and nothing says what it is for."""
+        return not self.is_done and self.purpose != "not run" and self.language in RUNNABLE
+
+
+def name_of(page: Path) -> str:
+    """Return the path of a page within docs/, or within the repository."""
+    return page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).as_posix()
 
 
 @functools.cache

@@ -14,7 +14,8 @@ A comment before a block says what becomes of it:
 - `output: of the background`: waits for the end of the one in the background
 - `output: of the background, after Ctrl-C`: ends it
 
-Endpoints get a port of their own instead of 8000.
+Endpoints get a port of their own instead of 8000. A page of `docs/tutorials/` is read in an empty folder, or if it
+changes the code in a copy of it; beside the others stand `configs/` and `docs/`, as in a checkout.
 
 The first training of README.md is a command on a terminal, and starts a Ray of its own, as the reader's do. So is what
 goes on in the background, or needs a shell. The others run in this process, on the Ray that the tests share, and write
@@ -31,6 +32,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -50,12 +52,9 @@ from orchestray.platform.actors.pool import make_room
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.process.sockets import free_ports
 from support.cli import beside, outside, read_lines, typed_here
-from support.pages import Block, blocks, first_missing
+from support.pages import PAGES, ROOT, Block, blocks, first_missing, name_of
 from support.patience import PATIENCE_S
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-RUNNABLE = {"sh", "bash", "console", "python", "yaml"}
 SHORTER = {"train.epochs=200": "train.epochs=20"}
 """A person needs time to reach for another terminal; the test does not."""
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
@@ -65,6 +64,9 @@ TIMEOUT_S = PATIENCE_S
 TRAINS = ("orchestray train ", "orchestray search ", "python ")
 MAKES_DATA = "python make_"
 TOKEN = "5e" * 32
+CHANGES_CODE = {"tutorials/write-an-exchange.md"}
+"""Pages whose reader stands in a clone of the repository, and changes it."""
+CODE = ("platform", "search", "serving", "src", "trainers")
 PLAIN = re.compile(r"(orchestray|python [\w/]+\.py)( [^$;|&<>`\n]*)?")
 """A line that needs no shell."""
 
@@ -76,10 +78,10 @@ def parts(*, on_a_cluster: bool) -> list[Any]:
     """
     found = []
     for page in PAGES:
-        for heading in dict.fromkeys(block.heading for block in blocks(page)):
+        for heading in dict.fromkeys(block.heading for block in blocks(page) if block.is_done):
             details = {block.detail for block in blocks(page) if block.heading == heading}
             if ("on a cluster" in details) == on_a_cluster:
-                found.append(pytest.param(page, heading, id=f"{page.name}: {heading}"))
+                found.append(pytest.param(page, heading, id=f"{name_of(page)}: {heading}"))
     return found
 
 
@@ -186,11 +188,16 @@ class Desk:
 class Reader:
     """A user who reads a page from top to bottom, and does what it says."""
 
-    def __init__(self, directory: Path, desk: Desk, *, starts_ray: bool) -> None:
+    def __init__(
+        self, directory: Path, desk: Desk, *, starts_ray: bool, empty: bool = False, copies: bool = False
+    ) -> None:
         self._directory = directory
         self._desk = desk
         self._starts_ray = starts_ray
-        for name in ("configs", "docs"):
+        self._copies = copies
+        for name in CODE if copies else ():
+            shutil.copytree(ROOT / name, directory / name, symlinks=True)
+        for name in () if empty else ("configs", "docs"):
             (directory / name).symlink_to(ROOT / name)
         self._output = ""
         self._background: Command | None = None
@@ -203,7 +210,7 @@ class Reader:
                 try:
                     self.take(block)
                 except AssertionError as error:
-                    raise AssertionError(f"{page.name}, line {block.line}: {error}") from error
+                    raise AssertionError(f"{name_of(page)}, line {block.line}: {error}") from error
 
     def prepare(self, page: Path, heading: str) -> None:
         """Have the files and the data of the parts before this one, without their trainings."""
@@ -232,9 +239,13 @@ class Reader:
         elif block.purpose == "output":
             self._check(block)
         elif block.purpose == "run":
-            self._run(block)
+            if self._copies:  # workers need the code of the copy, which those of a Ray that is there have not
+                environment = {**self._desk.environment, "PYTHONPATH": str(self._directory / "src")}
+                self._output = Command(block.text, self._directory, environment).finish(_status(block))
+            else:
+                self._run(block)
         else:
-            assert block.purpose == "not run" or block.language not in RUNNABLE, "nothing says what this block is for"
+            assert not block.is_unmarked, "nothing says what this block is for"
 
     def _run(self, block: Block) -> None:
         text = block.text
@@ -257,7 +268,7 @@ class Reader:
         if block.detail.startswith("once "):
             self._wait_for_answer(block.detail.removeprefix("once ").removesuffix(" answers"))
         starts_ray, self._starts_ray = self._starts_ray, False
-        status = int(block.detail.removeprefix("exits with ")) if block.detail.startswith("exits") else 0
+        status = _status(block)
         lines = text.strip().replace("\\\n", " ").splitlines()
         if block.detail not in {"in the background", "on a cluster"} and not starts_ray and "$" not in text:
             self._output = ""
@@ -325,6 +336,11 @@ class Reader:
             self._background.kill()
 
 
+def _status(block: Block) -> int:
+    """Return the exit status that the commands of a block must have."""
+    return int(block.detail.removeprefix("exits with ")) if block.detail.startswith("exits") else 0
+
+
 class Readers:
     """A reader for each page, who comes back to it for its next part."""
 
@@ -334,9 +350,12 @@ class Readers:
 
     def of(self, page: Path) -> Reader:
         if page not in self._readers:
-            directory = self._place / page.stem
+            directory = self._place / name_of(page).removesuffix(".md").replace("/", "-")
             directory.mkdir()
-            self._readers[page] = Reader(directory, self._desk, starts_ray=page.name == "README.md")
+            copies = name_of(page) in CHANGES_CODE
+            empty = page.parent.name == "tutorials" and not copies
+            first = page.name == "README.md"
+            self._readers[page] = Reader(directory, self._desk, starts_ray=first, empty=empty, copies=copies)
         return self._readers[page]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""docs/exchange.md leaves no exchange out, and what it shows of configs is what a config may hold."""
+"""The pages on exchanges leave none out, and what they show of configs is what a config may hold."""
 
 from __future__ import annotations
 
@@ -17,11 +17,22 @@ from orchestray.trainers.config.load import load_train_config
 from support.pages import Block, blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "exchange.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+PAGES = [
+    ROOT / "docs" / "explanation" / "exchanges.md",
+    *(
+        ROOT / "docs" / "how-to" / f"{name}.md"
+        for name in ("average-weights", "compress-gradients", "ensembles", "robust-aggregation", "transfer-learning")
+    ),
+]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 SECTIONS = (sections.Exchange, sections.Compression, sections.Aggregation)
 KINDS = [kind for section in SECTIONS for kind in sections_of(section)]
-PARTS = [block for block in blocks(PAGE) if (block.language, block.detail) == ("yaml", "a part of a config")]
+PARTS = [
+    block
+    for page in PAGES
+    for block in blocks(page)
+    if (block.language, block.detail) == ("yaml", "a part of a config")
+]
 CONFIGS = sorted(set(re.findall(r"configs/train/[\w-]+\.yaml", TEXT)))
 
 
@@ -35,7 +46,7 @@ def test_every_exchange_compression_and_aggregation_is_on_the_page(kind: type[Ba
     assert re.search(rf"`(type: )?{type_of(kind)}`", TEXT) or type_of(kind) in ("none", "mean")
 
 
-@pytest.mark.parametrize("block", PARTS, ids=lambda block: f"line {block.line}")
+@pytest.mark.parametrize("block", PARTS, ids=lambda block: f"{block.heading}, line {block.line}")
 def test_a_part_of_a_config_on_the_page_makes_a_config_that_validates(block: Block) -> None:
     config: dict[str, Any] = copy.deepcopy(read((ROOT / "configs" / "train" / "digits.yaml").read_text()))
     config["strategy"] = read(block.text)["strategy"]

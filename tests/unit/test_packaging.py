@@ -73,7 +73,7 @@ def test_every_folder_of_modules_reaches_the_wheel() -> None:
 
 
 def test_no_shipped_train_config_is_forgotten() -> None:
-    assert len(TRAIN_CONFIGS) == 92
+    assert len(TRAIN_CONFIGS) == 93
     assert len(list((ROOT / "configs" / "train").rglob("*.y*ml"))) == len(TRAIN_CONFIGS)
 
 
@@ -113,3 +113,11 @@ def test_the_table_of_the_parquet_config_is_there_and_has_its_label() -> None:
 def test_every_public_name_is_found_where_it_lives() -> None:
     assert {name for name in orchestray.__all__ if getattr(orchestray, name) is None} == set()
     assert set(orchestray.__all__) == {*orchestray._HOMES, "__version__"}
+
+
+def test_one_version_stands_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = read((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    newest = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n## ")[2].splitlines()[0]
+    assert {project["version"], citation["version"], newest} == {orchestray.__version__}
+    assert citation["license"] == project["license"]

@@ -21,7 +21,7 @@ def named_in(file: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", ["path-of-a-batch.md", "path-of-a-push.md"])
 def test_every_function_on_the_page_is_in_its_file(page: str) -> None:
-    hops = LINE.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    hops = LINE.findall((ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8"))
     assert len(hops) > 40
     for function, file in hops:
         assert set(function.split(".")) <= named_in(ROOT / file), f"{file} has no {function}: write the page again"
@@ -31,5 +31,5 @@ def test_a_step_calls_what_the_page_says() -> None:
     command = [sys.executable, "benchmarks", "hops", "--path", "step"]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     functions, files = re.findall(r"(\d+) functions, (\d+) files", done.stdout)[0]
-    text = " ".join((ROOT / "docs" / "path-of-a-batch.md").read_text(encoding="utf-8").split())
+    text = " ".join((ROOT / "docs" / "explanation" / "path-of-a-batch.md").read_text(encoding="utf-8").split())
     assert f"{functions} functions of ours in {files} files" in text

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- results of the benchmarks: begin -->", "<!-- results of the benchmarks: end -->"
-PAGES = ("network", "exchange", "search", "serving")
+PAGES = tuple(f"benchmarks/{name}.md" for name in ("layouts", "exchanges", "search", "serving"))
 
 
 def write(results: Path, docs: Path) -> subprocess.CompletedProcess[str]:
@@ -37,17 +37,17 @@ def docs(tmp_path: Path) -> Path:
     directory = tmp_path / "docs"
     directory.mkdir()
     for name in PAGES:
-        text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-        (directory / f"{name}.md").write_text(text, encoding="utf-8")
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text((ROOT / "docs" / name).read_text(encoding="utf-8"), encoding="utf-8")
     return directory
 
 
 def test_results_take_the_place_of_earlier_ones_and_the_rest_of_the_page_stays(tmp_path: Path, docs: Path) -> None:
-    page = docs / "exchange.md"
+    page = docs / "benchmarks" / "exchanges.md"
     before, after = page.read_text().partition(BEGIN)[0], page.read_text().partition(END)[2]
     for name in ("exchanges", "local_sgd"):
         (tmp_path / f"{name}.json").write_text(json.dumps(result_of(name, "95.1 %")))
-    assert write(tmp_path, docs).stdout == "written: exchange.md\n"
+    assert write(tmp_path, docs).stdout == "written: exchanges.md\n"
     first = page.read_text()
     assert "| exchanges | 95.1 % |" in " ".join(first.split())
     assert "| local_sgd | local_sgd is small | 0.123 x | 0.2 x | met |" in " ".join(first.split())
@@ -57,14 +57,14 @@ def test_results_take_the_place_of_earlier_ones_and_the_rest_of_the_page_stays(t
     assert second == first.replace("95.1 %", "96.2 %") != first
     assert second.startswith(before + BEGIN)
     assert second.endswith(END + after)
-    assert (docs / "network.md").read_text() == (ROOT / "docs" / "network.md").read_text()
+    assert (docs / PAGES[0]).read_text() == (ROOT / "docs" / PAGES[0]).read_text()
 
 
 def test_a_reader_sees_which_goals_are_missed_and_how_many(tmp_path: Path, docs: Path) -> None:
     for name in ("exchanges", "local_sgd"):
         (tmp_path / f"{name}.json").write_text(json.dumps(result_of(name, "95.1 %")))
     write(tmp_path, docs)
-    shown = " ".join((docs / "exchange.md").read_text().split())
+    shown = " ".join((docs / "benchmarks" / "exchanges.md").read_text().split())
     assert "| local_sgd | local_sgd is quick | 7 ms | 5 ms | MISSED |" in shown
     assert "Of 4 goals, 2 are missed:" in shown
 
@@ -73,12 +73,12 @@ def test_without_results_nothing_is_written_and_it_is_said(tmp_path: Path, docs:
     done = write(tmp_path, docs)
     assert done.returncode == 1
     assert "run `python benchmarks run_all` first" in done.stderr
-    assert all((docs / f"{name}.md").read_text() == (ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)
+    assert all((docs / name).read_text() == (ROOT / "docs" / name).read_text() for name in PAGES)
 
 
 def test_a_page_without_a_place_for_results_is_not_written(tmp_path: Path, docs: Path) -> None:
     (tmp_path / "exchanges.json").write_text(json.dumps(result_of("exchanges", "95.1 %")))
-    (docs / "exchange.md").write_text("# Nothing\n")
+    (docs / "benchmarks" / "exchanges.md").write_text("# Nothing\n")
     done = write(tmp_path, docs)
-    assert "exchange.md has no place for results" in done.stderr
-    assert (docs / "exchange.md").read_text() == "# Nothing\n"
+    assert "exchanges.md has no place for results" in done.stderr
+    assert (docs / "benchmarks" / "exchanges.md").read_text() == "# Nothing\n"

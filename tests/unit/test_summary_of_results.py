@@ -32,14 +32,14 @@ def test_the_pages_show_the_results_that_are_there(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", docs)
     command = [sys.executable, "benchmarks", "docs", "--docs-dir", str(docs)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    for page in sorted(docs.glob("*.md")):
-        assert page.read_text() == (ROOT / "docs" / page.name).read_text(), page.name
+    for page in sorted(docs.rglob("*.md")):
+        assert page.read_text() == (ROOT / "docs" / page.relative_to(docs)).read_text(), page.name
 
 
 def test_what_the_page_of_searches_says_of_bayesian_regret_is_what_was_measured() -> None:
     result = json.loads((RESULTS / "bayesian.json").read_text())
-    page = " ".join((ROOT / "docs" / "search.md").read_text().split())
-    told = page.partition("Both models of `bayesian` are our own")[2].partition("### ")[0]
+    page = " ".join((ROOT / "docs" / "explanation" / "search-methods.md").read_text().split())
+    told = page.partition("### The models of bayesian")[2].partition("## ")[0]
     median = {one["name"]: one["median"] for one in result["measurements"]}
     for model, form in (("gaussian_process", "{:.1g}"), ("tpe", "{:.2g}"), ("TPESampler", "{:.2g}")):
         for function in ("Branin, 40 trials", "Hartmann-6, 80 trials"):
@@ -48,7 +48,7 @@ def test_what_the_page_of_searches_says_of_bayesian_regret_is_what_was_measured(
 
 def test_what_is_said_of_the_speed_of_optimizers_is_what_was_measured() -> None:
     goals = json.loads((RESULTS / "optimizers.json").read_text())["goals"]
-    page = " ".join((ROOT / "docs" / "train.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "how-to" / "choose-an-optimizer.md").read_text().split())
     small = [goal["value"] for goal in goals if not goal["name"].startswith("20 M")]
     assert f"a step takes {min(small):.2f} to {max(small):.2f} of the time of `torch.optim`" in page
     assert all(abs(goal["value"] - 1) < 0.03 for goal in goals if goal["name"].startswith("20 M"))

@@ -267,8 +267,8 @@ class SparseCompressor(Compressor):
     """Sends a few of the values with their indices.
 
     Indices refer to the concatenation of all tensors in the order of the templates, so that messages of several workers
-    can be merged. A message contains the values unchanged (`value_bytes` each) and the indices as `pack_sparse` codes
-    them.
+    can be merged. A message contains the values (`value_bytes` each, unless a scheme codes them) and the indices as
+    `pack_sparse` codes them.
     """
 
     is_sparse: ClassVar[bool] = True
@@ -286,8 +286,8 @@ class SparseCompressor(Compressor):
         """
         self._take(tensors)
         indices = self._select(self._flat, step)
-        values = self._flat.index_select(0, indices)
-        self._sent(indices)
+        values = self._values(indices)
+        self._sent(indices, values)
         return indices, values
 
     @torch.no_grad()
@@ -319,11 +319,17 @@ class SparseCompressor(Compressor):
     def _select(self, flat: Tensor, step: int) -> Tensor:
         """Return the indices to send, int64, ascending."""
 
+    def _values(self, indices: Tensor) -> Tensor:
+        """Return the values to send at these indices."""
+        return self._flat.index_select(0, indices)
+
     _lost_norm: float = 0.0
 
-    def _sent(self, indices: Tensor) -> None:
+    def _sent(self, indices: Tensor, values: Tensor) -> None:
         """Remove the sent values from `_flat`; the rest is lost, or is the residual."""
-        self._flat.index_fill_(0, indices, 0.0)
+        left = self._flat.index_select(0, indices) - values
+        # NaN and infinity are sent, because they must not stay in the residual.
+        self._flat.index_copy_(0, indices, left.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0))
         if not self._error_feedback:
             self._lost_norm = float(self._flat.norm())
 

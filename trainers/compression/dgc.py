@@ -88,6 +88,6 @@ class Dgc(SparseCompressor):
         counts = [num_sent(size, ratio) for size in self._sizes]
         return largest_of_each(flat, self._sizes, counts, self._generator(step))
 
-    def _sent(self, indices: Tensor) -> None:
-        super()._sent(indices)
+    def _sent(self, indices: Tensor, values: Tensor) -> None:
+        super()._sent(indices, values)
         self._velocity.index_fill_(0, indices, 0.0)

@@ -124,6 +124,8 @@ class AdaptiveThreshold(Lossy):
     """The compression `adaptive_threshold`."""
     ratio: Ratio = 0.01
     """Approximate fraction of the values to send."""
+    values: Literal["exact", "means"] = "exact"
+    """Values as they are; or, as in the paper, the mean of a tensor's sent values of each sign, and a bit for each."""
 
 
 class Dgc(CompressionParams):

@@ -7,6 +7,8 @@ sent). They are left out if all values are sent, zeros included. The shortest of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -59,6 +61,69 @@ def unpack(message: Tensor, num_values: int, dtype: torch.dtype) -> tuple[Tensor
     if indices.numel() != count:
         raise ValueError(f"A sparse message has {count} values and {indices.numel()} places.")
     return indices, values
+
+
+def pack_of_two(indices: Tensor, values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a message of values of which each part has but one that is positive, and one that is not.
+
+    It has the header, these two values of each part, a bit for each value, and the indices.
+
+    Args:
+        indices: ascending, int64 [values].
+        values: the values there.
+        sizes: sizes of the parts of the vector, in their order.
+    """
+    num_values = sum(sizes)
+    is_positive = values > 0
+    of_parts = values.new_zeros(2 * len(sizes))
+    of_parts[_group(indices, is_positive, sizes)] = values
+    way = _GAPS if gap_bytes(indices) <= packed_bytes(num_values, 1) else _BITMAP
+    places = encode_gaps(indices) if way == _GAPS else _bitmap(indices, num_values)
+    signs = pack_bits(is_positive.to(torch.uint8), 1)
+    return torch.cat([_header(values.numel(), way, values.device), as_bytes(of_parts), signs, places])
+
+
+def unpack_of_two(message: Tensor, sizes: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return indices and values of a message of `pack_of_two`.
+
+    Raises:
+        ValueError: the length of the message contradicts its header.
+    """
+    num_values, of_signs = sum(sizes), HEADER_BYTES + 2 * len(sizes) * dtype.itemsize
+    if message.numel() < of_signs:
+        raise ValueError(f"A sparse message of {message.numel()} bytes is shorter than its header.")
+    count, way = divmod(int(from_bytes(message[:HEADER_BYTES], torch.int64)), 4)
+    end = of_signs + packed_bytes(max(count, 0), 1)
+    if not 0 <= count <= num_values or message.numel() < end:
+        raise ValueError(f"A sparse message of {message.numel()} bytes cannot hold {count} of {num_values} values.")
+    is_positive = unpack_bits(message[of_signs:end], 1, count).bool()
+    rest = message[end:]
+    indices = decode_gaps(rest) if way == _GAPS else nonzero_indices(unpack_bits(rest, 1, num_values))
+    if indices.numel() != count:
+        raise ValueError(f"A sparse message has {count} values and {indices.numel()} places.")
+    of_parts = from_bytes(message[HEADER_BYTES:of_signs], dtype)
+    return indices, of_parts[_group(indices, is_positive, sizes)]
+
+
+def _group(indices: Tensor, is_positive: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return twice the number of the part that each index is in, and 1 more where the value is positive."""
+    ends = torch.tensor(sizes, device=indices.device).cumsum(0)
+    return 2 * torch.bucketize(indices, ends, right=True) + is_positive
+
+
+def mean_of_each(indices: Tensor, values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return for each value the mean of the values of its sign in its part; NaN counts as not positive.
+
+    Args:
+        indices: indices of the values, ascending.
+        values: the values there.
+        sizes: sizes of the parts.
+    """
+    group = _group(indices, values > 0, sizes)
+    sums, counts = (values.new_zeros(2 * len(sizes)) for _ in range(2))
+    sums.index_add_(0, group, values)
+    counts.index_add_(0, group, torch.ones_like(values))
+    return (sums / counts)[group]
 
 
 def _shortest(indices: Tensor, value_bytes: int, num_values: int) -> int:

@@ -21,6 +21,7 @@ from orchestray.trainers.config.members import member_problems
 from orchestray.trainers.config.modes import GOALS, mode_is_missing
 from orchestray.trainers.config.network_checks import NETWORK_RULES
 from orchestray.trainers.config.quantize_checks import QUANTIZE_RULES
+from orchestray.trainers.config.resource_checks import RESOURCE_RULES
 from orchestray.trainers.config.solver_checks import SOLVER_RULES
 from orchestray.trainers.config.task_lint import metric_names, own_class_problems, problems_of
 from orchestray.trainers.optim.params import Cosine, Linear, Muon, Sgd, YellowFin, values_of_groups
@@ -104,6 +105,12 @@ def _schedule(view: View) -> Iterator[Problem]:
     if schedule.total_steps <= schedule.warmup_steps:
         text = f"must be more than warmup_steps ({schedule.warmup_steps}), got {schedule.total_steps}"
         yield Problem("train.lr_schedule.total_steps", text)
+
+
+def _cudnn_benchmark(view: View) -> Iterator[Problem]:
+    if view("train.deterministic") and view("train.cudnn_benchmark"):
+        text = "chooses algorithms by their time, so bits differ from run to run; leave it out, or train.deterministic"
+        yield Problem("train.cudnn_benchmark", text)
 
 
 def _spares(view: View) -> Iterator[Problem]:
@@ -251,8 +258,10 @@ _RULES: tuple[Rule, ...] = (
     *FAULT_RULES,
     *SOLVER_RULES,
     *QUANTIZE_RULES,
+    *RESOURCE_RULES,
     *ENSEMBLE_RULES,
     _storage,
     _spares,
+    _cudnn_benchmark,
     _trackers,
 )

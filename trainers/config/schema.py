@@ -134,6 +134,13 @@ class TrainSection(Section):
     """Scaling of the learning rate with `batch_size`; null: none."""
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """Data type of the model's computation; with bfloat16 the weights themselves stay float32."""
+    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Rounding of what float32 products take, as in `torch.set_float32_matmul_precision`: `highest` rounds nothing,
+    `high` allows TF32 on a GPU, in convolutions, too."""
+    deterministic: bool = False
+    """True to use only operations that give the same bits each time on a GPU; slower, and refused by some models."""
+    cudnn_benchmark: bool = False
+    """True to let cuDNN time its algorithms for each shape, and take the fastest."""
     quantize: Quantize | None = None
     """Few bits in which linear and convolutional layers compute, with real weights behind them; null: `precision`."""
     ensemble: EnsembleLoss | None = None
@@ -235,6 +242,8 @@ class Resources(Section):
     """Number of CPUs per worker."""
     gpus_per_worker: AtLeastZero = 0.0
     """Number of GPUs per worker."""
+    peak_tflops: AboveZero | None = None
+    """Peak of a worker's device in the run's precision, TFLOP/s, for `mfu` in the metrics; null: that of known GPUs."""
     spares: Count = 0
     """Number of spare workers, started in advance, that replace lost ones."""
 

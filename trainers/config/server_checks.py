@@ -253,6 +253,26 @@ def _factors(_view: View, exchange: ParameterServer) -> Iterator[Problem]:
 
 
 @_of_servers
+def _pulls(view: View, exchange: ParameterServer) -> Iterator[Problem]:
+    """Refuse fetches of what has changed by workers whose own parameters are not the servers' of an earlier version."""
+    if exchange.pulls == "whole":
+        return
+    for key, is_usual, usual, reason in (
+        ("transport", exchange.transport == "channel", "channel", "parameters in shared memory are not fetched"),
+        ("groups", exchange.groups == 1, "1", "leaf servers hold parameters of their own"),
+        ("push_every", exchange.push_every == 1, "1", "they come with the answer to each push"),
+        ("fetch_every", exchange.fetch_every == 1, "1", "the worker moves its own parameters in between"),
+        ("overlap", not exchange.overlap, "false", "they come with the answer to each push"),
+        ("rates", exchange.rates == "coupled", "coupled", "the worker moves its own parameters in between"),
+    ):
+        if not is_usual:
+            yield Problem(f"{_PATH}.pulls", f"{reason}; use {key}: {usual}, or pulls: whole")
+    if view("strategy.network.tensor") * view("strategy.network.pipeline") > 1:
+        text = "the workers of a replica fetch whole parameters; use tensor: 1 and pipeline: 1"
+        yield Problem(f"{_PATH}.pulls", f"{text} in strategy.network, or pulls: whole")
+
+
+@_of_servers
 def _rounds(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     steps = view("train.steps")
     if steps is None:
@@ -276,5 +296,6 @@ SERVER_RULES: tuple[Rule, ...] = (
     _whole_gradients,
     _split_network,
     _factors,
+    _pulls,
     _rounds,
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.task import TaskSource
 from orchestray.trainers.compression.registry import COMPRESSIONS
 from orchestray.trainers.config.goals import Best, EarlyStop, Until
+from orchestray.trainers.core.arithmetic import Arithmetic
 from orchestray.trainers.core.initial_model import InitialModel
 from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.layout.degrees import Layout
@@ -98,7 +99,10 @@ class ReplicaSettings:
     recompute: str = "none"
     distill: dict[str, Any] | None = None
     """Settings of the distillation (teacher, temperature, weight); None: no distillation."""
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
     use_gpu: bool = False
+    peak_tflops: float | None = None
+    """Peak of a worker's device, TFLOP/s; None: that of known GPUs."""
     checkpoint_storage: str | None = None
     """Directory or `pyarrow.fs` URI of the checkpoints; None: no checkpoints are written."""
     checkpoint_every_steps: int = 100
@@ -252,7 +256,9 @@ class ReplicaSettings:
             tensor_plan=network.plan,
             recompute=train.recompute,
             distill=None if config.distill is None else config.distill.model_dump(),
+            arithmetic=Arithmetic(train.deterministic, train.float32_matmul_precision, train.cudnn_benchmark),
             use_gpu=config.resources.gpus_per_worker > 0,
+            peak_tflops=config.resources.peak_tflops,
             checkpoint_storage=storage,
             checkpoint_every_steps=config.checkpoint.every_steps,
             checkpoint_keep=config.checkpoint.keep,

@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from orchestray.platform.actors.gpus import own_gpu
+
 if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
 
 
 def device_of(settings: ReplicaSettings) -> torch.device:
-    """Return the GPU if the config assigns one and this process sees it, else the CPU."""
-    return torch.device("cuda" if settings.use_gpu and torch.cuda.is_available() else "cpu")
+    """Return this process's GPU, with its index, if the config assigns one, else the CPU.
+
+    Raises:
+        ClusterError: the config assigns a GPU, and torch does not find it.
+    """
+    return own_gpu() if settings.use_gpu else torch.device("cpu")

@@ -96,11 +96,12 @@ class Exchange(Protocol):
             last_micro_batch: True if the gradients are complete after this pass, because it is the share's last.
         """
 
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         """Wait until every `.grad` holds the gradient that the scheme updates from.
 
         Args:
-            extras: up to `MAX_EXTRAS` scalars; every replica passes the same number of them.
+            extras: up to `MAX_EXTRAS` scalars; every replica passes the same number of them. One that is on a device is
+                not read before it is sent.
 
         Returns:
             The sum of each extra over the replicas, bitwise equal on every replica; this replica's own extras if the

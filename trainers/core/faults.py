@@ -152,10 +152,15 @@ class Faults:
         self._clock = clock
 
     @contextlib.contextmanager
-    def during(self, step: int, model: nn.Module) -> Iterator[None]:
+    def during(self, step: int, model: nn.Module, *, sleep: Callable[[float], None] | None = None) -> Iterator[None]:
         """Wrap the forward and backward pass of a step.
 
         Kills the process on entry; on exit corrupts the gradients and waits as long as the plan delays the step.
+
+        Args:
+            step: number of the step.
+            model: model whose gradients are corrupted.
+            sleep: sleeps for the given seconds in this step; default: that of the constructor.
         """
         plan = self.plan
         if not plan.faults:
@@ -170,7 +175,7 @@ class Faults:
         with torch.no_grad():
             plan.attack([p.grad for p in model.parameters() if p.grad is not None], step)
         if late_s > 0:
-            self._sleep(late_s)
+            (sleep or self._sleep)(late_s)
 
 
 def without_overlap(exchange: Mapping[str, Any], faults: Sequence[Fault]) -> dict[str, Any]:

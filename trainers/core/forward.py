@@ -19,6 +19,7 @@ from orchestray.trainers.core.batch_norm import has_synchronized, not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
 from orchestray.trainers.core.own_gradients import Noting, WithoutGradients
 from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure, weighted
+from orchestray.trainers.core.unread import UnreadLosses
 from orchestray.trainers.core.weights import in_precision
 
 if TYPE_CHECKING:
@@ -40,14 +41,19 @@ class Forward:
         self.gather: Gather = alone
         """Joins the tensors of all replicas, for losses between samples."""
         self._asks = bool(asked_by(task))
-        self._placed: Callable[[Tensor], Tensor] = operator.methodcaller("to", device)
+        # From pinned memory the copy runs beside the device's work.
+        self._placed: Callable[[Tensor], Tensor] = operator.methodcaller("to", device, non_blocking=True)
         if precision == "float64":
-            self._placed = lambda tensor: tensor.to(device, in_precision(tensor.dtype, torch.float64))
+            self._placed = lambda tensor: tensor.to(
+                device, in_precision(tensor.dtype, torch.float64), non_blocking=True
+            )
         self.precision: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         """Returns the context in which model and loss are called."""
         if precision == "bfloat16":
             self.precision = functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
         self.without_gradients = WithoutGradients(model)
+        self.unread = UnreadLosses(_not_finite)
+        """Losses of `unread_loss`."""
 
     def outputs(self, batch: Batch) -> tuple[Any, Batch]:
         """Return the model's outputs, and the batch on the model's device and in the run's precision."""
@@ -86,6 +92,19 @@ class Forward:
         if not -float("inf") < value < float("inf"):
             raise TrainingError(_not_finite(value, micro_batch, step, rank))
         return loss, value
+
+    def unread_loss(self, micro_batch: MicroBatch, *, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        """Return the mean loss over a micro-batch like `loss`, but leave the number on the device, in double precision.
+
+        Where it turns out not to be finite, `unread` has the error.
+
+        Raises:
+            TrainingError: the loss is not a scalar.
+        """
+        outputs, batch = self.outputs(micro_batch.batch)
+        with self.precision():
+            loss = scalar(self.loss_of(outputs, batch, step=step))
+        return loss, self.unread.keep(loss, micro_batch, step, rank)
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> None:
         """Add the gradient of `weight` times the loss to every `.grad`."""
@@ -247,6 +266,8 @@ def evaluation_code(step: int, rank: int, *, loss_only: bool) -> user_code:
 
 
 def _advice(error: BaseException) -> str:
+    if "does not have a deterministic implementation" in str(error):
+        return ". train.deterministic: true allows no such operation: replace it in the model, or set it to false."
     if "Expected more than 1 value per channel" not in str(error):
         return ""
     return (

@@ -47,18 +47,26 @@ class Network(Protocol):
     combines: bool
     """True if `combine` is to be called."""
 
-    def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
+    def backward(self, share: Share, exchange: Exchange, *, step: int) -> float | Tensor:
         """Run forward and backward of a share; afterwards every `.grad` is this copy's part of the gradient.
 
         `exchange.begin_backward` is called before each backward pass. The loss of each micro-batch is weighted by its
         part of the batch (its weight by `Share.batch_weight`).
 
         Returns:
-            The share's part of the batch's mean loss; 0 if this worker does not know the loss.
+            The share's part of the batch's mean loss; 0 if this worker does not know the loss. A device's number may be
+                a tensor of one element, in double precision, which waits there to be read.
 
         Raises:
             PeerLostError: another worker of the copy is gone.
             TrainingError: the loss is not a finite scalar, or the user's code failed.
+        """
+
+    def refuse_losses(self, step: int) -> None:
+        """Look at the losses of a step of which `backward` has returned a tensor that is not finite.
+
+        Raises:
+            TrainingError: one of them is not finite.
         """
 
     def combine(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None]) -> None:

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from orchestray.platform.process.gpu import gpus_touched
+
 _GENERATOR_SEEDS = 2**63
 
 
@@ -68,7 +70,7 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one a task may use
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
+    if gpus_touched():
         torch.cuda.manual_seed_all(seed)
 
 

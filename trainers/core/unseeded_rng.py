@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from orchestray.platform.data.nested import map_tensors
+from orchestray.platform.process.gpu import gpus_touched
 from orchestray.trainers.core.buffers import untouched
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.core.own_gradients import WithoutGradients
@@ -197,7 +198,7 @@ def _checksum(values: Any) -> int:
 
 def _seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
+    if gpus_touched():
         torch.cuda.manual_seed_all(seed)
 
 
@@ -211,7 +212,7 @@ def _seed_all(seed: int) -> None:
 def generators_put_back() -> Iterator[None]:
     """Give every generator its state back afterwards."""
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cuda_states = torch.cuda.get_rng_state_all() if gpus_touched() else []
     try:
         yield
     finally:

@@ -78,6 +78,7 @@ def checked(replica: Replica, shares: Iterator[Share]) -> Iterator[Share]:
     with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
         replica.draw.step = replica.position.step + 1
         own = why_no_mean(replica.network, share, replica.settings)
+        replica.network.usage()  # of the check, and so of no step
         replica.exchange.rest()
         # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
         problems, changing = zip(*objects.gather_json(replica.world, own), strict=True)

@@ -5,6 +5,7 @@ It imports no Ray: the same code runs in an actor, in `ray.train.torch.TorchTrai
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -12,14 +13,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import Tensor
 
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.retries import READS
 from orchestray.trainers.config.goals import refuse_without_validation
+from orchestray.trainers.core.arithmetic import arithmetic_here
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.parts import parts_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
+from orchestray.trainers.core.unread import read_together
 from orchestray.trainers.few_bits.layers import bounds_of
 from orchestray.trainers.loop.batch_loss import check_gather, checked, has_weight, is_to_be_checked, weighed
 from orchestray.trainers.loop.growing_batches import grow, plan_of
@@ -31,8 +35,6 @@ from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
 
     from orchestray.platform.data.batch_plan import Part
     from orchestray.platform.data.stream import Share
@@ -111,6 +113,7 @@ class Loop:
         finally:
             if self._noise is not None:
                 self._noise.close()
+        self._log.settle(replica.position)
         if self._saves and replica.saved_step != replica.position.step:
             replica.save()
         if ended != "interrupted":
@@ -166,6 +169,8 @@ class Loop:
         else:
             steps = [self._step(next(shares), epoch, first)]
         agreed = self._agree(steps)
+        if not self._settings.is_replicated:  # a replicated state has been confirmed before it was changed
+            replica.world.confirm()
         self._log.complete(steps, agreed, self._network, replica.position)
         replica.buffers.end()
         return agreed
@@ -202,16 +207,21 @@ class Loop:
         with replica.passes(step.number):
             step.loss = network.backward(share, noise.watched(exchange) if noise else exchange, step=step.number)
         exchange.fraction = share.weight / share.batch_weight
-        extras: list[float] = []
+        extras: list[float | Tensor] = []
         if self._agrees_at_once:
             norms = noise.sums(share) if noise else ()
-            extras = [step.loss, *self._votes(), replica.buffers.apart(is_updated=False), *norms]
+            # Where no other replica needs the loss, it may wait on the device.
+            sent = step.loss if replica.world.size > 1 else 0.0
+            extras = [sent, *self._votes(), replica.buffers.apart(is_updated=False), *norms]
         if replica.buffers.averages_statistics:
             statistics = replica.buffers.start_statistics(share.num_samples, share.batch_samples)
             step.sums = exchange.finish(extras)
             statistics.wait()
         else:
             step.sums = exchange.finish(extras)
+        if isinstance(step.loss, Tensor) and step.sums and not math.isfinite(step.sums[0]):
+            network.refuse_losses(step.number)
+            replica.world.barrier()  # the replica whose loss it is leaves, and no other one may complete the step
         if step.sums and step.sums[_APART]:
             replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
@@ -284,11 +294,14 @@ class Loop:
         """Sum what the workers report on steps that they have completed."""
         replica, log = self._replica, self._log
         if self._agrees_at_once:
+            loss: float | Tensor
             loss, stop, late = steps[-1].sums[:_APART]
+            if replica.world.size == 1:
+                loss = steps[-1].loss
             return Agreed([loss], stop, late, *log.bytes_of_all(replica.world.size))
         saved = [log.saved_bytes()] if self._settings.compression.get("type", "none") != "none" else []
         apart = [] if replica.exchange.diverges else [replica.buffers.apart()]
-        own = [*self._votes(), log.unreported_bytes(), *apart, *saved, *(step.loss for step in steps)]
+        own = [*self._votes(), log.unreported_bytes(), *apart, *saved, *self._losses(steps)]
         sums = torch.tensor(own, dtype=torch.float64)
         replica.world.all_reduce(sums)
         stop, late, sent, *rest = sums.tolist()
@@ -297,6 +310,18 @@ class Loop:
         saved_by_all, losses = (rest[0], rest[1:]) if saved else (0.0, rest)
         copies = 1 if replica.exchange.shares_batch else replica.groups.data.size
         return Agreed([loss / copies for loss in losses], stop, late, int(sent), int(sent + saved_by_all))
+
+    def _losses(self, steps: Sequence[Step]) -> list[float]:
+        """Return this worker's losses of some steps.
+
+        Raises:
+            TrainingError: one that was not read before is not finite.
+        """
+        losses = read_together([step.loss for step in steps])
+        for step, loss in zip(steps, losses, strict=True):
+            if not math.isfinite(loss):
+                self._network.refuse_losses(step.number)
+        return losses
 
     def _agree_on_buffers(self, apart: float, steps: Sequence[Step]) -> None:
         """Make the replicas' buffers equal after some steps, if the sum over all workers says that they differ."""
@@ -382,6 +407,7 @@ class Loop:
             "peak_activation_bytes": replica.meter.peak_bytes,
             "read_retries": READS.num_retries,
             "parts": parts_of(replica),
+            "arithmetic": arithmetic_here(),
         }
         summary = replica.exchange.summary()
         return Outcome(

@@ -72,17 +72,23 @@ class Position:
         best = self.best_checkpoint
         return {} if best is None else {"best": {"checkpoint": checkpoint_name(best["step"]), **best}}
 
-    def complete(self, step: int, epoch: int, batch_samples: int, loss: float) -> None:
+    def complete(self, step: int, epoch: int, batch_samples: int, loss: float | None) -> None:
         """Move on behind a step.
 
         Args:
             step: number of the step.
             epoch: its epoch, counted from 0.
             batch_samples: samples of its batch.
-            loss: its mean loss.
+            loss: its mean loss; None if `add_loss` gets it later.
         """
         if epoch != self.epoch:
             self.epoch, self.epoch_loss_sum, self.epoch_samples = epoch, 0.0, 0
         self.step = step
-        self.epoch_loss_sum += loss * batch_samples
         self.epoch_samples += batch_samples
+        if loss is not None:
+            self.epoch_loss_sum += loss * batch_samples
+
+    def add_loss(self, epoch: int, batch_samples: int, loss: float) -> None:
+        """Add the mean loss of a step that was completed in `epoch`, if that is still the epoch."""
+        if epoch == self.epoch:
+            self.epoch_loss_sum += loss * batch_samples

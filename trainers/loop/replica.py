@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.process.gpu import Gpu
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.core.faults import FaultPlan, Faults, without_overlap
 from orchestray.trainers.core.members import with_members
@@ -25,6 +26,7 @@ from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.loop import sharded_state
 from orchestray.trainers.loop.agreement import agree_on_state, load_sharded
 from orchestray.trainers.loop.averages import averaged
+from orchestray.trainers.loop.device_metrics import metrics_of
 from orchestray.trainers.loop.evaluation import evaluate
 from orchestray.trainers.loop.fitting_optimizer import make_fitting, num_trained, refuse_parts
 from orchestray.trainers.loop.growing_batches import plan_of
@@ -212,6 +214,9 @@ class Replica:
         faults = FaultPlan.of(settings.faults, "worker", world.rank, attempt=attempt, seed=settings.seed)
         self.faults = Faults(faults) if faults.faults else None
         self.world = world
+        # Survivors go on from what they hold if each holds all of it: nothing undefined may reach that. A sharded state
+        # is loaded again, so that it is enough to know before a step counts (see `Loop`).
+        world.waits_for_device &= settings.is_replicated
         self._groups = Groups(settings.layout, world)
         self.draw.replica = settings.share_of(self._groups.coordinate.data)
         if settings.is_replicated:
@@ -230,6 +235,11 @@ class Replica:
         if self.average is not None:
             self.average.begin(self.stream("train").steps_per_epoch)
         self.log.begin(self.groups)
+        self.network.usage()  # of what came before, and so of no step
+        self.log.device = metrics_of(self)
+        self.log.is_on_device = self.device.type != "cpu"
+        if self.device.type == "cuda":
+            world.waiting.stream = Gpu(self.device)
         return self.position.step
 
     def abort(self) -> None:
@@ -341,7 +351,9 @@ class Replica:
                 around.enter_context(self.faults.during(step, self.model))
             return around.pop_all()
 
-    def clip(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None], limit: float) -> float:
+    def clip(
+        self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None], limit: float
+    ) -> float | Tensor:
         """Scale the gradients so that their joint 2-norm is at most `limit`, and return the norm before."""
         diverges, own = self.exchange.diverges, self.groups.model
         if self.settings.is_replicated or (diverges and own.size == 1):
@@ -353,6 +365,7 @@ class Replica:
 
         A sharded state is not restored here: it is loaded again in any case.
         """
+        self.log.settle(self.position)
         if not self.settings.is_replicated:
             return
         for parameter in self.model.parameters():
@@ -368,6 +381,9 @@ class Replica:
         """
         if not self.validates:
             return
+        self.log.settle(self.position)
+        if self.log.device is not None:
+            self.log.device.pause()
         # Validating an ensemble as a whole is not part of its members' training.
         counting = contextlib.nullcontext() if self.exchange.shares_batch else self.log.uncounted()
         stream, source = self.stream("validation"), self._reporting_rank
@@ -396,6 +412,7 @@ class Replica:
 
     def save(self) -> None:
         """Save a checkpoint. All workers call if the state is sharded; rank 0 writes."""
+        self.log.settle(self.position)
         with self.log.uncounted():  # saving is not part of the training, same as for synchronous schemes
             save_checkpoint(self)
         self.saved_step = self.position.step

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from orchestray.trainers.core.unread import Arriving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.exchange import Exchange
     from orchestray.trainers.core.network import Network, Usage
     from orchestray.trainers.layout.groups import Groups
+    from orchestray.trainers.loop.device_metrics import DeviceMetrics
     from orchestray.trainers.loop.position import Position
 
 _DRAIN_EVERY_STEPS = 1024
@@ -33,23 +39,23 @@ class Step:
     """Wall-clock time at which its share had arrived, in seconds."""
     num_samples: int = 0
     """Samples of this worker's share."""
-    loss: float = 0.0
-    """This worker's part of the batch's mean loss."""
+    loss: float | Tensor = 0.0
+    """This worker's part of the batch's mean loss; a tensor if it is on a device and not read yet."""
     done_s: float = 0.0
     staleness: list[int] | None = None
     """Staleness of each update, where updates may be stale."""
     sums: list[float] = field(default_factory=list)
     """Loss, stop requests and workers past the time limit, summed along with the gradients."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Entries of optimizer and scheme for the metric line."""
+    metrics: dict[str, float | Tensor] = field(default_factory=dict)
+    """Entries of optimizer and scheme for the metric line; tensors are on a device and not read yet."""
 
 
 @dataclass(frozen=True)
 class Agreed:
     """The sums of all workers' reports on some steps; the same on each worker."""
 
-    losses: list[float]
-    """Mean loss of each step."""
+    losses: list[float] | list[float | Tensor]
+    """Mean loss of each step; a tensor is not read yet."""
     stop: float = 0.0
     """Number of workers that were asked to stop."""
     late: float = 0.0
@@ -57,6 +63,24 @@ class Agreed:
     bytes_sent: int = 0
     bytes_dense: int = 0
     """Bytes that would have been sent without compression."""
+
+
+@dataclass(frozen=True)
+class _Late:
+    """A metric line of which some values are on their way from a device."""
+
+    line: dict[str, Any]
+    step: Step
+    names: list[str]
+    """Keys whose values arrive."""
+    arriving: Arriving | None
+    """None if all its values are known."""
+    network: Network
+
+    @staticmethod
+    def of(line: dict[str, Any], step: Step, network: Network) -> _Late:
+        unread = {name: value for name, value in line.items() if isinstance(value, Tensor)}
+        return _Late(line, step, [*unread], Arriving([*unread.values()]) if unread else None, network)
 
 
 class UsageSum:
@@ -122,9 +146,15 @@ class StepLog:
         self.usage = UsageSum()
         self.started_at = time.time()
         """Wall-clock time from which lines count, in seconds."""
+        self.device: DeviceMetrics | None = None
+        """Entries of the lines about the device; None: there are none."""
         self._exchange = exchange
         self._groups: Groups | None = None
         self._reported_bytes = self._bytes_before = self._saved_before = 0
+        self.is_on_device = False
+        """True if values of lines may be on a device, and not read yet."""
+        self._late: list[_Late] = []
+        """Lines of the last steps, complete but for values on a device: reading those at once would stop it."""
 
     def begin(self, groups: Groups) -> None:
         """Start to count after connecting: bytes sent before are not part of the training."""
@@ -180,31 +210,63 @@ class StepLog:
     # -- lines ---------------------------------------------------------------------------------------------------------
 
     def complete(self, steps: Sequence[Step], agreed: Agreed, network: Network, position: Position) -> None:
-        """Record steps on which all workers have agreed.
+        """Record steps on which all workers have agreed; those with values on a device when the next ones come.
 
         Args:
             steps: the steps, in order.
             agreed: sums over all workers.
             network: network that was trained.
             position: position in the run, which moves on.
+
+        Raises:
+            TrainingError: the loss of the steps before, which is read only now, is not finite.
         """
+        if self._late:
+            self.settle(position)
         last = self.usage.add(steps, network.usage())
         for step, loss in zip(steps, agreed.losses, strict=True):
-            position.complete(step.number, step.epoch, step.batch_samples, loss)
+            known = None if isinstance(loss, Tensor) else loss
+            position.complete(step.number, step.epoch, step.batch_samples, known)
             line = self.line(step.number, step.epoch, now_s=step.done_s, loss=loss, lr=step.lr)
             line["samples_per_s"] = step.batch_samples / max(step.done_s - step.began_s, 1e-9)
             line |= step.metrics
+            if self.device is not None:
+                line |= self.device.of_step(step.batch_samples, step.done_s)
             if step.staleness is not None:
                 line["staleness"] = max(step.staleness, default=0)
                 self.staleness.update(step.staleness)
             line["bytes_sent"] = agreed.bytes_sent // len(steps)
             if step is steps[-1]:
                 line |= last
-            self.recorder.record(line)
+            if self.is_on_device:
+                self._late.append(_Late.of(line, step, network))
+            else:
+                self.recorder.record(line)
         position.bytes_sent += agreed.bytes_sent
         position.bytes_dense += agreed.bytes_dense
         if self._groups is not None and self._groups.rank != 0 and position.step % _DRAIN_EVERY_STEPS < len(steps):
             self.recorder.drain(0.0)  # the lines stay in the recorder's history, in case rank 0 is lost
+
+    def settle(self, position: Position) -> None:
+        """Read what the last steps have left on a device, and record their lines.
+
+        Called before a checkpoint and a validation, and at the end: they need the loss, and that it is finite.
+
+        Args:
+            position: position in the run, which gets the losses.
+
+        Raises:
+            TrainingError: a loss is not finite.
+        """
+        late, self._late = self._late, []
+        for each in late:
+            if each.arriving is not None:
+                each.line.update(zip(each.names, each.arriving.read(), strict=True))
+            if "loss" in each.names:
+                if not math.isfinite(each.line["loss"]):
+                    each.network.refuse_losses(each.step.number)
+                position.add_loss(each.step.epoch, each.step.batch_samples, each.line["loss"])
+            self.recorder.record(each.line)
 
     def line(self, step: int, epoch: int, *, now_s: float | None = None, **values: Any) -> dict[str, Any]:
         """Return a metric line with these values."""

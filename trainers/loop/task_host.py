@@ -25,6 +25,7 @@ class TaskHost:
     def __init__(self, settings: ReplicaSettings) -> None:
         READS.begin(self._warn)
         self._settings = settings
+        settings.arithmetic.apply()
         self._device = device_of(settings)
         self._task = self._build(settings.task)
         self._sources: dict[tuple[str, int], Source] = {}
@@ -63,7 +64,9 @@ class TaskHost:
         """
         task = task or self._task
         source = self._source(split, task)
-        return task_stream(task, source, split, self._settings, part=part, num_parts=num_parts, seed=seed)
+        return task_stream(
+            task, source, split, self._settings, part=part, num_parts=num_parts, seed=seed, device=self._device
+        )
 
     def _prepare_checkpoints(self) -> CheckpointWriter | None:
         """Return the writer of the run's checkpoints; None: it has none."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from orchestray.platform.data.endless import EndlessSource
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import training_batch_of
 
 if TYPE_CHECKING:
+    import torch
+
     from orchestray.platform.data.source import Source
     from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
@@ -25,6 +29,7 @@ def task_stream(
     num_parts: int = 1,
     seed: int | None = None,
     least_batch: int = 1,
+    device: torch.device | None = None,
 ) -> SampleStream:
     """Return the samples of a split as part `part` of `num_parts` sees them.
 
@@ -37,6 +42,7 @@ def task_stream(
         num_parts: number of parts.
         seed: seed of the order; default: the run's.
         least_batch: smallest size of a batch.
+        device: device that the batches are for; default: the CPU.
 
     Raises:
         ConfigError: the average of the weights needs an epoch, and the data have no end.
@@ -59,4 +65,5 @@ def task_stream(
         shuffle=training,
         weigh=getattr(task, "weight", None),
         drop_last=training and settings.drop_last,
+        pin=Tensor.pin_memory if device is not None and device.type == "cuda" else None,
     )

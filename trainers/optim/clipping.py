@@ -17,12 +17,23 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.exchange import OptimizedTensor
     from orchestray.trainers.optim.optimizers import NormReducer
 
+_LEAST = 1e-6
+"""Addend of a norm that is divided by."""
 
-def clip(gradients: Sequence[Tensor | None], max_norm: float) -> float:
-    """Scale the gradients in place so that their joint 2-norm is at most `max_norm`, and return the norm before."""
+
+def clip(gradients: Sequence[Tensor | None], max_norm: float) -> float | Tensor:
+    """Scale the gradients in place so that their joint 2-norm is at most `max_norm`, and return the norm before.
+
+    The norm of gradients on a device stays there, as a tensor of one element: no number of them is read.
+    """
     present = [values_of(gradient) for gradient in gradients if gradient is not None]
     norms = torch.stack(torch._foreach_norm(present))
-    norm = float(torch.linalg.vector_norm(norms))
+    total = torch.linalg.vector_norm(norms)
+    if total.device.type != "cpu":
+        whole: Tensor = total.double()
+        torch._foreach_mul_(present, torch.where(whole > max_norm, max_norm / (whole + _LEAST), 1.0))
+        return whole
+    norm = float(total)
     _scale(present, norm, max_norm)
     return norm
 
@@ -97,4 +108,4 @@ def whole_totals(updates: Sequence[OptimizedTensor], world: Collective) -> NormR
 
 def _scale(gradients: list[Tensor], norm: float, max_norm: float) -> None:
     if norm > max_norm and gradients:
-        torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
+        torch._foreach_mul_(gradients, max_norm / (norm + _LEAST))

@@ -67,10 +67,13 @@ class WholeNetwork:
         self._meets_in_passes = has_synchronized(self.model)
         # What a pass does to other buffers, it has to do on every replica: count calls, say.
         self._needs_every_pass = needs_every_pass(self.model)
+        self._loss: Callable[..., tuple[Tensor, float | Tensor]] = forward.loss
+        if forward.device.type != "cpu":
+            self._loss = forward.unread_loss
         self._sent_before = 0 if tensor_group is None else tensor_group.own_bytes_sent
 
-    def backward(self, share: Share, exchange: Exchange, *, step: int) -> float:
-        loss_sum = 0.0
+    def backward(self, share: Share, exchange: Exchange, *, step: int) -> float | Tensor:
+        loss_sum: float | Tensor = 0.0
         num_passes = share.num_micro_batches if self._needs_every_pass else len(share.micro_batches)
         with user_code(step, self._rank):
             for number, micro_batch in enumerate(share.micro_batches, start=1):
@@ -81,7 +84,7 @@ class WholeNetwork:
                     pass_without_loss(self.forward, micro_batch.batch, step=step)
                     continue
                 weight = micro_batch.weight / share.batch_weight
-                loss, value = self.forward.loss(micro_batch, step=step, rank=self._rank)
+                loss, value = self._loss(micro_batch, step=step, rank=self._rank)
                 exchange.begin_backward(last_micro_batch=number == num_passes)
                 self.forward.backward(loss, weight)
                 loss_sum += value * weight
@@ -93,6 +96,9 @@ class WholeNetwork:
                 else:
                     passing(self.forward, self._stream())
         return loss_sum if self.is_reporting else 0.0
+
+    def refuse_losses(self, step: int) -> None:
+        self.forward.unread.refuse(step)
 
     def combine(self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None]) -> None:
         """Sum the gradients of `partial` parameters over the tensor group, in place.

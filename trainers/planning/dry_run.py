@@ -26,6 +26,7 @@ from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.task_calls import loss_of
+from orchestray.trainers.core.unread import read_together
 from orchestray.trainers.loop.host import ReplicaHost
 from orchestray.trainers.loop.task_host import TaskHost
 from orchestray.trainers.parallel.assemble import Assembler
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.loop.replica import Replica
+
+    Finish = Callable[[Sequence[float | Tensor]], list[float]]
 
 WARM_UP_STEPS = 4
 _LEAST_STEPS, _MOST_STEPS = 8, 200
@@ -293,12 +296,12 @@ class _Watch:
         )
 
 
-def _alone(finish: Callable[[Sequence[float]], list[float]]) -> Callable[[Sequence[float]], list[float]]:
+def _alone(finish: Finish) -> Finish:
     """Return a function that finishes the exchange, and returns this worker's own extras: the others have no votes."""
 
-    def finished(extras: Sequence[float]) -> list[float]:
+    def finished(extras: Sequence[float | Tensor]) -> list[float]:
         finish(extras)
-        return [*extras]
+        return read_together(extras)
 
     return finished
 

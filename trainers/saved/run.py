@@ -74,7 +74,7 @@ class Run(Recorded):
 
         Raises:
             CheckpointError: the run has not finished, has no such checkpoint, the model is damaged, or does not fit the
-            one that the task builds now.
+                one that the task builds now.
             TaskError: the task cannot be built.
         """
         from orchestray.platform.run.model_files import load_model_json

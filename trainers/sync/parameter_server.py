@@ -53,5 +53,9 @@ class ParameterServer(ExchangeParams):
     """Use of factors: fully connected layers send inputs and errors, which the servers multiply, instead of gradients
     (Project Adam). `auto`: where that is less.
     """
+    pulls: Literal["whole", "changed"] = "whole"
+    """Parameters that a worker fetches: all of them; or those that have changed since it last fetched them, with their
+    places, where that is less (`changed`: for sparse compressions under an optimizer without momentum).
+    """
     persist: Flag = False
     """True to write each update to disk before it is acknowledged."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import PackedMember
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform, make_dimension
+from orchestray.trainers.config.obeyed import not_obeyed
 
 if TYPE_CHECKING:
     from orchestray.search.methods.base import Report
@@ -47,14 +48,14 @@ def read(space: Mapping[str, Mapping[str, Any]]) -> dict[str, Dimension]:
     return {key: make_dimension(**dimension) for key, dimension in space.items()}
 
 
-_ABSENT = {
-    **dict.fromkeys(
-        ("quantize", "ensemble", "average", "batch_schedule", "noise_scale", "lr_scaling"),
-        "is not there for packed members",
-    ),
-    **dict.fromkeys(("until", "early_stopping", "time_limit_s"), "packed members end together"),
+_OBEYED = {
+    *("batch_size", "drop_last", "epochs", "steps", "optimizer", "lr_schedule", "grad_clip", "seed", "precision"),
+    *("validate_every_steps", "loss_is", "batch_norm", "buffers", "init", "init_gain", "init_from"),
+    *("init_except", "freeze", "accumulate"),
 }
-"""Keys that a packed population has not, and why."""
+"""Keys of `train` that a packed population obeys."""
+_REASONS = dict.fromkeys(("until", "early_stopping", "time_limit_s"), "packed members end together")
+"""Reasons why it does not obey others."""
 
 
 def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
@@ -88,11 +89,8 @@ def check_config(config: TrainConfig, varied: Sequence[str]) -> None:
         problems.append("strategy.network: a packed population is one process; use data: 1, or packed: false")
     if train.precision == "bfloat16":
         problems.append("train.precision: packed members train in float32 or float64; use packed: false for bfloat16")
-    for key, reason in _ABSENT.items():
-        if getattr(train, key) is not None:
-            problems.append(f"train.{key}: {reason}; take it out, or use packed: false")
-    if train.recompute != "none":
-        problems.append("train.recompute: is not there for packed members; use recompute: none, or packed: false")
+    refused = not_obeyed(train, _OBEYED, _REASONS, "is not there for packed members")
+    problems += [f"{text}; take it out, or use packed: false" for text in refused]
     if problems:
         raise ConfigError([f"packed: {problem}" for problem in problems])
 

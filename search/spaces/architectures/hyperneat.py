@@ -8,11 +8,13 @@ x2, y2 and the distance of the two points. Its output is the weight of the conne
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.architectures.topology import Topology, TopologyGenome
 
 if TYPE_CHECKING:
@@ -22,29 +24,42 @@ ACTIVATIONS = ("sine", "gaussian", "sigmoid", "absolute", "linear")
 
 
 class Painted(Topology):
-    """A space of linear layers with generated weights; the same genome works at any resolution.
+    """A space of layers with generated weights; the same genome works at any resolution.
 
     Inputs lie evenly on [-1, 1] x [-1, 1]. Their shape is [height, width], [channels, height, width] (the channels are
     averaged) or a square number of features. So do the outputs if their number is a square above 1, otherwise they lie
-    on a line. Weights are divided by the number of inputs, so that the output does not depend on the resolution.
+    on a line. Weights are divided by the number of points they come from, so that the output does not depend on the
+    resolution.
     """
 
-    def __init__(self, *, threshold: float = 0.1, largest: float = 3.0) -> None:
+    def __init__(self, *, hidden: int = 0, threshold: float = 0.2, largest: float = 3.0) -> None:
         """
         Args:
-            threshold: magnitude up to which a generated weight means that the points are not connected.
-            largest: magnitude at which weights are clipped.
-        """
-        super().__init__(inputs=5, outputs=1, activations=ACTIVATIONS, output="linear")
-        self.threshold, self.largest = threshold, largest
+            hidden: side of a square sheet of hidden points with tanh; 0: inputs are connected with outputs, as in the
+                first paper's visual discrimination. A sheet is painted by an output of its own of the generating
+                network (Gauci and Stanley, Neural Computation 22(7), 2010).
+            threshold: magnitude of the pattern, in [0, 1), up to which points are not connected.
+            largest: weight where the pattern is 1 or more; between the two it grows evenly from 0.
 
-    def weights(self, genome: TopologyGenome, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """Return the weights between points.
+        Raises:
+            ConfigError: an argument is out of its range.
+        """
+        if hidden < 0 or not 0 <= threshold < 1 or not largest > 0:
+            raise ConfigError(
+                "search.architecture: painted takes a hidden side of at least 0, a threshold in [0, 1) and a largest "
+                f"weight above 0, got hidden: {hidden}, threshold: {threshold}, largest: {largest}"
+            )
+        super().__init__(inputs=5, outputs=2 if hidden else 1, activations=ACTIVATIONS, output="linear")
+        self.hidden, self.threshold, self.largest = hidden, threshold, largest
+
+    def weights(self, genome: TopologyGenome, inputs: np.ndarray, outputs: np.ndarray, layer: int = 0) -> np.ndarray:
+        """Return the weights between points (section 3.2 of the paper).
 
         Args:
             genome: genome of the generating network.
             inputs: [inputs, 2], x and y of each.
             outputs: [outputs, 2].
+            layer: output of the generating network that paints them: 0, or 1 from hidden points to outputs.
 
         Returns:
             [outputs, inputs], before they are divided by the number of inputs.
@@ -53,18 +68,22 @@ class Painted(Topology):
         second = np.repeat(outputs[:, None], len(inputs), axis=1)
         distances = np.linalg.norm(first - second, axis=2, keepdims=True)
         asked = np.concatenate([first, second, distances], axis=2).reshape(-1, 5)
-        painted = self.outputs_of(genome, asked).reshape(len(outputs), len(inputs))
-        beyond = np.sign(painted) * np.maximum(np.abs(painted) - self.threshold, 0.0)
-        result: np.ndarray = np.clip(beyond, -self.largest, self.largest)
+        painted = self.outputs_of(genome, asked)[:, layer].reshape(len(outputs), len(inputs))
+        beyond = np.clip(np.abs(painted) - self.threshold, 0.0, 1.0 - self.threshold) / (1.0 - self.threshold)
+        result: np.ndarray = self.largest * np.sign(painted) * beyond
         return result
 
     def build(self, genome: TopologyGenome, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
-        """Return one linear layer from the plane to the outputs."""
+        """Return the layer from the plane to the outputs, or the two by way of the hidden sheet."""
         from orchestray.search.spaces.architectures.hyperneat_network import PaintedNetwork
 
-        height, width = plane(input_shape)
-        painted = self.weights(genome, grid(height, width), points(num_outputs))
-        return PaintedNetwork(painted / (height * width), is_channeled=len(input_shape) == 3)
+        sheets = [grid(*plane(input_shape)), *([grid(self.hidden, self.hidden)] if self.hidden else [])]
+        sheets.append(points(num_outputs))
+        layers = [
+            self.weights(genome, before, after, layer) / len(before)
+            for layer, (before, after) in enumerate(pairwise(sheets))
+        ]
+        return PaintedNetwork(layers, is_channeled=len(input_shape) == 3)
 
 
 def plane(shape: Sequence[int]) -> tuple[int, int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -14,26 +12,11 @@ from torch import nn
 
 from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.process import torch_threads
-from orchestray.trainers.analysis.flops import flops_of
-from orchestray.trainers.analysis.trace import Recorder
-from orchestray.trainers.analysis.unfused import unfused
+from orchestray.trainers.analysis.flops import Flops, flops
 from orchestray.trainers.core.inputs import arguments
 from orchestray.trainers.core.modes import evaluating
 
 _WARM_UP = 3
-_META = torch.device("meta")
-
-
-@dataclass(frozen=True)
-class Flops:
-    """The floating point operations of a forward pass, as far as they can be counted."""
-
-    counted: int
-    """Number of operations of convolutions, products of matrices and Fourier transforms; a multiplication and an
-    addition count as two.
-    """
-    uncounted: tuple[str, ...] = ()
-    """Names of the operations that have no formula, so that the number may be too small."""
 
 
 @dataclass(frozen=True)
@@ -75,41 +58,14 @@ def num_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
 
 
-def flops(network: nn.Module, *args: Any, **kwargs: Any) -> Flops:
-    """Return the operations of a forward pass.
-
-    They are counted on the `meta` device, which computes nothing and takes a fused layer apart into products. A network
-    that needs values (`.item()`) is run where it is, with those fused kernels off that no counter sees into.
-
-    Args:
-        network: any module.
-        args: its inputs.
-        kwargs: its named inputs.
-    """
-    state = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    on_meta = {name: torch.empty_like(tensor, device=_META) for name, tensor in state.items()}
-    with contextlib.suppress(Exception):  # of any kind: the network's own code
-        moved = map_tensors(lambda one: one.to(_META), (args, kwargs))
-        return _counted(lambda: torch.func.functional_call(network, on_meta, *moved))
-    with unfused():
-        return _counted(lambda: network(*args, **kwargs))
-
-
-def _counted(forward: Callable[[], Any]) -> Flops:
-    with torch.no_grad(), Recorder(has_layers=False) as recorder:
-        forward()
-    graph = recorder.graph
-    return Flops(flops_of(graph), tuple(sorted(graph.uncounted)))
-
-
 def _latency_ms(network: nn.Module, args: Any, kwargs: Any, passes: int) -> float:
-    is_on_gpu = any(parameter.is_cuda for parameter in network.parameters())
+    gpus = {parameter.device for parameter in network.parameters() if parameter.is_cuda}
     taken_ms = []
     for number in range(_WARM_UP + passes):
         begin = perf_counter()
         network(*args, **kwargs)
-        if is_on_gpu:
-            torch.cuda.synchronize()
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
         if number >= _WARM_UP:
             taken_ms.append((perf_counter() - begin) * 1e3)
     return median(taken_ms)

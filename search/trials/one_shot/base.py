@@ -25,6 +25,7 @@ from orchestray.search.trials.one_shot.data import Batches, two_parts
 from orchestray.search.trials.program import MODEL, Progress, TrialState, part
 from orchestray.trainers import tasks
 from orchestray.trainers.config.dump import dump_yaml
+from orchestray.trainers.config.obeyed import not_obeyed
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.model_state import ModelState
@@ -54,6 +55,35 @@ _RECALIBRATED_BY = 20
 _RANKED_BY = 4
 """Number of batches on which the networks drawn at the end are compared."""
 _DTYPES = {"float64": torch.float64}
+_OBEYED = {
+    *("batch_size", "drop_last", "epochs", "steps", "optimizer", "lr_schedule", "lr_scaling", "grad_clip"),
+    *("seed", "validate_every_steps", "loss_is", "batch_norm", "buffers"),
+}
+"""Keys of `train` that the training of shared weights obeys, beside `precision` in part."""
+_REASONS = {
+    "average": "weights that networks share are not averaged; take it out",
+    "solver": "weights that networks share see another network each step; use optimizer",
+    "time_limit_s": "weights that networks share train for all steps; use search.budget.trial_time_limit_s",
+    "accumulate": "weights that networks share are trained on whole batches; take it out",
+    **dict.fromkeys(("until", "early_stopping"), "weights that networks share train for all steps; take it out"),
+}
+"""Reasons why it does not obey others."""
+
+
+def _check(config: TrainConfig) -> None:
+    """Refuse what the training of shared weights would not do.
+
+    Raises:
+        ConfigError: with every reason.
+    """
+    train, otherwise = config.train, "weights that networks share are trained without it; take it out"
+    problems = not_obeyed(train, {*_OBEYED, "precision"}, _REASONS, otherwise)
+    if train.precision == "bfloat16":
+        problems.append("train.precision: weights that networks share train in float32 or float64; choose one of them")
+    if config.distill is not None:
+        problems.append("distill: weights that networks share have no teacher; take it out")
+    if problems:
+        raise ConfigError(problems)
 
 
 class OneShotTrial(ABC):
@@ -76,18 +106,14 @@ class OneShotTrial(ABC):
         """
         self._config = config
         self._settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+        self._settings.arithmetic.apply()
         self._device = device_of(self._settings)
         task = tasks.build(self._settings.task)
         if not isinstance(task, SearchedTask):
             raise ConfigError(
                 f"search.architecture: weights are shared by the networks of a space, and {task!r} has none"
             )
-        if self._settings.average is not None:
-            raise ConfigError("train.average: weights that networks share are not averaged; take it out")
-        if self._settings.solver is not None:
-            raise ConfigError("train.solver: weights that networks share see another network each step; use optimizer")
-        if self._settings.early_stop is not None:
-            raise ConfigError("train.early_stopping: weights that networks share train for all steps; take it out")
+        _check(config)
         refuse(task, OF_THE_LOSS, "weights that networks share", "choose another method")
         self._task = task
         self.space = task.space

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,7 @@ from orchestray.platform.terminal.format import size
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -171,8 +172,12 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
     yield f"Fastest with the result of one process: {best.name}."
     if mtbf_h is not None:
         yield _goodput_line(best, mtbf_h)
-    keys = " ".join(f"'{each}'" for each in overrides_of(best))
-    yield f"orchestray train {config} {keys}"
+    yield command_of(config, overrides_of(best))
+
+
+def command_of(config: str, overrides: Sequence[str]) -> str:
+    """Return the command that trains a config with some keys set, as a shell takes it."""
+    return shlex.join(["orchestray", "train", config, *overrides])
 
 
 def _goodput_line(plan: Plan, mtbf_h: float) -> str:

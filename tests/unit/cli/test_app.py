@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -156,3 +157,15 @@ def test_validate_refuses_an_override_in_a_sentence(override: str, problem: str)
     assert (done.returncode, done.stdout) == (2, "")
     assert problem in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("orchestray tr", ["train"]), ("orchestray train --res", ["--resume"])],
+    ids=["name", "option"],
+)
+def test_a_shell_completes_commands_and_their_options(typed: str, completed: list[str]) -> None:
+    told = {"_ORCHESTRAY_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    command = [sys.executable, "-c", "from orchestray.cli.app import main; main()"]
+    done = subprocess.run(command, env={**os.environ, **told}, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == completed

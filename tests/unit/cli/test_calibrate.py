@@ -1,4 +1,4 @@
-"""`orchestray calibrate` as a user types it; docs/calibrate.md measures for real."""
+"""`orchestray calibrate` as a user types it; docs/how-to/calibrate.md measures for real."""
 
 from __future__ import annotations
 

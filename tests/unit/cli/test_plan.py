@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from orchestray.cli.plan import app
+from orchestray.cli.plan import app, command_of
 from orchestray.cli.train import app as train_app
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.load import load_train_config
@@ -71,6 +72,13 @@ def test_the_plans_of_one_worker_are_shown_with_the_command_that_runs_the_best(c
     assert f"orchestray train {config} 'strategy.network={{}}'" in shown
     plans = json.loads(run(config, "--workers", "1", "--json"))
     assert {"step_s", "interval_s", "memory_bytes", "bytes", "staleness", "price", "config"} <= plans[0].keys()
+
+
+def test_the_command_of_a_plan_can_be_pasted_into_a_shell_where_a_layer_has_a_number_for_a_name(config: str) -> None:
+    overrides = ["strategy.network={data: 1, pipeline: 2, split: ['3']}", "train.recompute=none"]
+    *_, name, network, recompute = shlex.split(command_of(config, overrides))
+    assert [network, recompute] == overrides
+    assert load_train_config(name, [network, recompute]).strategy.network.split == ["3"]
 
 
 @pytest.mark.usefixtures("profile")

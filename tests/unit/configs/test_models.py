@@ -174,8 +174,8 @@ def test_no_bit_of_what_adapters_are_put_on_changes(layout: str) -> None:
 
 
 def test_the_page_names_each_model_and_shows_one_as_it_is() -> None:
-    page = ROOT / "docs" / "models.md"
-    rows = re.findall(r"^\| \[(\w+)\]\(\.\./configs/models/(\w+)\.py\) \|", page.read_text(), flags=re.MULTILINE)
+    page = ROOT / "docs" / "how-to" / "example-models.md"
+    rows = re.findall(r"^\| \[(\w+)\]\(\.\./\.\./configs/models/(\w+)\.py\) \|", page.read_text(), flags=re.MULTILINE)
     assert sorted(rows) == [(name, name) for name in MODELS]
     (shown,) = [block for block in blocks(page) if block.purpose == "file"]
     assert shown.text == (FOLDER / shown.detail).read_text()

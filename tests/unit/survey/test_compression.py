@@ -95,6 +95,7 @@ def gradient_of_16_mb() -> list[Tensor]:
         ({"type": "onebit", "scale": "row"}, 1 / 30),
         ({"type": "topk", "ratio": 0.01}, 1 / 70),
         ({"type": "adaptive_threshold", "ratio": 0.01}, 1 / 60),
+        ({"type": "adaptive_threshold", "ratio": 0.01, "values": "means"}, 1 / 200),
         ({"type": "dgc", "ratio": 0.001}, 1 / 270),
         ({"type": "powersgd"}, 1 / 150),
     ],

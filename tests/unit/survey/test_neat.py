@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished
 from orchestray.search.methods.evolution.neat import Neat
 from orchestray.search.spaces.architectures.hyperneat import Painted
@@ -79,7 +80,7 @@ def test_hyperneat_paints_weights_that_solve_the_task_at_any_resolution() -> Non
     assert best >= 0.95
     assert found is not None
     assert accuracy(space, found, 24) >= 0.9
-    first, second = (space.build(found, (12, 12), 9).state_dict()["weights"] for _ in range(2))
+    first, second = (space.build(found, (12, 12), 9).state_dict()["weights.0"] for _ in range(2))
     assert torch.equal(first, second)
     assert first.shape == (9, 144)
 
@@ -95,20 +96,39 @@ def test_a_painted_weight_depends_on_the_two_places_alone() -> None:
     assert among[0, -1] == alone[0, 0]
 
 
-def test_points_are_connected_only_where_the_pattern_is_over_the_threshold_by_what_it_is_over_up_to_the_largest() -> (
+def test_points_are_connected_where_the_pattern_is_over_the_threshold_and_weights_grow_from_zero_to_the_largest() -> (
     None
 ):
-    """Check section 3.2 of the paper: weak weights do not connect, and all others are scaled from zero on."""
+    """Check section 3.2 of the paper: weak weights do not connect, and all others are scaled to [0, largest]."""
     space = Painted(threshold=0.2, largest=3.0)
     # The pattern is x1 + 2 y2, which is drawn by two connections: node 6 is the output, 5 the bias.
     genome = {"nodes": [], "connections": [[0, 0, 6, 1.0, True], [1, 3, 6, 2.0, True]]}
     inputs = np.array([[-0.9, 0.3], [0.1, -0.7], [0.5, 0.0]])
     outputs = np.array([[0.4, 0.0], [-0.4, 1.5]])
-    expected = [[-0.7, 0.0, 0.3], [1.9, 2.9, 3.0]]
+    expected = [[-2.625, 0.0, 1.125], [3.0, 3.0, 3.0]]
     np.testing.assert_allclose(space.weights(genome, inputs, outputs), expected, rtol=0, atol=1e-12)
-    network = space.build(genome, (4, 4), 4).state_dict()["weights"].numpy()
+    network = next(space.build(genome, (4, 4), 4).parameters()).numpy(force=True)
     pixels = np.array([-0.75, -0.25, 0.25, 0.75])
     x1, y2 = np.tile(pixels, 4), np.repeat([-0.5, 0.5], 2)
     pattern = x1[None] + 2 * y2[:, None]
-    beyond = np.sign(pattern) * np.maximum(np.abs(pattern) - 0.2, 0)
-    np.testing.assert_allclose(network, beyond / 16, rtol=0, atol=1e-7)
+    weights = 3 * np.sign(pattern) * np.clip((np.abs(pattern) - 0.2) / 0.8, 0, 1)
+    np.testing.assert_allclose(network, weights / 16, rtol=0, atol=1e-7)
+
+
+def test_a_hidden_sheet_is_painted_by_the_first_output_and_leads_on_by_the_second() -> None:
+    space = Painted(hidden=2, threshold=0.0, largest=1.0)
+    # Node 6 paints the weights to the hidden sheet, x1; node 7 those from it, y2 / 2.
+    genome = {"nodes": [], "connections": [[0, 0, 6, 1.0, True], [1, 3, 7, 0.5, True]]}
+    images = torch.rand(5, 4, 4, generator=torch.Generator().manual_seed(0))
+    x1 = torch.tensor([-0.75, -0.25, 0.25, 0.75])
+    hidden = torch.tanh((images * x1).mean((1, 2)))  # the same at each of the four points
+    expected = torch.stack([-hidden / 4, -hidden / 4, hidden / 4, hidden / 4], dim=1)
+    with torch.no_grad():
+        outputs = space.build(genome, (4, 4), 4)(images)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("arguments", [{"hidden": -1}, {"threshold": 1.0}, {"largest": 0.0}])
+def test_a_painted_space_refuses_what_makes_no_weights(arguments: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="threshold in"):
+        Painted(**arguments)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.comm.backend import NCCL_SETTINGS, BackendKind, Given, choose_backend
 from orchestray.platform.errors import StorageError
 from orchestray.platform.process.working_directory import import_torch
 from orchestray.trainers.config.settings import ReplicaSettings, Start
@@ -62,6 +63,7 @@ def run_in_ray_train(config: TrainConfig, attempt: Attempt) -> Any:
             "start": Start(run_log.run_progress.started_at, attempt.checkpoint),
             "mailbox": mailbox,
             "num_threads": config.resources.num_threads,
+            "backend": _backend(config),
         }
         heartbeats = Heartbeats(_num_workers(config), attempt.patience)
         listener = Listener(
@@ -84,6 +86,11 @@ def run_in_ray_train(config: TrainConfig, attempt: Attempt) -> Any:
 def _num_workers(config: TrainConfig) -> int:
     network = config.strategy.network
     return network.data * network.tensor * network.pipeline
+
+
+def _backend(config: TrainConfig) -> BackendKind:
+    """Return the backend of the workers' process group, which is made before they know where they are."""
+    return choose_backend([Given(config.resources.gpus_per_worker)] * _num_workers(config))
 
 
 def _resources(config: TrainConfig) -> dict[str, float]:
@@ -118,18 +125,24 @@ def _trainer(config: TrainConfig, loop_config: dict[str, Any], storage: str) -> 
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it would lead prints past the file of the output
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", f"{PLACEMENT_TIMEOUT_S:g}")
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer
 
-    failures: Any = FailureConfig  # typed as that of an older Ray Train
+    from orchestray.platform.comm.process_groups import NAMES_FOR_TORCH
+
+    # Typed as those of an older Ray Train.
+    failures: Any = FailureConfig
+    run_config: Any = RunConfig
     return TorchTrainer(
         train_loop_per_worker=train_loop,
         train_loop_config=loop_config,
+        # Ray Train's own choice on GPUs is NCCL alone, which has no operation for tensors on CPUs.
+        torch_config=TorchConfig(backend=NAMES_FOR_TORCH[loop_config["backend"]]),
         scaling_config=ScalingConfig(
             num_workers=_num_workers(config),
             use_gpu=config.resources.gpus_per_worker > 0,
             resources_per_worker=_resources(config),
         ),
-        run_config=RunConfig(
+        run_config=run_config(
             name=config.name,
             storage_path=storage,
             # A group that cannot be started counts apart from one that is lost, and without a limit of its own.
@@ -138,6 +151,7 @@ def _trainer(config: TrainConfig, loop_config: dict[str, Any], storage: str) -> 
                 max_failures=config.max_restarts + _MOST_MOVES, controller_failure_limit=config.max_restarts
             ),
             callbacks=[_reporter(loop_config["mailbox"])],
+            worker_runtime_env={"env_vars": dict(NCCL_SETTINGS)} if loop_config["backend"] == "nccl" else None,
         ),
     )
 

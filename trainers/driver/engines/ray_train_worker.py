@@ -9,6 +9,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from orchestray.platform.actors.gpus import own_gpu
 from orchestray.platform.actors.member import Failure, Identity, as_data, keep_freed_memory
 from orchestray.platform.process.output import join_output
 from orchestray.platform.process.pulse import PULSE
@@ -17,6 +18,7 @@ from orchestray.platform.process.working_directory import import_torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from orchestray.platform.comm.backend import BackendKind
     from orchestray.trainers.loop.host import ReplicaHost
 
 _PUT_S = 0.1
@@ -32,19 +34,23 @@ def train_loop(loop_config: dict[str, Any]) -> None:
     """Train as one worker of a Ray Train group.
 
     Args:
-        loop_config: `settings`, `start`, the `mailbox` actor, `num_threads`, and `beat_s`, the seconds between two
-            heartbeats.
+        loop_config: `settings`, `start`, the `mailbox` actor, `num_threads`, the `backend` of the process group, and
+            `beat_s`, the seconds between two heartbeats.
     """
     import_torch()
     import ray
     import torch
     import torch.distributed as dist
 
+    from orchestray.platform.comm.process_groups import Backend, adopt_default_group
     from orchestray.trainers.core.outcome import PEER_LOST
 
     mailbox: Any = loop_config["mailbox"]
     keep_freed_memory()
     torch.set_num_threads(loop_config["num_threads"])
+    backend: BackendKind = loop_config["backend"]
+    if backend != "gloo":
+        adopt_default_group(Backend(backend, own_gpu()))
     rank = dist.get_rank() if dist.is_initialized() else 0
     attempt = _name_of_attempt()
     identity = Identity(os.getpid(), ray.util.get_node_ip_address(), join_output())

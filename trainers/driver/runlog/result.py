@@ -33,6 +33,7 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
         **_busy(outcome.usage),
         **_workers(outcome.usage),
         "parts": parts_of_all(outcome.usage),
+        **_arithmetic(outcome.usage),
         **_retries(outcome.usage),
         **outcome.summary,
         "stopped_by": outcome.stopped_by,
@@ -42,6 +43,12 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
 def parts_of_all(usage: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the classes that carried out the run in any of the processes, sorted (`trainers/core/parts.py`)."""
     return sorted({part for process in usage for part in process.get("parts", ())})
+
+
+def _arithmetic(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return torch's arithmetic on the first worker; empty without one that knows it."""
+    found = next((worker["arithmetic"] for worker in usage if "arithmetic" in worker), None)
+    return {} if found is None else {"arithmetic": found}
 
 
 def _links(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

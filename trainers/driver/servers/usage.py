@@ -19,7 +19,7 @@ Usage = dict[str, Any]
 A worker also has `_WORKER_KEYS` and `read_retries`. A leaf server also has `across_bytes` between it and the shards,
 and `across_dense_bytes`, had all values been sent each time.
 """
-_WORKER_KEYS = ("replica", "stage", "shares", "samples", "busy_s", "waited_s", "left_at_step")
+_WORKER_KEYS = ("replica", "stage", "shares", "samples", "busy_s", "waited_s", "cancelled", "left_at_step")
 """Keys of each worker's usage in the result."""
 
 

@@ -162,6 +162,9 @@ class PipelineNetwork:
             loss_sum += loss * job.weight
         return loss_sum if self.is_reporting else 0.0
 
+    def refuse_losses(self, step: int) -> None:
+        return  # each was read when it was computed
+
     def _jobs(self, share: Share, step: int) -> list[Job]:
         jobs = [
             Job(micro_batch.batch, micro_batch, micro_batch.weight / share.batch_weight, step, number)

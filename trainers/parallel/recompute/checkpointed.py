@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from orchestray.platform.errors import TrainingError
+from orchestray.platform.process.gpu import gpus_touched
 from orchestray.trainers.core.buffers import BuffersBefore
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ _Autocast = tuple[tuple[str, bool, torch.dtype], ...]
 
 
 def _autocast_state() -> _Autocast:
-    kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    kinds = ("cpu", "cuda") if gpus_touched() else ("cpu",)
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
 
 

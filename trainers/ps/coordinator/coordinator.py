@@ -161,6 +161,11 @@ class Coordinator:
             found.append(order)
         return found
 
+    def holds(self, worker: int, order_id: int) -> bool:
+        """Return True if a worker is to compute a share, and no other has finished it."""
+        share = self._scheduler.shares.get(order_id)
+        return share is not None and worker in share.holders
+
     def claim(self, worker: int, order_id: int) -> bool:
         """Return True if a worker's gradient of a share is to be pushed; if False, the worker loses the order."""
         if order_id in self._acknowledged.get(worker, ()):

@@ -258,6 +258,7 @@ class ServerHost(AcceptingHost):
             buffers=buffers,
             aggregation=self._rule(),
             revision=Revision(step, central.global_lr) if central.decouples_rates else None,
+            notes_changes=central.pulls_changes,
         )
         if optimizer_state:
             if self._plan is not None:

@@ -149,6 +149,8 @@ class Pull:
     """Version of the server's own memory that the worker reads, -1: none; it wants to read them there. None: it wants
     copies.
     """
+    since: int | None = None
+    """Version of the parameters that the worker holds: what has changed since is enough. None: it wants them all."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,10 @@ class Request(Changes):
     snapshot: Snapshot | None = None
     run_state: bool = False
     """Asks for the state of the run."""
+    watch: int | None = None
+    """To the lead: id of an order that the worker holds. It is answered once another worker has done the order, or this
+    one sends another request.
+    """
     pull: Pull | None = None
     asks: tuple[AskingOf, ...] | None = None
     """From a leaf to the lead."""
@@ -265,7 +271,11 @@ class Answer:
     """Number of updates between read and write."""
     version: int = 0
     """Version of the shard."""
+    is_sparse: bool = False
+    """True if the tensors are the places (int32) and the values of the parameters that have changed, and buffers."""
     deposited: bool = False
+    is_taken: bool = False
+    """True if the order that the worker watches is not the worker's any more."""
     means: dict[str, float] | None = None
     """Means of a validation, with its last part."""
     saved: bool = False

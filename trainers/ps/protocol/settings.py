@@ -47,6 +47,8 @@ class CentralSettings:
     """Number of leaf servers; 1: none."""
     factors: Factors = "never"
     """Use of factors instead of the gradients of fully connected layers."""
+    pulls_changes: bool = False
+    """True if workers fetch only the parameters that have changed, where that is less."""
     in_shared_memory: bool = False
     """True if workers change the parameters themselves (HOGWILD)."""
 
@@ -70,6 +72,7 @@ class CentralSettings:
             unit=_unit(json.dumps(settings.optimizer)) if exchange["shards"] > 1 else "element",
             groups=exchange["groups"],
             factors=exchange["factors"],
+            pulls_changes=exchange["pulls"] == "changed",
             in_shared_memory=exchange["transport"] == "shared_memory",
         )
 

@@ -26,11 +26,24 @@ from orchestray.trainers.ps.protocol.messages import (
     start,
     tensors_of,
 )
-from orchestray.trainers.ps.protocol.requests import DENSE, NOBODY, Answer, Entry, Header, Pull, Request, Stop
+from orchestray.trainers.ps.protocol.requests import (
+    DENSE,
+    NOBODY,
+    Answer,
+    Asking,
+    Entry,
+    Header,
+    Pull,
+    Request,
+    Stop,
+)
 from orchestray.trainers.ps.server.events import EventQueue, TrafficCounter
 from orchestray.trainers.ps.server.followers import Follower, Followers, SupersededError
 from orchestray.trainers.ps.server.snapshots import Versions
 from orchestray.trainers.ps.server.state_machine import Listener, Machine
+
+_PLACE_BYTES = 4
+"""Bytes of the place of a value that has changed."""
 
 
 @dataclass
@@ -245,22 +258,34 @@ class ShardServer(RequestServer):
             if asker.reusable is not None and not self._machine.keeps_gradient:
                 self._reuse(asker.reusable)
             if request.next is not None:
-                if answer.order is None:
-                    again = Entry(worker=NOBODY if worker is None else worker, next=request.next)
-                    found = self._until(lambda: self._try(again), asker.asked)
-                    answer.order, answer.more = (found.order, found.more) if found else (Wait(), ())
-                if self._stopwatch is not None and worker is not None and isinstance(answer.order, Compute):
-                    self._stopwatch.start(worker, answer.order.order_id)
+                self._order(request.next, asker, answer)
             if request.residual and worker is not None and self._machine.residuals is not None:
                 kept, answer.heard = self._machine.residuals.of(worker)
                 answer.names, reply = flat_state(kept)
             if request.snapshot is not None:
                 answer.names, reply = flat_state(self.snapshot(request.snapshot.step))
+            if request.watch is not None:
+                answer.is_taken = self._taken(request.watch, asker)
             if request.pull is not None:
                 reply = self._pulled(request.pull, asker, answer)
         if is_of_checkpoint:
             answer.run_state = json.dumps(self.run_state())
         return answer, reply
+
+    def _order(self, asking: Asking, asker: Asker, answer: Answer) -> None:
+        """Enter the worker's next order in the answer, once there is one."""
+        worker = asker.worker
+        if answer.order is None:
+            again = Entry(worker=NOBODY if worker is None else worker, next=asking)
+            found = self._until(lambda: self._try(again), asker.asked)
+            answer.order, answer.more = (found.order, found.more) if found else (Wait(), ())
+        if self._stopwatch is not None and worker is not None and isinstance(answer.order, Compute):
+            self._stopwatch.start(worker, answer.order.order_id)
+
+    def _taken(self, order_id: int, asker: Asker) -> bool:
+        """Wait until an order is not the worker's any more; return False if it sends another request before that."""
+        worker = NOBODY if asker.worker is None else asker.worker
+        return bool(self._until(lambda: not self._machine.lead.holds(worker, order_id), asker.asked))
 
     @torch.no_grad()
     def _pulled(self, pull: Pull, asker: Asker, answer: Answer) -> list[Tensor]:
@@ -280,6 +305,8 @@ class ShardServer(RequestServer):
         if pull.newer_than is not None and answer.version <= pull.newer_than:
             return []
         held = [shard.values] if shard.buffers is None else [shard.values, shard.buffers.floats, shard.buffers.integers]
+        if pull.since is not None:
+            return self._changes(pull.since, answer, held)
         if not asker.targets:
             asker.sent = shard.lend()
             return [asker.sent, *(buffer.clone() for buffer in held[1:])]
@@ -292,6 +319,22 @@ class ShardServer(RequestServer):
         for target, tensor in list(zip(asker.targets, held, strict=True))[0 if asker.found is None else 1 :]:
             target.copy_(tensor)
         return []
+
+    def _changes(self, since: int, answer: Answer, held: Sequence[Tensor]) -> list[Tensor]:
+        """Return copies of the values that have changed since a version, with their places, or of all if that is less.
+
+        Args:
+            since: the version.
+            answer: answer, which says which of the two it is.
+            held: values of the shard, and its buffers.
+        """
+        values, *buffers = held
+        places = self._machine.shard.changed_since(since)
+        if places is None or places.numel() * (_PLACE_BYTES + values.element_size()) >= values.nbytes:
+            return [tensor.clone() for tensor in held]
+        answer.is_sparse = True
+        found = values.index_select(0, places.to(values.device))
+        return [places.to(torch.int32), found, *(buffer.clone() for buffer in buffers)]
 
     # -- events and entries ------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from orchestray.platform.comm.collective import SoloCollective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.aggregation.base import Aggregation
+from orchestray.trainers.compression.bits import nonzero_indices
 from orchestray.trainers.optim.clipping import clip
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.schedules import lr_at
@@ -91,6 +92,7 @@ class Shard:
         buffers: Buffers | None = None,
         aggregation: Aggregation | None = None,
         revision: Revision | None = None,
+        notes_changes: bool = False,
     ) -> None:
         """
         Args:
@@ -107,6 +109,7 @@ class Shard:
             aggregation: combines the gradients of a batch's shares where updates are batches; None: they are summed.
             revision: turns pushed changes into moves, where each push is an update and workers push changes; the
                 optimizer, the rates, the scaling and the clipping are then unused.
+            notes_changes: True to know which values have changed since a version.
 
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
@@ -132,6 +135,8 @@ class Shard:
         self._grad_clip = grad_clip
         self._applied = SeenShares(version if self._by_batch else 0)
         self.batches = Batches(aggregation)
+        self._changed_at = torch.full(values.shape, version, dtype=torch.int64) if notes_changes else None
+        """Version with which each value last changed; None: that is not noted."""
         self._lent: dict[int, int] = {}
         """Number of loans of each memory, by its address."""
         self._spare: list[Tensor] = []
@@ -224,6 +229,7 @@ class Shard:
         if self._grad_clip is not None and any(g is not None for g in gradients):
             clip(gradients, self._grad_clip * weight)
         lr = self._rates.at(step) * scale
+        before = self.values if self._changed_at is None else self.values.clone()
         if self.values.data_ptr() in self._lent:  # values that are being read must not change
             memory = self._free_memory()
             views = slice_views(self.slices, memory)
@@ -232,6 +238,14 @@ class Shard:
         else:
             self._optimizer.step(self._views, gradients, lr)
         self.version += 1
+        if self._changed_at is not None:
+            self._changed_at[self.values.ne(before).to(self._changed_at.device)] = self.version
+
+    def changed_since(self, version: int) -> Tensor | None:
+        """Return the places of the values that have changed since a version, int64; None: that is not known."""
+        if self._changed_at is None or version > self.version:
+            return None
+        return nonzero_indices(self._changed_at > version)
 
     @torch.no_grad()
     def move(self, change: Tensor, places: Tensor | None = None) -> None:
@@ -247,12 +261,14 @@ class Shard:
         else:
             self.values.index_add_(0, places, change)
         self.version += 1
+        self._all_may_have_changed()
 
     @torch.no_grad()
     def become(self, values: Tensor) -> None:
         """Copy values from elsewhere, `[elements]`, into the shard; the optimizer's state stays."""
         self._make_writable()
         self.values.copy_(values)
+        self._all_may_have_changed()
 
     def lend(self) -> Tensor:
         """Return the present values, which stay unchanged until `give_back`, whatever updates are made."""
@@ -290,6 +306,10 @@ class Shard:
         self.values = memory.copy_(self.values)
         self._views = slice_views(self.slices, self.values)
 
+    def _all_may_have_changed(self) -> None:
+        if self._changed_at is not None:
+            self._changed_at.fill_(self.version)
+
     def _make_writable(self) -> None:
         if self.values.data_ptr() in self._lent:
             self._move_to(self._free_memory())
@@ -323,6 +343,7 @@ class Shard:
             {key.removeprefix(SLOTS): tensor for key, tensor in tensors.items() if key.startswith(SLOTS)}
         )
         self.version = int(state["version"])
+        self._all_may_have_changed()
         self._applied = from_json(SeenShares, state["applied"])
         if self._revision is not None:
             self._revision.load_state(state["rounds"], tensors)

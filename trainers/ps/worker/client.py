@@ -65,6 +65,7 @@ class ShardClient:
             server's memory, or a view of it that is writable and must not be written to.
         home: this worker's own memory, which `pull` fills if the parameters do not stay with the server.
         versions: version of the parameters in `values`, by shard.
+        pulls_changes: True to pull only what has changed, if that is less; nobody else may change `values` then.
         holding: ids of the orders that were received and not reported on.
         encoder: encoder of gradients, for each shard.
         waited_s: seconds spent waiting for answers, and for servers that replace lost ones.
@@ -86,6 +87,7 @@ class ShardClient:
         replace: Callable[[int, Exception], Channel] | None = None,
         block: SharedBlock | None = None,
         stays_there: bool = False,
+        pulls_changes: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
@@ -102,6 +104,7 @@ class ShardClient:
                 they are not sent in another form. It must be this client's alone: a server that an earlier client has
                 left may still be reading the earlier block.
             stays_there: initial value of the property.
+            pulls_changes: initial value of the attribute.
             clock: returns seconds.
         """
         self.worker = worker
@@ -126,6 +129,9 @@ class ShardClient:
         self._reads_version: int | None = None
         """Version of the server's memory that `values` is, or was last."""
         self.stays_there = stays_there
+        self.pulls_changes = pulls_changes
+        self._holds_all = False
+        """True once all parameters have been pulled."""
         self._warnings: list[str] = []
         """All warnings for the user."""
         self._num_told = 0
@@ -166,6 +172,14 @@ class ShardClient:
         """Return the next order, once there is one; with `wait=False` it may be `Wait`."""
         return self._received(self._ask_lead(Request(next=self._asking(wait), tally=self._tally())).order)
 
+    def watch(self, order: Compute) -> Asked:
+        """Ask the lead to say when another worker has done an order; a later request ends the wait."""
+        return self._links[0].ask(Request(watch=order.order_id))
+
+    def give_up(self, order: Compute) -> None:
+        """Forget an order that another worker has done."""
+        self._drop([order.order_id])
+
     def validated(self, order: Validate, sums: Mapping[str, float]) -> dict[str, float] | None:
         """Report a part of a validation; return the means if it was the last part."""
         return self._ask_lead(Request(validated=Validated(order.order_id, dict(sums))), ends=[order.order_id]).means
@@ -198,12 +212,14 @@ class ShardClient:
         asked = []
         for shard, link in enumerate(self._links):
             newer_than = self.versions[shard] if only_newer else None
-            pull = Pull(min_version, newer_than, self._reads_version)
-            asked.append(link.ask(Request(pull=pull), into=self._targets(shard, self._parts), always=not only_newer))
+            since = self._since(shard)
+            pull = Pull(min_version, newer_than, self._reads_version, since)
+            into = self._targets(shard, self._parts) if since is None else None
+            asked.append(link.ask(Request(pull=pull), into=into, always=not only_newer))
         for shard, answer in enumerate(self._all(asked)):
             self.versions[shard] = answer.version
-            if shard == 0:
-                self._adopt(asked[0])
+            self._adopt(shard, asked[shard])
+        self._holds_all = True
         return list(self.versions)
 
     def snapshot(self, step: int | None = None) -> list[dict[str, Tensor]]:
@@ -268,10 +284,11 @@ class ShardClient:
                 tally=None if shard or loss_sums is None else self._tally(),
                 acknowledge=reports,
                 next=self._asking(next_order, without=ids) if reports and next_order is not None else None,
-                pull=None if into is None else Pull(reads=self._reads_version),
+                pull=None if into is None else Pull(reads=self._reads_version, since=self._since(shard)),
             )
             tensors += _beside(None if shard else buffers, measured[shard] if measured else NO_CHANGE.floats)
-            asked.append(link.ask(request, tensors, into=None if into is None else self._targets(shard, into)))
+            whole = into is not None and self._since(shard) is None
+            asked.append(link.ask(request, tensors, into=self._targets(shard, into) if into and whole else None))
         return PushHandle(self, asked, ids, loss_sums, read[0], next_order, pulls=into is not None)
 
     def acknowledge(self, reports: Sequence[Report], next_order: bool | None = None) -> Answer:
@@ -362,15 +379,36 @@ class ShardClient:
     def _drop(self, ids: Sequence[int]) -> None:
         self.holding = [held for held in self.holding if held not in ids]
 
-    def _adopt(self, asked: Asked) -> None:
+    def _since(self, shard: int) -> int | None:
+        """Return the version since which changes of a shard's parameters are enough; None: all are needed."""
+        return self.versions[shard] if self.pulls_changes and self._holds_all else None
+
+    def _adopt(self, shard: int, asked: Asked) -> None:
         """Make `values` the tensor in which the answer's parameters are, unless they went to other memory."""
         if not asked.tensors:
             return
         assert asked.answer is not None
+        if asked.request.pull is not None and asked.request.pull.since is not None:
+            self._take_changes(shard, asked.answer.is_sparse, asked.tensors)
+            return
+        if shard:
+            return
         if asked.answer.found is not None:
             self.values, self._reads_version = asked.tensors[0], asked.answer.version
         elif asked.tensors[0].data_ptr() == self.home.data_ptr():
             self.values = self.home
+
+    def _take_changes(self, shard: int, is_sparse: bool, tensors: Sequence[Tensor]) -> None:
+        """Take up the values that have changed, or all values, and buffers."""
+        values, *buffers = self._targets(shard, self._parts)
+        if is_sparse:
+            places, changed, *new = tensors
+            values.index_copy_(0, places.long(), changed)
+        else:
+            whole, *new = tensors
+            values.copy_(whole)
+        for target, tensor in zip(buffers, new, strict=True):
+            target.copy_(tensor)
 
     def _targets(self, shard: int, parts: Sequence[Tensor]) -> list[Tensor]:
         if shard or self.buffers is None:
@@ -414,7 +452,8 @@ class PushHandle:
         answers = client._all(self.asked)
         if self.pulls:
             client.versions = [answer.version for answer in answers]
-            client._adopt(self.asked[0])
+            for shard, one in enumerate(self.asked):
+                client._adopt(shard, one)
         answer = lead = answers[0]
         is_whole = len(lead.claimed) == len(ids)
         again = len(ids) > 1 and (any(one.missing for one in answers) or (bool(lead.claimed) and not is_whole))

@@ -7,6 +7,7 @@ subclass's: it pulls and pushes them, changes them in shared memory, or holds a 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -30,6 +31,7 @@ from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, 
 from orchestray.trainers.ps.protocol.buffers import BufferPlaces, BufferPush, Buffers
 from orchestray.trainers.ps.protocol.encoding import compressor_of
 from orchestray.trainers.ps.protocol.residuals import cut_of
+from orchestray.trainers.ps.worker.watch import Watch
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class OrderLoop(ABC):
         self._exchange = AllReduce()  # of a single worker: a network needs an exchange
         self._faults = Faults()
         self._client: ShardClient | None = None
+        self._watch: Watch | None = None
+        """Watch over the share being computed; None: no other worker computes it."""
         self._buffers: Buffers | None = None
         """Buffers as they were last pulled; None: the model has none."""
         self._measuring: Optimizer | None = None
@@ -186,8 +190,11 @@ class OrderLoop(ABC):
                 problem, changes = why_no_mean(self.network, share, self.settings)
             if problem is not None and not changes:
                 raise TrainingError(problem)
-        with self._faults.during(order.step, self.network.model):
-            loss_sum = self.network.backward(share, self._exchange, step=order.step)
+        sleep = None if self._watch is None else self._watch.sleep
+        with self._faults.during(order.step, self.network.model, sleep=sleep):
+            loss_sum = float(self.network.backward(share, self._exchange, step=order.step))
+            if not math.isfinite(loss_sum):
+                self.network.refuse_losses(order.step)
             self._combine()
         if self._fixed_buffers is not None:
             self._fixed_buffers.check(self.network.model)

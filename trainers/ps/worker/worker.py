@@ -40,6 +40,7 @@ from orchestray.trainers.ps.worker.in_place_writes import InPlaceWrites
 from orchestray.trainers.ps.worker.local_steps import LocalSteps
 from orchestray.trainers.ps.worker.order_loop import OrderLoop
 from orchestray.trainers.ps.worker.pushing import Computed, Pusher, PushesEach, PushesLater
+from orchestray.trainers.ps.worker.watch import ShareTakenError, Watch, check_in_passes
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.channel.base import Channel
@@ -93,6 +94,10 @@ class CentralWorker(OrderLoop):
         """Number of this worker in the last run, and the state of its compressors then."""
         self._block: SharedBlock | None = None
         self._pusher: Pusher = PushesEach(self)
+        self._num_cancelled = 0
+        """Number of shares given up because another worker had finished them."""
+        if self.central.backup_workers:
+            check_in_passes(self.network.model, self._check_watch)
 
     @property
     def waited_s(self) -> float:
@@ -148,6 +153,7 @@ class CentralWorker(OrderLoop):
             compressors=self._compressors(rank, self.central.shards),
             replace=replace,
             block=self._block,
+            pulls_changes=self.central.pulls_changes and not self._writes.written,
         )
         self.client.hello()
         self._take_up(rank)
@@ -155,6 +161,10 @@ class CentralWorker(OrderLoop):
         self.pulled()
         self._pusher = PushesEach(self) if self._pushes_each else PushesLater(self)
         return self._work(writer)
+
+    def counts(self) -> dict[str, float]:
+        cancelled = {"cancelled": self._num_cancelled} if self.central.backup_workers else {}
+        return {**super().counts(), **cancelled}
 
     def fetch(self, step: int) -> dict[str, Tensor]:
         """Return the plain model's tensors after `step`, from the servers."""
@@ -229,7 +239,7 @@ class CentralWorker(OrderLoop):
         central, named = self.central, trainable(self.network.model)
         if self._by_batch or central.fetch_every > 1 or central.decouples_rates:
             return False
-        if self._writes.written:
+        if central.pulls_changes or self._writes.written:
             return False
         return self.flat.values.numel() * self.flat.values.element_size() >= _LARGE_BYTES * len(named)
 
@@ -259,7 +269,26 @@ class CentralWorker(OrderLoop):
         if min(self.client.versions) < order.min_version or self._pusher.wants_parameters:
             self.pull(order.min_version)
             self._pusher.wants_parameters = False
-        return self._pusher.push(self._gradient(order, reader))
+        try:
+            computed = self._gradient(order, reader)
+        except ShareTakenError:
+            self._undo(order)
+            return []
+        finally:
+            self._watch = None
+        return self._pusher.push(computed)
+
+    def _check_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.check()
+
+    def _undo(self, order: Compute) -> None:
+        """Leave no trace of a share that was cancelled midway."""
+        self._look_for_writes()
+        if self._buffers is not None:
+            self._buffers.write_to(self._places)
+        self.client.give_up(order)
+        self._num_cancelled += 1
 
     def _settle(self) -> list[Order]:
         return self._pusher.settle()
@@ -275,6 +304,8 @@ class CentralWorker(OrderLoop):
         """Compute the order's gradient into the flat gradient."""
         began_s = time.perf_counter()
         share = reader.read(order)
+        if self.central.backup_workers and self._pushes_each:
+            self._watch = Watch(self.client.watch(order))
         self.flat.begin()
         if self.factors is not None:
             self.factors.begin()
@@ -291,6 +322,7 @@ class CentralWorker(OrderLoop):
         self.client.stays_there = self._block is not None and self._only_reads_parameters()
         self.flat.look_at(self.client.values)
         if new:
+            self.client.pulls_changes = False
             names = ", ".join(repr(name) for name in new[:3]) + (", ..." if len(new) > 3 else "")
             self.client.warn(
                 f"the model writes to its parameters ({names}) when it is used. Parameter servers get gradients alone, "

@@ -15,7 +15,7 @@ from torch.nn import functional
 from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.timing import seeded, times_s
-from orchestray.trainers.survey.operators import convolutions, fourier, winograd
+from orchestray.trainers.survey.operators import convolutions, fbfft, fourier, winograd
 from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm
 
 ALL: Mapping[str, Algorithm] = {"direct loops": convolutions.direct, **ALGORITHMS}
@@ -64,6 +64,8 @@ def timed(shape: Shape, rounds: int) -> dict[str, list[float]]:
     for name, algorithm in ALL.items():
         if name.startswith("Winograd") and shape.kernel > 7:
             continue  # a tile's error would be larger than its values
+        if name == "FFT, unordered" and 2 * shape.kernel > fbfft.LARGEST:
+            continue
         found = algorithm(x, weight)
         off = float((found.double() - exact).abs().max())
         if off > 1e-2:
@@ -86,8 +88,17 @@ def convolving(rounds: int = 7, shapes: Sequence[Shape] = SHAPES) -> Exhibit:
         cells = [times[name] * 1e3 if name in times else None for name in ALL]
         rows.append([shape.name, *cells, f"{best}, {others[best] / times['torch']:.2g} x torch"])
     columns = ["kernel, inputs", *(f"{name}, ms" for name in ALL), "best other"]
-    found = [*findings(medians), *pruning()]
+    found = [*findings(medians), unordered(medians), *pruning()]
     return Exhibit("convolutions", "Convolutions by every algorithm", columns, rows, found)
+
+
+def unordered(medians: Mapping[Shape, Mapping[str, float]]) -> str:
+    """Return how long transforms without bit reversal take, relative to those of torch in tiles of the same kind."""
+    ratios = [one["FFT, unordered"] / one["FFT, tiled"] for one in medians.values() if "FFT, unordered" in one]
+    return (
+        f"FFT without bit reversal in tiles of at most {fbfft.LARGEST} x {fbfft.LARGEST} takes {min(ratios):.2g} to "
+        f"{max(ratios):.2g} times as long as torch's in order."
+    )
 
 
 def pruning(cases: Sequence[tuple[int, int, int]] = ((2, 3, 64), (3, 3, 64))) -> list[str]:

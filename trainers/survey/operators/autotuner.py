@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestray.trainers.analysis.memory import peak_bytes
-from orchestray.trainers.survey.operators import convolutions, fourier, winograd
+from orchestray.trainers.survey.operators import convolutions, fbfft, fourier, winograd
 
 Algorithm: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Function of inputs, with their padding, and weights."""
@@ -27,6 +27,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "CHWN": convolutions.through_chwn,
     "FFT": fourier.fourier,
     "FFT, tiled": fourier.fourier_tiled,
+    "FFT, unordered": fbfft.fourier_small,
 }
 _TIMES, _ENOUGH_S = 5, 1.0
 """Runs of an algorithm that are timed; fewer if they take longer than that in all."""

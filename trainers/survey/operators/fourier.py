@@ -23,15 +23,28 @@ class FourierConvolution:
     def __init__(self, weight: Tensor, height: int, width: int) -> None:
         self._kernel = weight.shape[2], weight.shape[3]
         self._size = height, width
-        self._spectrum = pruned(weight, self._size).conj()
+        self._spectrum = self.spectrum_of(weight).conj()
 
     def whole(self, x: Tensor) -> Tensor:
         """Return the convolution of inputs [samples, in channels, height, width] of that size."""
-        products = torch.einsum("nchw,kchw->nkhw", torch.fft.rfft2(x), self._spectrum)
+        products = torch.einsum("nchw,kchw->nkhw", self.forward(x), self._spectrum)
         # Values that would need inputs beyond the edge are wrapped around; they come last, and are left out.
         rows, columns = (size - kernel + 1 for size, kernel in zip(self._size, self._kernel, strict=True))
-        out: Tensor = torch.fft.irfft2(products, self._size)
-        return out[:, :, :rows, :columns]
+        return self.backward(products)[:, :, :rows, :columns]
+
+    def spectrum_of(self, kernels: Tensor) -> Tensor:
+        """Return the transform of the padded kernels."""
+        return pruned(kernels, self._size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the transform of inputs of the size."""
+        found: Tensor = torch.fft.rfft2(x)
+        return found
+
+    def backward(self, products: Tensor) -> Tensor:
+        """Return the real values of which these are the transform."""
+        found: Tensor = torch.fft.irfft2(products, self._size)
+        return found
 
     def tiled(self, x: Tensor) -> Tensor:
         """Return the convolution of inputs of any size, by tiles of that size that overlap (overlap-save)."""

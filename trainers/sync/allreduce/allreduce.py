@@ -71,7 +71,7 @@ class AllReduce(ExchangeBase):
         if self._filling is not None:
             self._filling.is_recording = last_micro_batch
 
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         filling, sums = self._filling, self._sums
         if filling is None or sums is None:
             return self._alone(extras)

@@ -64,7 +64,7 @@ class CombinedGradients(ExchangeBase, ABC):
         self._step = step
 
     @torch.no_grad()
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         sums = self._sums
         if sums is None:
             return self._alone(extras)

@@ -36,15 +36,26 @@ class ExactSums:
         """Write to and read from `slots`, shape `[num_slots]`."""
         self._slots = slots
 
-    def write(self, flags: Sequence[bool], values: Sequence[float]) -> None:
-        """Write this rank's flags and values into its slots, and zeros into the other ranks'."""
+    def write(self, flags: Sequence[bool], values: Sequence[float | Tensor]) -> None:
+        """Write this rank's flags and values into its slots, and zeros into the other ranks'.
+
+        A value that is a tensor of the slots' device is not read by the CPU.
+        """
         pieces = _PIECES[self._slots.dtype]
         numbers = [float(flag) for flag in flags]
         numbers += [0.0] * (self._size * self._num_values * pieces)
         start = self._num_flags + self._rank * self._num_values * pieces
+        unread: list[tuple[int, Tensor]] = []
         for index, value in enumerate(values):
-            numbers[start + index * pieces : start + (index + 1) * pieces] = _split(float(value), pieces)
-        self._slots.copy_(torch.tensor(numbers, dtype=self._slots.dtype))
+            place = start + index * pieces
+            if isinstance(value, Tensor) and value.device == self._slots.device:
+                unread.append((place, value))
+            else:
+                numbers[place : place + pieces] = _split(float(value), pieces)
+        host = torch.tensor(numbers, dtype=self._slots.dtype, pin_memory=self._slots.is_cuda)
+        self._slots.copy_(host, non_blocking=True)
+        for place, value in unread:
+            self._slots[place : place + pieces] = _split_there(value, pieces)
 
     def read(self) -> tuple[list[bool], list[float]]:
         """Return, after the reduction, each flag, True if any rank had set it, and the sum of each value."""
@@ -66,3 +77,16 @@ def _split(value: float, pieces: int) -> list[float]:
         parts.append(part)
         value = value - part if math.isfinite(part) else 0.0
     return parts
+
+
+def _split_there(value: Tensor, pieces: int) -> Tensor:
+    """Split a number like `_split`, on its device: shape `[pieces]`."""
+    rest = value.double()
+    if pieces == 1:
+        return rest.reshape(1)
+    parts: list[Tensor] = []
+    for _ in range(pieces):
+        part = rest.float()
+        parts.append(part)
+        rest = torch.where(part.isfinite(), rest - part.double(), 0.0)
+    return torch.stack(parts)

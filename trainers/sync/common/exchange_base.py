@@ -98,7 +98,7 @@ class ExchangeBase(ABC):
         return with_present_buffers(self._attached, self._held, is_first=is_first)
 
     @abstractmethod
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         """Wait until every `.grad` holds the gradient that the scheme updates from, as `Exchange` says."""
 
     def before_step(self, step: int) -> None:
@@ -140,7 +140,7 @@ class ExchangeBase(ABC):
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _alone(self, extras: Sequence[float]) -> list[float]:
+    def _alone(self, extras: Sequence[float | Tensor]) -> list[float]:
         """Return what `finish` does where nothing is summed: this replica's own numbers."""
         if len(extras) > MAX_EXTRAS:
             raise ValueError(f"At most {MAX_EXTRAS} numbers ride along with the gradients; got {len(extras)}.")

@@ -54,7 +54,7 @@ class LocalUpdates(ExchangeBase, ABC):
     def own(self) -> dict[str, LocalTensor]:
         return self._own
 
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         """Return this replica's own extras: nothing is sent."""
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if gradients and self.shares_batch and self.joined().size > 1:

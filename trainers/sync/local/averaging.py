@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.exchange import LocalTensor
+from orchestray.trainers.core.unread import read_together
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.optimizers import Optimizer
@@ -165,5 +166,5 @@ class Averaging(LocalUpdates):
 
 def distance(tensors: list[Tensor], others: list[Tensor]) -> float:
     """Return the 2-norm of the difference of two lists of tensors."""
-    squares = [float((a.double() - b.double()).square().sum()) for a, b in zip(tensors, others, strict=True)]
-    return float(sum(squares) ** 0.5)
+    squares = [(a.double() - b.double()).square().sum() for a, b in zip(tensors, others, strict=True)]
+    return float(sum(read_together(squares)) ** 0.5)

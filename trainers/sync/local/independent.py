@@ -96,7 +96,7 @@ class Independent(LocalUpdates):
         for parameter, total, count in zip(self._trunk, sums, counts.tolist(), strict=True):
             parameter.grad = total / collective.size if count else None
 
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         sums = super().finish(extras)
         self.average_trunk()
         return sums

@@ -164,7 +164,7 @@ class FullySharded(ExchangeBase):
         if self._units and self._model is not None:
             fsdp2.set_gradient_sync(self._model, sync=self._reduce_each or last_micro_batch)
 
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         if self._replicated is None:
             return self._alone(extras)
         self.rest()

@@ -42,7 +42,7 @@ class Replicated:
             num_slots += _num_floats(scalar)
         self._pending: Pending | None = None
 
-    def start(self, used: list[bool], extras: Sequence[float]) -> None:
+    def start(self, used: list[bool], extras: Sequence[float | Tensor]) -> None:
         """Send this replica's values.
 
         Args:

@@ -137,7 +137,7 @@ class Sharded(ExchangeBase):
         if self._filling is not None:
             self._filling.is_recording = last_micro_batch
 
-    def finish(self, extras: Sequence[float]) -> list[float]:
+    def finish(self, extras: Sequence[float | Tensor]) -> list[float]:
         filling, replicated = self._filling, self._replicated
         if filling is None or replicated is None:
             return self._alone(extras)

@@ -48,6 +48,13 @@ from support.configs import GOOD, problems_of
         ("task.dropout=1", "task.dropout: must be < 1, got 1"),
         ("train.steps=-5", "train.steps: must be >= 1, got -5"),
         ("resources.gpus_per_worker=-1", "resources.gpus_per_worker: must be >= 0, got -1"),
+        (
+            "resources.gpus_per_worker=1.5",
+            (
+                "resources.gpus_per_worker: is 1.5: Ray divides one GPU, and gives several only whole; "
+                "use a whole number, or less than 1"
+            ),
+        ),
         ("train.precision=float16", None),
         # names
         (

@@ -387,3 +387,18 @@ def test_a_share_that_spans_windows_is_cut_in_the_first_of_them(write_parquet: W
     source = open_source(write_parquet(40, row_group_rows=10), window_rows=10)
     assert first_cut(source, start_step=1) == ([8, 9], [[8], [9]])
     assert shares_of(stream(source, shuffle=False), start_step=1)[0].num_samples == 8
+
+
+def test_every_tensor_of_a_batch_is_pinned_by_the_thread_that_reads() -> None:
+    threads: list[str] = []
+
+    def pin(tensor: Tensor) -> Tensor:
+        threads.append(threading.current_thread().name)
+        return tensor + 1
+
+    source = open_source(numbered(0, 40))
+    plain, pinned = (shares_of(stream(source, accumulate=2, **more)) for more in ({}, {"pin": pin}))
+    for before, after in zip(plain, pinned, strict=True):
+        for one, other in zip(before.micro_batches, after.micro_batches, strict=True):
+            assert all(torch.equal(one.batch[name] + 1, other.batch[name]) for name in ("inputs", "number"))
+    assert threads == ["prefetch"] * (5 * 2 * 2)

@@ -3,14 +3,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from orchestray.platform.errors import CheckpointError, StorageError
+from orchestray.platform.run import checkpoint
 from orchestray.platform.run.checkpoint import (
     CheckpointWriter,
     latest_good,
@@ -287,6 +291,62 @@ def test_a_place_that_is_no_directory_is_a_clear_error(tmp_path: Path) -> None:
 def test_a_dtype_without_a_safetensors_name_is_refused(tmp_path: Path) -> None:
     with CheckpointWriter(tmp_path, 1) as writer, pytest.raises(CheckpointError, match=r"'z' .* complex32"):
         writer.save_async(1, {"z": torch.zeros(2, dtype=torch.complex32)}, {}, {})
+
+
+class Streams:
+    """A stand-in for `torch.cuda`, which is not there: notes what streams and events are made for, and their order."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, object]] = []
+        self.Event = lambda: Noted(self.notes, "event")
+
+    def current_stream(self, device: torch.device) -> Noted:
+        return Noted(self.notes, f"current stream of {device}")
+
+    def Stream(self, device: torch.device) -> Noted:  # noqa: N802 - torch's name
+        return Noted(self.notes, f"stream of {device}")
+
+    @contextmanager
+    def stream(self, stream: Noted) -> Iterator[None]:
+        self.notes.append(("within", stream.name))
+        yield
+        self.notes.append(("outside", stream.name))
+
+
+@dataclass
+class Noted:
+    notes: list[tuple[str, object]]
+    name: str
+
+    def record(self, stream: Noted) -> None:
+        self.notes.append(("recorded on", stream.name))
+
+    def wait_event(self, _: Noted) -> None:
+        self.notes.append(("waits", self.name))
+
+    def synchronize(self) -> None:
+        self.notes.append(("waited for", self.name))
+
+
+def test_the_copy_of_a_gpu_s_tensors_runs_on_a_stream_of_that_gpu_behind_its_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    streams = Streams()
+    with FakeTensorMode():
+        named = {"model.safetensors": {"weight": torch.empty(3, device="cuda:1"), "count": torch.empty(1)}}
+    for name in ("Event", "current_stream", "Stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(streams, name))
+    events = checkpoint._events(named)
+    assert list(events) == [torch.device("cuda:1")]
+    with CheckpointWriter(tmp_path, keep=1) as writer:
+        writer._copy_late(checkpoint._Job(checkpoint.Pending(1), {}, {}, "", None, events))
+    assert streams.notes == [
+        ("recorded on", "current stream of cuda:1"),
+        ("waits", "stream of cuda:1"),
+        ("within", "stream of cuda:1"),
+        ("outside", "stream of cuda:1"),
+        ("waited for", "stream of cuda:1"),
+    ]
 
 
 def test_finding_checkpoints_needs_no_torch(tmp_path: Path) -> None:

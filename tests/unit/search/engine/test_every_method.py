@@ -20,6 +20,7 @@ from orchestray.search.results.writer import SearchRecords
 from support.search_loop import loop_of
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "search"
+FILES = {file.stem.removeprefix("digits-"): file for file in sorted(CONFIGS.glob("*.yaml"))}
 STEPS, PARALLEL = 4, 2
 MAY_STOP = {"asha", "learning_curve", "median_stopping", "omnivore"}
 """Methods that may end a trial before its last step."""
@@ -57,6 +58,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "architectures-random": (2, []),
     "asha": (4, ["search.method.eta=2", "search.method.grace_steps=1"]),
     "bayesian": (3, ["search.method.initial=2"]),
+    "boxes-hyperneat": (6, ["search.method.population=3"]),
     "conditional": (5, ["search.method.initial=2"]),
     "constraint": (4, ["search.method.initial=2"]),
     "blocks": (3, ["search.architecture.nodes=2", "search.architecture.channels=4"]),
@@ -95,7 +97,6 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
             "search.architecture.channels=2",
         ],
     ),
-    "hyperneat": (6, ["search.method.population=3"]),
     "large-scale-evolution": (4, ["search.method.population=2"]),
     "learning-curve": (4, ["search.method.grace_steps=2", "search.method.every_steps=1"]),
     "median-stopping": (
@@ -130,7 +131,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
 def shortened(name: str) -> SearchConfig:
     """Return a config of a few trials of a few steps."""
     num_trials, overrides = SHORTER[name]
-    config = load_search_config(CONFIGS / f"digits-{name}.yaml", [*overrides, f"search.parallel={PARALLEL}"])
+    config = load_search_config(FILES[name], [*overrides, f"search.parallel={PARALLEL}"])
     is_one = config.search.method.type in UNTRAINED or config.unit != "steps"
     budget = {f"{config.unit}_per_trial": 1 if is_one else STEPS}
     if config.search.budget.trials is not None:
@@ -171,9 +172,9 @@ def measured(run: Any, metric: str) -> float:
 
 
 def test_every_config_and_so_every_method_is_gone_through() -> None:
-    names = {file.stem.removeprefix("digits-") for file in CONFIGS.glob("*.yaml")}
+    names = set(FILES)
     assert set(SHORTER) | OF_GANGS == names
-    of_gangs = {name for name in names if (c := load_search_config(CONFIGS / f"digits-{name}.yaml")) and gangs(c)}
+    of_gangs = {name for name in names if (c := load_search_config(FILES[name])) and gangs(c)}
     assert of_gangs == OF_GANGS
     assert {shortened(name).search.method.type for name in SHORTER} == set(METHODS)
 

@@ -96,7 +96,7 @@ def ties(proposal: Proposal, step: int) -> float:
 
 
 ORDER_FREE = [name for name, case in CASES.items() if case.make().is_order_free]
-"""Cases that claim it. That they do is held to docs/search.md by `test_docs_search`."""
+"""Cases that claim it. That they do is held to docs/explanation/search-methods.md by `test_docs_search`."""
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from support.patience import PATIENCE_S, until
 class Doubling:
     """A model that doubles, and waits with each batch until it may go on."""
 
+    num_in_flight = 1
     signature: Any = None
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ModelSection, ServeConfig
 from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState, find_endpoint, state_path
+from orchestray.serving.models import load as loading
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.replicas.in_process import in_process
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -225,8 +227,68 @@ def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
     EndpointState(runs, "endpoint").close()
 
 
+@pytest.mark.parametrize("kind", ["digits", "text"])
+def test_with_free_first_nothing_keeps_a_model_that_goes_when_the_next_is_loaded_and_requests_say_when_to_retry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    task = {"type": "python_source", "context": 32, "width": 16, "depth": 1, "heads": 2} if kind == "text" else None
+    for seed, name in enumerate(("one", "two")):
+        written_run(tmp_path, name, seed=seed, task=task)
+    seen: list[tuple[bool, int, Any]] = []
+    models: list[weakref.ref[Any]] = []
+    load = loading.load_served_model
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        if models:
+            seen.append((models[-1]() is None, *ask(port, "/v2/health/ready", None)))
+        served = load(*arguments, **settings)
+        models.append(weakref.ref(served.module))
+        return served
+
+    monkeypatch.setattr(loading, "load_served_model", noted)
+    first, second = (config_of(tmp_path, {"run": name, "version": 1}) for name in ("one", "two"))
+    with serving(tmp_path, first) as port:
+        about = ask(port, "/models", None)[1][0]
+        example = about["example"]
+        assert about["versions"][0]["computing"] == {"device": "cpu"}
+        assert ask(port, body={"inputs": example})[0] == 200
+        if kind == "text":
+            assert ask(port, "/generate", {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert update({**second, "update": {"free_first": True}}, runs_dir=tmp_path) == "digits version 1 is replaced"
+        ((is_gone, status, answer),) = seen
+        assert is_gone
+        assert status == 503
+        assert answer["error"] == (
+            "The model digits is being replaced, and is not there meanwhile. Send the request again."
+        )
+        assert answer["retry_after_s"] >= 1
+        assert ask(port, body={"inputs": example})[0] == 200
+        if kind == "text":
+            assert ask(port, "/generate", {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert update(first, runs_dir=tmp_path) == "digits version 1 is replaced"
+        assert seen[1][:2] == (False, 200)  # without it the model stays until the other is there
+
+
+def test_with_free_first_the_version_before_answers_again_if_the_new_one_cannot_be_loaded(
+    runs: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(runs / "two", tmp_path / "broken")
+    weights = broken / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    with serving(runs, config_of(runs, {"run": "one"})) as port:
+        old = ask(port)[1]["outputs"]
+        bad = config_of(runs, {"run": "one"}, update={"free_first": True})
+        bad["models"][0]["run"] = str(broken)
+        with pytest.raises(OrchestrayError, match="broken cannot be served"):
+            update(bad, runs_dir=runs)
+        assert ask(port)[1]["outputs"] == old
+        assert ask(port, "/v2/health/ready", None)[0] == 200
+
+
 class Hung:
     """A starter of versions of a model that never answers."""
+
+    num_in_flight = 1
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()

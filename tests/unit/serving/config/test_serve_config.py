@@ -110,6 +110,23 @@ def test_traffic_that_is_not_said_is_an_equal_part_of_what_is_left(run: Path) ->
             "models.0.name: must be letters, digits, '.', '_' and '-', starting with a letter or a digit, got 'a/b'",
         ),
         ("replicas=0", "replicas: must be >= 1 or a mapping with min, max, target_latency_ms, got 0"),
+        (
+            "resources.gpus_per_worker=1.5",
+            "resources.gpus_per_worker: must be a fraction of one GPU, or a whole number, got 1.5",
+        ),
+        (
+            "compute.cuda_graphs=true",
+            "compute.cuda_graphs: is for GPUs: leave it out, or set resources.gpus_per_worker",
+        ),
+        ("compute.pad_to=[4]", "compute.pad_to: is for compute.compile and GPUs, and batches are not padded here"),
+        (
+            "compute={pad_to: [8, 12], pad_to_multiple: 8}",
+            "compute.pad_to: must be multiples of compute.pad_to_multiple (8), got 12",
+        ),
+        (
+            "update={free_first: true, rollback: {error_rate: 1}}",
+            "update.free_first: does not go with update.rollback, which keeps the versions of before loaded",
+        ),
         ("replicas={min: 3, max: 2}", "replicas.min: must be <= replicas.max (2), got 3"),
         ("batching.policy=fixed", "batching.timeout_ms: the policy fixed needs it; adaptive finds its own"),
         ("batching.timeout_ms=5", "batching.timeout_ms: the policy adaptive has none; use fixed, or leave it out"),

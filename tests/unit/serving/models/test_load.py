@@ -18,6 +18,7 @@ from orchestray.platform.task import TaskSource, build_task
 from orchestray.serving.models.content import content_of, served_name
 from orchestray.serving.models.errors import InputError
 from orchestray.serving.models.load import load_served_model
+from orchestray.serving.models.served import ServedModel
 from orchestray.trainers.core.model_state import StateKeeper
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.saved.trained_model import write_model
@@ -204,6 +205,17 @@ def test_a_run_that_was_trained_anew_is_refused_to_who_wants_the_model_that_was_
     assert isinstance(wanted, dict)
     assert isinstance(answer, dict)
     np.testing.assert_array_equal(answer["outputs"], wanted["outputs"])
+
+
+def test_a_model_that_the_memory_does_not_hold_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ServedModel, "warm_up", full)
+    with pytest.raises(CheckpointError, match=r"the memory of cpu does not hold its model.*set update.free_first"):
+        load_served_model(written_run(tmp_path))
 
 
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -133,6 +133,11 @@ def test_padded_sizes_are_few_and_at_most_double_a_batch() -> None:
         assert all(count <= padded_size(count, sizes) < 2 * count + 1 for count in range(1, most + 1))
 
 
+def test_sizes_that_are_given_are_used_in_order_with_the_largest_batch_as_the_last() -> None:
+    assert padded_sizes(32, 1, [24, 4, 4, 64]) == (4, 24, 32)
+    assert padded_sizes(30, 8, [16]) == (16, 32)
+
+
 def test_several_outputs_have_names() -> None:
     class Two(nn.Module):
         def forward(self, inputs: Tensor) -> dict[str, Tensor]:

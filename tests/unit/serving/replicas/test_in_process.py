@@ -21,6 +21,8 @@ from support.http_endpoint import ROW_SUMS
 class Gated:
     """A model that answers at once, or waits while `go` is not set."""
 
+    num_in_flight = 1
+
     def __init__(self) -> None:
         self.go = threading.Event()
         self.go.set()

@@ -24,6 +24,8 @@ SPEC = TensorSpec("inputs", "float32", ())
 class Recorder:
     """A model that keeps what it was asked."""
 
+    num_in_flight = 1
+
     def __init__(self, version: str, *, fails: bool = False) -> None:
         self.signature = Signature("m", version, (SPEC,), (SPEC,), 0.0)
         self.asked: list[float] = []

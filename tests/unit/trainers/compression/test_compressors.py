@@ -35,6 +35,7 @@ COMPRESSORS: dict[str, dict[str, Any]] = {
     "topk all": {"type": "topk", "ratio": 1.0},
     "threshold": {"type": "threshold", "threshold": 1.5},
     "adaptive_threshold": {"type": "adaptive_threshold", "ratio": 0.1},
+    "adaptive_threshold means": {"type": "adaptive_threshold", "ratio": 0.1, "values": "means"},
     "dgc": {"type": "dgc", "ratio": 0.01, "momentum": 0.0},
     "powersgd": {"type": "powersgd", "rank": 2},
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from orchestray.trainers.compression.adaptive_threshold import AdaptiveThreshold
+from orchestray.trainers.compression.delta import gap_bytes
 from orchestray.trainers.compression.dgc import Dgc
+from orchestray.trainers.compression.sparse import HEADER_BYTES
 from orchestray.trainers.compression.threshold import Threshold
 from orchestray.trainers.compression.topk import TopK, num_sent
 
@@ -56,10 +59,14 @@ def test_a_threshold_sends_what_reaches_it_and_with_error_feedback_what_adds_up_
     torch.testing.assert_close(torch.stack(sent), expected, rtol=0, atol=1e-12)
 
 
-def test_the_adaptive_threshold_keeps_to_its_part_while_gradients_shrink_and_differ_between_tensors() -> None:
-    compressor = AdaptiveThreshold(0.05, error_feedback=True)
+@pytest.mark.parametrize("values", ["exact", "means"])
+def test_the_adaptive_threshold_keeps_to_its_part_while_gradients_shrink_and_differ_between_tensors(
+    values: Literal["exact", "means"],
+) -> None:
+    compressor = AdaptiveThreshold(0.05, values, error_feedback=True)
     generator = torch.Generator().manual_seed(5)
     compressor.init([torch.zeros(40_000), torch.zeros(9_000)])
+    total, sent = torch.zeros(49_000, dtype=torch.float64), torch.zeros(49_000, dtype=torch.float64)
     for step in range(1, 13):
         sizes = 0.5**step, 100 * 0.5**step
         given = [torch.randn(n, generator=generator) * s for n, s in zip((40_000, 9_000), sizes, strict=True)]
@@ -68,6 +75,28 @@ def test_the_adaptive_threshold_keeps_to_its_part_while_gradients_shrink_and_dif
         for there, tolerance in zip(found, (4 * 0.05 / math.sqrt(2), 0.01), strict=True):
             assert float((there != 0).double().mean()) == pytest.approx(0.05, rel=tolerance)
             assert float((there > 0).sum() / (there < 0).sum()) == pytest.approx(1, rel=0.35)
+        total, sent = total + flat(given), sent + flat(found)
+        # Nothing is lost: what was not sent is in the residual.
+        torch.testing.assert_close(sent + compressor.state()["residual"], total, rtol=0, atol=1e-4)
+
+
+def test_means_are_those_of_the_values_that_are_sent_of_each_tensor_and_sign_with_a_bit_for_each() -> None:
+    given = gradients(7)
+    compressor, exact = AdaptiveThreshold(0.1, "means"), AdaptiveThreshold(0.1)
+    for each in (compressor, exact):
+        each.init(given)
+    message = compressor.compress(given, step=1)
+    found = compressor.decompress(message)
+    unchanged = exact.decompress(exact.compress(given, step=1))
+    for one, whole in zip(found, unchanged, strict=True):
+        assert torch.equal(one != 0, whole != 0)
+        for sign in (1, -1):
+            chosen = whole * sign > 0
+            if chosen.any():
+                torch.testing.assert_close(one[chosen], whole[chosen].mean().expand(int(chosen.sum())))
+    places = flat(found).nonzero().view(-1)
+    of_values = 2 * len(SHAPES) * 8 + math.ceil(len(places) / 8)
+    assert message.numel() == HEADER_BYTES + of_values + gap_bytes(places)
 
 
 def test_the_adaptive_threshold_of_a_small_tensor_is_exact_and_of_one_sign_alone_too() -> None:

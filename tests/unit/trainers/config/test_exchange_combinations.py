@@ -54,6 +54,11 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
         ),
         (
             4,
+            server("pulls: changed, consistency: asynchronous, fetch_every: 2"),
+            "pulls: the worker moves its own parameters in between; use fetch_every: 1, or pulls: whole",
+        ),
+        (
+            4,
             server("consistency: asynchronous, backup_workers: 1"),
             (
                 "backup_workers: repeat the work of the slowest, for whom asynchronous workers do not wait; "

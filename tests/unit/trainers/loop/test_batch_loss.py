@@ -19,7 +19,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoint
 from orchestray.trainers.core.rng import building
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import Rows, stream_of, train
+from support.training import Rows, digits, stream_of, train
 
 LENGTH, CLASSES, STEPS = 6, 5, 5
 PIPEDREAM = {"pipeline": 2, "schedule": "pipedream", "microbatches": 2, "split": "equal"}
@@ -386,3 +386,14 @@ def test_no_call_of_a_loss_gets_a_step_before_the_first(layout: str) -> None:
     task = Vanishing()
     trained(task, **LAYOUTS[layout])
     assert {*task.steps} == {*range(1, STEPS + 1)}
+
+
+def test_the_bytes_of_the_check_are_no_part_of_those_between_stages() -> None:
+    """Check that twice the steps send twice the bytes over each link: the first step's check sends some as well."""
+    sent = []
+    for steps in (2, 4):
+        settings = layout_settings({"pipeline": 2}, steps=steps)
+        usage = train_laid_out(lambda: digits(hidden=[16]), settings).outcome.usage
+        sent.append({link: count for worker in usage for link, count in worker["bytes_by_link"].items()})
+    assert sent[1] == {link: 2 * count for link, count in sent[0].items()}
+    assert sent[0].keys() == {"stage 0 -> stage 1", "stage 1 -> stage 0"}

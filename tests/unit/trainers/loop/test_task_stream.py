@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from orchestray.platform.data.endless import Endless
 from orchestray.platform.data.source import open_split
@@ -28,3 +29,13 @@ def test_an_average_of_equal_weights_is_refused_for_data_without_end() -> None:
     settings = layout_settings({"microbatches": None}, steps=3, batch_size=8, average={"type": "swa"})
     with pytest.raises(ConfigError, match="these are Endless; use ema"):
         task_stream(task, source, "train", settings)
+
+
+def test_batches_for_a_gpu_are_pinned_and_no_others() -> None:
+    task: Any = TinyTask()
+    source, settings = open_split(task, "train"), layout_settings()
+    pins = [
+        task_stream(task, source, "train", settings, device=device)._pin
+        for device in (None, torch.device("cpu"), torch.device("cuda:0"))
+    ]
+    assert pins == [None, None, torch.Tensor.pin_memory]

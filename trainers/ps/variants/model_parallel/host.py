@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from orchestray.platform.actors.member import pin_gloo_interface
 from orchestray.platform.comm.channel.gloo import address_towards
 from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.process_groups import GLOO, Backend
 from orchestray.platform.process.pulse import PULSE
 from orchestray.platform.process.sockets import listens
 from orchestray.trainers.core.faults import Faults
@@ -80,7 +81,9 @@ class StageHost(EmployedHost):
 
         def work(channels: list[Channel], faults: Faults) -> str:
             # The servers come first: they wait for a shorter time than the stages wait for each other.
-            world = self._enter(meet(meeting, stage, plan.num_workers))
+            # They send each other little but what goes over channels, and nobody tells them which GPUs the others have.
+            backend = GLOO if self._device.type == "cpu" else Backend("over_host")
+            world = self._enter(meet(meeting, stage, plan.num_workers, backend))
             central = CentralSettings.of(self._settings)
             worker = self._worker = StagedWorker(
                 self._task,
@@ -167,13 +170,14 @@ class StageHost(EmployedHost):
         super()._dissolve()
 
 
-def meet(meeting: Address, stage: int, num_stages: int) -> Collective:
+def meet(meeting: Address, stage: int, num_stages: int, backend: Backend = GLOO) -> Collective:
     """Connect to the other stages of a replica; return their group once all have come.
 
     Args:
         meeting: store in which they meet, and a name that was never used before.
         stage: stage of this process.
         num_stages: number of stages that are to come.
+        backend: backend of their group.
 
     Raises:
         PeerLostError: one of them will not come, or did not in time.
@@ -197,4 +201,5 @@ def meet(meeting: Address, stage: int, num_stages: int) -> Collective:
     if address is not None and not ipaddress.ip_address(address).is_loopback:
         pin_gloo_interface(address)
     # All have come: one that does not connect now has died since.
-    return Collective.gloo(PrefixStore("group", store), stage, num_stages, connect_timeout_s=_CONNECT_TIMEOUT_S)
+    group = PrefixStore("group", store)
+    return Collective.gloo(group, stage, num_stages, connect_timeout_s=_CONNECT_TIMEOUT_S, backend=backend)

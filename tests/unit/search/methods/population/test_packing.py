@@ -21,6 +21,7 @@ from orchestray.trainers.config.load import load_train_config
         ("recompute", "sqrt"),
         ("quantize", {"type": "twn"}),
         ("ensemble", {"members": 2}),
+        ("weight_norm", True),
     ],
 )
 def test_what_members_of_one_program_cannot_do_is_refused_by_its_key(key: str, value: Any) -> None:

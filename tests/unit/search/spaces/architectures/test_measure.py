@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from orchestray.search.spaces.architectures.inherit import inherited
-from orchestray.search.spaces.architectures.measure import Flops, flops, measure
+from orchestray.search.spaces.architectures.measure import measure
+from orchestray.trainers.analysis.flops import Flops, flops
 
 
 def test_parameters_and_flops_are_those_of_the_formula() -> None:

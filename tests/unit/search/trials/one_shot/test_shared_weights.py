@@ -43,12 +43,16 @@ def test_darts_gives_the_planted_operations_most_weight(order: int) -> None:
         ({"average": {"type": "ema"}}, "train.average: weights that networks share are not averaged"),
         ({"optimizer": None, "solver": {"type": "lbfgs"}}, "train.solver: weights that networks share see another"),
         ({"early_stopping": {"metric": "loss"}}, "train.early_stopping: weights that networks share train for all"),
+        ({"until": {"metric": "loss", "value": 0.1}}, "train.until: weights that networks share train for all steps"),
+        ({"time_limit_s": 5.0}, "train.time_limit_s: .* use search.budget.trial_time_limit_s"),
+        ({"freeze": ["*.bias"]}, "train.freeze: weights that networks share are trained without it"),
+        ({"precision": "bfloat16"}, "train.precision: weights that networks share train in float32 or float64"),
         (
             {"optimizer": {"type": "adam", "lr": 0.02, "groups": [{"match": "no.such", "lr": 0.1}]}},
             "groups.0.match: no parameter has a name like 'no.such'",
         ),
     ],
-    ids=["average", "solver", "early stopping", "groups"],
+    ids=["average", "solver", "early stopping", "until", "time limit", "freeze", "bfloat16", "groups"],
 )
 def test_what_shared_weights_have_not_is_refused(train: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

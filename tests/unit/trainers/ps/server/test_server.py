@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import replace
 from typing import Any
@@ -182,6 +183,45 @@ def test_gradients_pushed_parameter_by_parameter_are_the_flat_one(
     assert torch.equal(found[0], found[1])
 
 
+def test_a_sparse_pull_is_the_whole_one_and_as_long_as_its_places_and_values() -> None:
+    """Pull after each push of few values, from three shards, one of which has so few that it sends them all."""
+    found = []
+    for is_sparse in (False, True):
+        plan = Plan(
+            "asynchronous",
+            shards=3,
+            steps=6,
+            optimizer={"type": "sgd"},
+            compression={"type": "topk", "ratio": 0.1},
+            shard={"notes_changes": is_sparse},
+        )
+        servers = Servers(plan)
+        worker = Worker(plan, 0, servers.channels(0), pulls_changes=is_sparse)
+        client, pulled, received = worker.client, list[torch.Tensor](), list[int]()
+        client.hello()
+        while isinstance(order := client.next(), Compute):
+            had = client.bytes_moved - client.bytes_sent
+            client.pull()
+            pulled.append(client.values.clone())
+            received.append(client.bytes_moved - client.bytes_sent - had)
+            worker.compute(order)
+            client.push([order], worker.flat.gradient, loss_sums=[0.0])
+        found.append((pulled, received))
+        bounds = client._partition.bounds
+        servers.close()
+    (whole, whole_bytes), (sparse, sparse_bytes) = found
+    assert all(torch.equal(one, two) for one, two in zip(whole, sparse, strict=True))
+    assert set(whole_bytes) == {whole[0].nbytes}
+    expected = [whole[0].nbytes]  # the first pull is of all
+    for before, after in itertools.pairwise(whole):
+        changed = before != after
+        lengths = [(int(changed[first:last].sum()) * (4 + 8), (last - first) * 8) for first, last in bounds]
+        assert any(pairs < dense for pairs, dense in lengths)
+        expected.append(sum(min(both) for both in lengths))
+    assert sparse_bytes == expected
+    assert sum(sparse_bytes) < 0.5 * sum(whole_bytes)
+
+
 @pytest.mark.parametrize("compression", [{"type": "topk", "ratio": 0.2}, {"type": "float16"}, {"type": "onebit"}])
 def test_compressed_pushes_lose_nothing_but_the_residual_and_are_as_long_as_their_messages(
     compression: dict[str, Any],
@@ -203,6 +243,7 @@ def test_compressed_pushes_lose_nothing_but_the_residual_and_are_as_long_as_thei
     residual = torch.cat([compressor.state()["residual"] for compressor in worker.client.encoder.compressors])
     assert float(((before - servers.values()) / 0.125 + residual - sent).abs().max()) <= 1e-12
     assert counted == length or not length
+    assert counted == worker.client.encoder.bytes_dense - worker.client.encoder.bytes_saved
     assert 0 < counted < worker.client.encoder.bytes_dense / 2
     assert worker.client.encoder.bytes_dense == plan.steps * sent.nbytes
     servers.close()

@@ -66,6 +66,26 @@ def test_several_shards_are_one_bit_for_bit(tmp_path: Path) -> None:
     assert same_bits(found[0].weights, found[1].weights)
 
 
+@pytest.mark.parametrize(
+    ("data", "exchange"),
+    [(1, {"consistency": "asynchronous"}), (2, {}), (2, {"shards": 2})],
+    ids=["asynchronous", "synchronous", "two shards"],
+)
+def test_workers_that_fetch_what_has_changed_train_to_the_same_bits_with_fewer_bytes(
+    data: int, exchange: dict[str, Any], tmp_path: Path
+) -> None:
+    found = []
+    for pulls in ("whole", "changed"):
+        settings = central_settings(data, {**exchange, "pulls": pulls}, steps=8, optimizer={"type": "sgd", "lr": 0.3})
+        # What each of two workers keeps depends on who computes which share.
+        settings = replace(settings, compression={"type": "topk", "ratio": 0.01, "error_feedback": data == 1})
+        found.append(train_central(task, settings, tmp_path / pulls))
+    whole, changed = found
+    assert same_bits(whole.weights, changed.weights)
+    assert whole.losses == changed.losses
+    assert sum(changed.moved) < 0.5 * sum(whole.moved)
+
+
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_staleness_never_exceeds_its_bound(staleness: int, tmp_path: Path) -> None:
     faults = ({"kind": "slow", "role": "worker", "rank": 2, "at_step": 1, "factor": 10.0},)

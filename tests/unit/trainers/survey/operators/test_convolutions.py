@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from orchestray.trainers.analysis.memory import peak_bytes
 from orchestray.trainers.analysis.trace import traced
-from orchestray.trainers.survey.operators import closed_forms, convolutions, fourier, winograd
+from orchestray.trainers.survey.operators import closed_forms, convolutions, fbfft, fourier, winograd
 from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
 
 Algorithm = Callable[[Tensor, Tensor], Tensor]
@@ -25,6 +25,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "CHWN": convolutions.through_chwn,
     "FFT": fourier.fourier,
     "FFT of tiles": lambda x, weight: fourier.fourier_tiled(x, weight, tile=6),
+    "FFT, unordered": fbfft.fourier_small,
     "Winograd F(2)": winograd.winograd,
     "Winograd F(3)": lambda x, weight: winograd.winograd(x, weight, 3),
     "Winograd F(4)": lambda x, weight: winograd.winograd(x, weight, 4),

@@ -1,0 +1,24 @@
+"""Processes that have a CUDA context, as the driver knows them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from gpu.check import Skip
+
+
+def processes_on_gpus() -> set[int]:
+    """Return the ids of processes with a CUDA context.
+
+    Raises:
+        Skip: this machine has no nvidia-smi, or it does not see them, as in some containers.
+    """
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        raise Skip("it needs nvidia-smi, which is not here")
+    command = [tool, "--query-compute-apps=pid", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    if done.returncode:
+        raise Skip(f"nvidia-smi does not list processes here: {done.stderr.strip() or done.stdout.strip()}")
+    return {int(line) for line in done.stdout.split() if line.isdigit()}

@@ -1,0 +1,118 @@
+// A device that torch knows nothing about, whose memory is the CPU's and whose operations run there.
+#include <ATen/EmptyTensor.h>
+#include <ATen/NativeFunctions.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/native/transformers/sdp_utils_cpp.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/library.h>
+
+namespace {
+
+void free_block(void* block) { std::free(block); }
+
+struct Memory final : c10::Allocator {
+  c10::DataPtr allocate(size_t size) override {
+    void* block = size ? std::malloc(size) : nullptr;
+    return {block, block, &free_block, c10::Device(c10::DeviceType::PrivateUse1, 0)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  void copy_data(void* to, const void* from, std::size_t size) const override { std::memcpy(to, from, size); }
+};
+Memory memory;
+REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &memory);
+
+const c10::DispatchKeySet KEYS(c10::DispatchKey::PrivateUse1);
+
+at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &memory, KEYS, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(size, stride, &memory, KEYS, c10::dtype_or_default(dtype));
+}
+
+// The same memory as a tensor of the CPU.
+at::Tensor seen(const at::Tensor& tensor) {
+  if (!tensor.is_privateuseone()) return tensor;
+  return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(),
+                       [keep = tensor](void*) {}, tensor.options().device(at::kCPU).requires_grad(false));
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  seen(to).copy_(seen(from));
+  return to;
+}
+
+at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  at::native::resize_(to, from.sizes(), std::nullopt);
+  return copy_from(from, to, false);
+}
+
+at::Scalar local_scalar(const at::Tensor& self) { return at::_local_scalar_dense(seen(self)); }
+
+int64_t attention_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                         double, bool, std::optional<double>, bool) {
+  return static_cast<int64_t>(sdp::SDPBackend::math);
+}
+
+// Torch chooses the kernel of a convolution by the device, and leaves that of an unknown one to it.
+at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                       at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+                       at::IntArrayRef output_padding, int64_t groups) {
+  std::optional<at::Tensor> shift;
+  if (bias && bias->defined()) shift = seen(*bias);
+  return at::convolution(seen(input), seen(weight), shift, stride, padding, dilation, transposed, output_padding,
+                         groups).to(input.device());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
+    const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride,
+    at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding, int64_t groups,
+    std::array<bool, 3> mask) {
+  auto [to_input, to_weight, to_bias] = at::convolution_backward(
+      seen(gradient), seen(input), seen(weight), weight.sizes()[0], stride, padding, dilation, transposed,
+      output_padding, groups, mask);
+  auto placed = [&](const at::Tensor& each) { return each.defined() ? each.to(input.device()) : each; };
+  return {placed(to_input), placed(to_weight), placed(to_bias)};
+}
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  bool on_device = false, on_cpu = false;
+  auto look = [&](const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (tensor.is_privateuseone()) on_device = true;
+    else if (tensor.dim() > 0 && tensor.is_cpu()) on_cpu = true;
+  };
+  for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (value.isTensor()) look(value.toTensor());
+    else if (value.isTensorList()) for (const at::Tensor& tensor : value.toTensorVector()) look(tensor);
+  }
+  TORCH_CHECK(!(on_device && on_cpu) || op.schema().name() == "aten::index",
+              "Expected all tensors to be on the same device: ", op.schema().name(), " has one of the CPU as well");
+  at::native::cpu_fallback(op, stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_copy_from_and_resize", &copy_and_resize);
+  m.impl("convolution_overrideable", &convolution);
+  m.impl("convolution_backward_overrideable", &convolution_backward);
+  m.impl("_fused_sdp_choice", &attention_choice);
+  m.impl("resize_", &at::native::resize_);
+  m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
+  m.impl("_local_scalar_dense", &local_scalar);
+  m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("view", &at::native::view);
+  m.impl("_reshape_alias", &at::native::_reshape_alias);
+}

@@ -1,0 +1,89 @@
+"""A step on a device that is not the CPU gives the CPU's bits, and waits for the device only where that is stated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fake_accelerator import built, compiler
+from support.patience import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[4]
+SUMS = ("trainers/sync/common/exact_sum.py", "ExactSums.read", "copy to the host")
+"""All replicas decide together which parameters were used, and whether to stop."""
+AGREED = ("trainers/core/unread.py", "Arriving.read", "read in the step that made it")
+"""Workers that agree beside the gradients send their losses along, at the end of the step."""
+PIPELINE = {
+    ("platform/comm/channel/wire.py", "flat_bytes", "copy to the host"),
+    ("trainers/core/forward.py", "Forward.loss", "a number is read"),
+    ("trainers/parallel/pipeline/links.py", "Links._unpacked.<locals>.<listcomp>", "copy from pageable memory"),
+}
+"""Activations cross through the memory of the host, micro-batch by micro-batch, so a loss read there adds no wait."""
+WAITS: dict[str, set[tuple[str, str, str]]] = {
+    "one": set(),
+    "one, clipped": set(),
+    "one, adamw and an average": set(),
+    "data": {SUMS},
+    "data, clipped": {SUMS},
+    "zero1": {SUMS},
+    "zero2": {SUMS},
+    "averaging": {AGREED},
+    "tensor": {AGREED},
+    "pipeline": PIPELINE,
+}
+"""The places at which the steps of a layout wait for the device; none may be added without its reason here."""
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="the device is compiled, and there is no g++")
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    library = built(request.config.cache.mkdir("fake_accelerator"))
+    done = subprocess.run(
+        [sys.executable, "-m", "support.on_fake_accelerator", str(library)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+def test_every_layout_gives_weights_and_lines_of_the_cpu_bit_for_bit(found: dict[str, Any]) -> None:
+    equal = {name: {key: run[key] for key in run if key != "waits"} for name, run in found["layouts"].items()}
+    assert equal == {name: dict.fromkeys(next(iter(equal.values())), True) for name in WAITS}
+
+
+def test_a_step_waits_for_the_device_where_it_is_stated_and_nowhere_else(found: dict[str, Any]) -> None:
+    assert {name: {tuple(each) for each in run["waits"]} for name, run in found["layouts"].items()} == WAITS
+
+
+def test_a_tensor_at_the_wrong_place_fails_as_on_a_gpu(found: dict[str, Any]) -> None:
+    assert "Expected all tensors to be on the same device" in found["misplaced"]
+
+
+@pytest.mark.parametrize("layout", ["one", "data"])
+def test_a_loss_that_is_read_late_is_refused_with_the_text_of_one_that_is_read_at_once(
+    found: dict[str, Any], layout: str
+) -> None:
+    at_once, late = found["nan"][layout]
+    assert "The loss became nan at step 2 on worker" in at_once
+    assert late == at_once
+
+
+def test_no_checkpoint_is_saved_behind_a_loss_that_is_not_finite(found: dict[str, Any]) -> None:
+    assert found["saved"] == [[1], [1]]
+
+
+def test_a_served_batch_is_answered_as_on_the_cpu_and_waits_for_its_answers_alone(found: dict[str, Any]) -> None:
+    assert found["served"] == {"answers are equal": True, "waits": ["CPU waits for answers"]}

@@ -1,0 +1,137 @@
+"""Every exchange under NCCL's rules, in random orders: none waits for ever, and all orders give the same bits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.compression.registry import COMPRESSIONS
+from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.config.settings import ReplicaSettings
+from orchestray.trainers.core.exchange import Exchange
+from orchestray.trainers.sync.factory import make_exchange
+from orchestray.trainers.sync.registry import EXCHANGES
+from support.nccl import run_on_gpus
+
+STEPS, SAMPLES = 2, 12
+ALLREDUCE = {"type": "allreduce"}
+COMPRESSED: dict[str, dict[str, Any]] = {
+    "float16": {},
+    "bfloat16": {},
+    "qsgd": {"huffman": True},
+    "terngrad": {},
+    "onebit": {},
+    "topk": {"ratio": 0.3},
+    "threshold": {"threshold": 0.1},
+    "adaptive_threshold": {"ratio": 0.3},
+    "dgc": {"ratio": 0.3},
+    "powersgd": {},
+}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "allreduce": {"exchange": {**ALLREDUCE, "bucket_mb": 0.0001}},
+    "allreduce after the backward pass": {"exchange": {**ALLREDUCE, "overlap": False}},
+    **{
+        f"algorithm {name}": {"exchange": {**ALLREDUCE, "algorithm": name, "bucket_mb": 0.0001}}
+        for name in ("tree", "butterfly", "ring", "rabenseifner", "auto")
+    },
+    **{
+        f"sharded {name}": {"exchange": {**ALLREDUCE, "shard": name}}
+        for name in ("optimizer", "gradients", "parameters")
+    },
+    "factors": {"exchange": {**ALLREDUCE, "factors": "always"}},
+    **{
+        f"compressed by {name}": {"exchange": ALLREDUCE, "compression": {"type": name, **keys}}
+        for name, keys in COMPRESSED.items()
+    },
+    "median": {"exchange": ALLREDUCE, "aggregation": {"type": "median"}},
+    **{
+        f"gossip, {graph}": {"exchange": {"type": "gossip", "graph": graph}} for graph in ("random", "ring", "complete")
+    },
+    "gossip, push-sum": {"exchange": {"type": "gossip", "mixing": "push_sum"}},
+    "gossip, compressed": {
+        "exchange": {"type": "gossip", "graph": "ring"},
+        "compression": {"type": "topk", "ratio": 0.3},
+    },
+    "averaging": {"exchange": {"type": "averaging", "every": 1}},
+    "averaging, compressed": {"exchange": {"type": "averaging", "every": 1}, "compression": {"type": "qsgd"}},
+    "elastic": {"exchange": {"type": "elastic_averaging"}},
+    "elastic, compressed": {"exchange": {"type": "elastic_averaging"}, "compression": {"type": "qsgd"}},
+    "independent": {"exchange": {"type": "independent"}},
+}
+MEASURED = "algorithm auto"
+"""A scheme that chooses by times, and so does not give the same bits twice."""
+
+
+def exchange_of(strategy: Mapping[str, Any], size: int) -> Callable[[], Exchange]:
+    """Return a function that makes the exchange of a config."""
+    config = load_train_config(
+        {
+            "name": "order",
+            "task": {"type": "digits"},
+            "train": {"batch_size": SAMPLES, "steps": STEPS, "optimizer": {"type": "sgd", "lr": 0.1}},
+            "strategy": {"network": {"data": size}, **strategy},
+        }
+    )
+    settings = ReplicaSettings.from_config(config, storage="", model_directory="")
+    return lambda: make_exchange(
+        **settings.exchange, compression=settings.compression, aggregation=settings.aggregation, seed=settings.seed
+    )
+
+
+def trained(make: Callable[[], Exchange], model: nn.Module, x: Tensor, collective: Collective) -> dict[str, Tensor]:
+    """Train as the loop does, and return what this rank holds then."""
+    exchange, own = make(), copy.deepcopy(model)
+    exchange.attach(own, collective)
+    mine = x.tensor_split(collective.size)[collective.rank]
+    for step in range(1, STEPS + 1):
+        exchange.before_step(step)
+        exchange.begin_backward(last_micro_batch=True)
+        (own(mine).square().sum() / (len(mine) if exchange.diverges else len(x))).backward()
+        exchange.fraction = len(mine) / len(x)
+        exchange.finish([1.0])
+        with torch.no_grad():
+            for update, gradient in zip(exchange.updates(), exchange.gradients(), strict=True):
+                if gradient is not None:
+                    update.tensor.sub_(gradient, alpha=0.05)
+        exchange.after_step(step)
+    with exchange.consensus():
+        own(mine)
+        exchange.rest()
+    exchange.agree()
+    return {name: held.tensor.detach().clone() for name, held in exchange.held().items()}
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+@pytest.mark.parametrize("num_seeds", [6, pytest.param(320, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_an_exchange_waits_for_nothing_for_ever_and_gives_the_same_bits_in_any_order(name: str, num_seeds: int) -> None:
+    size = 4
+    make, model, x = exchange_of(SCHEMES[name], size), small_model(), torch.randn(SAMPLES, 6).double()
+    first: list[dict[str, Tensor]] | None = None
+    for seed in range(num_seeds):
+        room = (None, 1)[seed % 2]
+        found, gpus = run_on_gpus(size, lambda member: trained(make, model, x, member), seed=seed, room=room)
+        first = first or found
+        for here, before in zip(found, first, strict=True):
+            assert here.keys() == before.keys()
+            for key, value in here.items():
+                assert not value.isnan().any(), key
+                assert name == MEASURED or torch.equal(value, before[key]), (seed, key)
+        assert not [known for known in gpus.communicators if " " in known], "no communicator of a pair"
+        assert len(gpus.communicators) <= 3, "one for all, and one for each order of its own"
+
+
+def test_every_exchange_and_every_compression_is_among_them() -> None:
+    exchanges = {scheme["exchange"]["type"] for scheme in SCHEMES.values()}
+    assert set(EXCHANGES) - exchanges == {"parameter_server"}, "its workers and servers talk over channels"
+    assert set(COMPRESSIONS) - COMPRESSED.keys() == {"none"}
