@@ -74,6 +74,7 @@ def _run(member: Member, rank: int, size: int, port: int, backend: str, device: 
             torch.cuda.set_device(device)
         world = join(TCPStore("127.0.0.1", port), rank, size, backend, device)
         result = member(world, device)
+        world.barrier()  # one that leaves before the others have their last answer would cut them off
     except BaseException as error:  # noqa: BLE001 - carried to the parent
         traceback.print_exc()
         answers.put(pickle.dumps((rank, None, f"{type(error).__name__}: {error}")))
