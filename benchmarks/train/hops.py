@@ -1,7 +1,7 @@
 """Count what stands between a request and its answer: our own calls, functions and files, on the five busiest paths.
 
 `python benchmarks hops --path step` prints one path, one line a function, in the order of their first calls.
-`python benchmarks hops --docs docs/explanation` writes the pages of a batch's and a push's path.
+`python benchmarks hops --docs docs/explanation` writes the pages of four of them.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def show(name: str) -> None:
 PAGES: Mapping[str, tuple[str, str]] = {
     "step": ("path-of-a-batch.md", "The path of a batch"),
     "push": ("path-of-a-push.md", "The path of a push"),
+    "trial": ("path-of-a-trial.md", "The path of a trial"),
+    "predict": ("path-of-a-request.md", "The path of a request"),
 }
 _DETAILS = ("<lambda>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "__init__", "__enter__", "__exit__")
 """Functions that a page leaves out."""

@@ -1,4 +1,4 @@
-"""The pages that show the path of a batch and of a push: what they name is there, and is what is called."""
+"""The pages that show four paths through the code: what they name is there, and is what is called."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def named_in(file: Path) -> set[str]:
     return {getattr(node, "name", "") for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))}
 
 
-@pytest.mark.parametrize("page", ["path-of-a-batch.md", "path-of-a-push.md"])
+@pytest.mark.parametrize("page", ["path-of-a-batch.md", "path-of-a-push.md", "path-of-a-trial.md", "path-of-a-request.md"])
 def test_every_function_on_the_page_is_in_its_file(page: str) -> None:
     hops = LINE.findall((ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8"))
     assert len(hops) > 40
