@@ -35,8 +35,8 @@ def test_a_page_does_what_it_says_from_top_to_bottom(page: Path, heading: str, r
     readers.of(page).read(page, heading)
 
 
-def test_each_name_in_the_records_of_these_runs_is_in_the_reference(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for run in {path.parent for path in tmp_path_factory.getbasetemp().rglob("runs/*/result.json")}:
+def test_each_name_in_the_records_of_these_runs_is_in_the_reference(readers: Readers) -> None:
+    for run in {path.parent for path in readers.place.rglob("runs/*/result.json")}:
         result = json.loads((run / "result.json").read_text(encoding="utf-8"))
         if "parts" not in result or not (run / "metrics.jsonl").exists() or (run / "trials.jsonl").exists():
             continue  # of a search, or of an earlier version

@@ -345,12 +345,12 @@ class Readers:
     """A reader for each page, who comes back to it for its next part."""
 
     def __init__(self, place: Path, desk: Desk) -> None:
-        self._place, self._desk = place, desk
+        self.place, self._desk = place, desk
         self._readers: dict[Path, Reader] = {}
 
     def of(self, page: Path) -> Reader:
         if page not in self._readers:
-            directory = self._place / name_of(page).removesuffix(".md").replace("/", "-")
+            directory = self.place / name_of(page).removesuffix(".md").replace("/", "-")
             directory.mkdir()
             copies = name_of(page) in CHANGES_CODE
             empty = page.parent.name == "tutorials" and not copies

@@ -19,9 +19,9 @@ def named_in(file: Path) -> set[str]:
     return {getattr(node, "name", "") for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))}
 
 
-@pytest.mark.parametrize("page", ["path-of-a-batch.md", "path-of-a-push.md", "path-of-a-trial.md", "path-of-a-request.md"])
-def test_every_function_on_the_page_is_in_its_file(page: str) -> None:
-    hops = LINE.findall((ROOT / "docs" / "explanation" / page).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("of", ["batch", "push", "trial", "request"])
+def test_every_function_on_the_page_is_in_its_file(of: str) -> None:
+    hops = LINE.findall((ROOT / "docs" / "explanation" / f"path-of-a-{of}.md").read_text(encoding="utf-8"))
     assert len(hops) > 40
     for function, file in hops:
         assert set(function.split(".")) <= named_in(ROOT / file), f"{file} has no {function}: write the page again"

@@ -14,6 +14,7 @@ FILES = {
     "checkpoints": "The last checkpoints, each with checksums, written aside and then renamed.",
     "model": "Trained weights as safetensors, and what it takes to build the model again.",
     "tensorboard": "The same metrics for TensorBoard.",
+    "trackers": "How far each of `trackers` has been told, so that a resumed run goes on there.",
     "result.json": "How it ended: see [metrics](metrics.md#resultjson).",
     "timeline.json": "Last steps of a pipeline, action by action.",
     "schedule.json": "Hyper-parameters by step that the run followed (`orchestray train --replay`).",

@@ -20,7 +20,7 @@ from support.configs import GOOD, problems_of
         ("train.optimizer.momentun=0.9", "train.optimizer.momentun: is no known key; did you mean 'momentum'?"),
         (
             "resources.x=1",
-            "resources.x: is no known key; known here: cpus_per_worker, gpus_per_worker, spares",
+            "resources.x: is no known key; known here: cpus_per_worker, gpus_per_worker, peak_tflops, spares",
         ),
         # wrong types: nothing is bent into shape
         ("train.batch_size=true", "train.batch_size: must be a whole number, got true"),
