@@ -41,6 +41,7 @@ from orchestray.platform.sim.event_loop import DeadlockError
 from orchestray.platform.sim.network import Link, SimulatedNetwork
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
 from orchestray.trainers.layout import groups
+from orchestray.trainers.sync.local import elastic_center
 
 FOR_EVER = float("inf")
 
@@ -470,12 +471,20 @@ class GpuCollective(Collective):
 class _Thread:
     """A thread that product code starts beside its member: another program of the member."""
 
-    def __init__(self, gpus: Gpus, *, target: Callable[[], None], name: str, daemon: bool) -> None:
-        self._gpus, self._target, self._name, self._daemon = gpus, target, name, daemon
+    def __init__(
+        self, gpus: Gpus, *, target: Callable[..., None], name: str, daemon: bool, args: Sequence[Any] = ()
+    ) -> None:
+        self._gpus, self._target, self._name, self._daemon = gpus, partial(target, *args), name, daemon
+        self._ended: Promise[None] = Promise()
 
     def start(self) -> None:
         member = self._gpus.member_of_running()
-        self._gpus.start_member(member, self._target, f"{self._name} of member {member}")
+        started = self._gpus.start_member(member, self._target, f"{self._name} of member {member}")
+        started.on_end(lambda _: self._ended.set_result(None))
+
+    def join(self) -> None:
+        if not self._ended.done():
+            self._gpus.wait_for(self._ended, f"the end of {self._name}")
 
 
 class _Future(Promise[Any]):
@@ -493,12 +502,17 @@ class _Future(Promise[Any]):
 
 @contextlib.contextmanager
 def in_virtual_time(gpus: Gpus) -> Iterator[None]:
-    """Let the threads of scheduled all-reduces be programs in virtual time, and let workers open simulated channels."""
+    """Let the threads beside a member be programs in virtual time, and let members open simulated channels.
+
+    The threads are those of scheduled all-reduces, and of the replica that serves the centre of elastic averaging.
+    """
     threads = SimpleNamespace(Thread=partial(_Thread, gpus), Lock=threading.Lock)
     with (
         mock.patch.object(execute, "threading", threads),
         mock.patch.object(execute, "Future", partial(_Future, gpus)),
         mock.patch.object(groups, "open_channel", gpus.open_channel),
+        mock.patch.object(elastic_center, "threading", threads),
+        mock.patch.object(elastic_center, "GlooChannel", gpus.open_channel),
     ):
         yield
 
