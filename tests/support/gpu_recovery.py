@@ -124,7 +124,6 @@ class RunOnGpus:
                 end = self._ends[member] = GpuCollective(self.gpus, self._ids, member, path=name)
                 if self.gpus.is_abandoned(name):  # a gang of which a member is lost while it meets gives it no work
                     end.abort()
-                    raise PeerLostError("the meeting was called off")
                 self.results[rank] = self._train(self._held[member], end)
             except PeerLostError:
                 self._tell(StoppedEarly(rank, explained=False))
