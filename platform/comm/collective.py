@@ -274,6 +274,9 @@ class Collective:
             member._family = self._family
             member._siblings = self._siblings
             self._family.append(member)
+            if self._group is None:  # left meanwhile: on GPUs nobody would end what the new group waits for
+                member.abort()
+                raise PeerLostError(self._failure or _LEFT)
             self._siblings[path] = member
         return self._siblings[path]
 
@@ -291,6 +294,11 @@ class Collective:
         if self.backend.kind == "nccl":
             with PULSE.waiting():  # not counted as a wait for others: this member's own work may be under way
                 wait_for_stream(self.backend.device)
+
+    @property
+    def is_left(self) -> bool:
+        """True if this member has left the group."""
+        return self._group is None
 
     def abort(self) -> None:
         """Leave the group and close its connections: pending operations raise at once, here and at the others.
@@ -343,7 +351,7 @@ class Collective:
 
     def _leave(self, reason: str) -> None:
         groups: list[Any] = []
-        for member in tuple(self._family):
+        for member in self._family:  # with those that another thread adds meanwhile
             with member._lock:
                 member._failure = member._failure or reason
                 if member._group is not None:

@@ -11,6 +11,7 @@ Facts about gloo that this is built around (torch 2.13):
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import math
 import os
 import time
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 30.0
 """Time to connect once all members have come: a member that is gone by then was killed in between."""
+COMMUNICATOR_TIMEOUT_S = 120.0
+"""Time to make a communicator of NCCL once all members have come: a large one takes some tens of seconds."""
+_STDERR = 2
 _LOOK_S = 0.5
 _AT_ONCE = timedelta(milliseconds=1)
 _CLOSING = 1
@@ -124,8 +128,28 @@ def _connect(store: Store, rank: int, size: int, timeout: timedelta, backend: Ba
     # The communicator is made now, while all members are here. Otherwise the first operation would make it, which may
     # be an exchange of some of them only; and a send alone would make one for each pair.
     both.bound_device_id = backend.device
-    on_gpu.eager_connect_single_device(backend.device)
+    with ended_if_late():
+        on_gpu.eager_connect_single_device(backend.device)
     return both
+
+
+@contextlib.contextmanager
+def ended_if_late(timeout_s: float = COMMUNICATOR_TIMEOUT_S) -> Iterator[None]:
+    """End this process, with its stacks in its output, if the communicator that is made inside is not made in time.
+
+    A member that dies while NCCL makes one leaves the others waiting in it for good. The driver's word does not reach
+    them: there is nothing yet to abort, and torch sets no time limit. So a survivor counts as lost: the driver sees
+    that the process has ended, and replaces it. The watch needs no lock of Python, which NCCL's call may hold.
+
+    Args:
+        timeout_s: time to make it.
+    """
+    faulthandler.dump_traceback_later(timeout_s, exit=True, file=_STDERR)
+    try:
+        with PULSE.waiting():
+            yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def join_default_group(store: Store, rank: int, size: int, timeout_s: float, backend: Backend = GLOO) -> None:
@@ -145,14 +169,15 @@ def join_default_group(store: Store, rank: int, size: int, timeout_s: float, bac
         apply_nccl_settings(os.environ)
     remember_backend(backend)
     try:
-        dist.init_process_group(
-            NAMES_FOR_TORCH[backend.kind],
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
-            device_id=backend.device if backend.kind == "nccl" else None,  # its communicator is made now
-        )
+        with ended_if_late() if backend.kind == "nccl" else contextlib.nullcontext():
+            dist.init_process_group(
+                NAMES_FOR_TORCH[backend.kind],
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
+                device_id=backend.device if backend.kind == "nccl" else None,  # its communicator is made now
+            )
     except RuntimeError:
         _forget_failed_group()
         raise
@@ -177,7 +202,8 @@ def adopt_default_group(backend: Backend) -> None:
     if backend.kind == "nccl":
         group: Any = dist.distributed_c10d._get_default_group()
         group.bound_device_id = backend.device
-        group._get_backend(backend.device).eager_connect_single_device(backend.device)
+        with ended_if_late():
+            group._get_backend(backend.device).eager_connect_single_device(backend.device)
 
 
 def backend_of_default_group() -> Backend:

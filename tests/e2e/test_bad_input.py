@@ -216,8 +216,10 @@ def test_a_ray_address_that_does_not_answer_is_named(tmp_path: Path, address: st
 
 
 def test_more_gpus_than_there_are_says_what_the_cluster_has(cluster: Cluster, tmp_path: Path) -> None:
-    said = refused(tmp_path, "resources.gpus_per_worker=1", status=1, cluster=cluster)
-    assert "The cluster cannot place 2 worker(s) with 1 CPU and 1 GPU each: that is 2 GPU, and it has 1 node(s)" in said
+    said = refused(tmp_path, "resources.gpus_per_worker=2", status=1, cluster=cluster)
+    assert "The cluster cannot place 2 worker(s) with 1 CPU and 2 GPU each: that is 4 GPU, and it has 1 node(s)" in said
+    events = (tmp_path / "runs/digits/events.jsonl").read_text()
+    assert "a worker computes on the first of its GPUs, and only reserves the others" in events
 
 
 def test_resume_with_another_config_names_the_keys_that_matter(cluster: Cluster, tmp_path: Path) -> None:

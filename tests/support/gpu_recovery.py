@@ -30,13 +30,23 @@ class RunOnGpus:
         train: trains it; raises PeerLostError if another member is lost.
         num_deaths: deaths that happen.
         until_s: virtual seconds within which they happen; an operation takes half a second on average.
+        abort: ends what a state waits for beside the collective, as a host of the product does on the driver's word.
     """
 
     def __init__(
-        self, seed: int, size: int, make: Callable[[], Any], train: Train, *, num_deaths: int, until_s: float
+        self,
+        seed: int,
+        size: int,
+        make: Callable[[], Any],
+        train: Train,
+        *,
+        num_deaths: int,
+        until_s: float,
+        abort: Callable[[Any], None] = lambda _: None,
     ) -> None:
         self.gpus = Gpus(seed)
         self._size, self._make, self._train = size, make, train
+        self._abort = abort
         self._state = State.of(size, size, max_restarts=100)
         self._ids = list(range(size))
         """Process of each rank; a replacement is another one."""
@@ -48,6 +58,7 @@ class RunOnGpus:
         self._arrived: Promise[None] = Promise()
         self.results: dict[int, Any] = {}
         self.num_killed = 0
+        self.gpus.on_ended = self._kill
         for _ in range(num_deaths):
             self.gpus.at(self.gpus.rng.uniform(0, until_s), self._kill_one)
 
@@ -79,8 +90,8 @@ class RunOnGpus:
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Abort):
             self.gpus.abandon(self._name)
-            for end in list(self._ends.values()):
-                self.gpus.at(self.gpus.now_s + self.gpus.rng.random(), end.abort)  # the calls take their time
+            for member, end in self._ends.items():
+                self.gpus.at(self.gpus.now_s + self.gpus.rng.random(), self._ends_waits(member, end))  # calls take time
         elif isinstance(decision, Replace):
             self._ids[decision.rank] = self._num_processes
             self._held[self._num_processes] = self._make()
@@ -89,6 +100,13 @@ class RunOnGpus:
             self._employ()
         else:
             assert isinstance(decision, Record), decision
+
+    def _ends_waits(self, member: int, end: Collective) -> Callable[[], None]:
+        def abort() -> None:
+            end.abort()
+            self._abort(self._held[member])
+
+        return abort
 
     @property
     def _name(self) -> str:
@@ -104,6 +122,8 @@ class RunOnGpus:
         def work() -> None:
             try:
                 end = self._ends[member] = GpuCollective(self.gpus, self._ids, member, path=name)
+                if self.gpus.is_abandoned(name):  # a gang of which a member is lost while it meets gives it no work
+                    end.abort()
                 self.results[rank] = self._train(self._held[member], end)
             except PeerLostError:
                 self._tell(StoppedEarly(rank, explained=False))
@@ -118,10 +138,12 @@ class RunOnGpus:
             self._arrived.set_result(None)
 
     def _kill_one(self) -> None:
-        rank = self.gpus.rng.randrange(self._size)
-        member = self._ids[rank]
+        self.num_killed += self._kill(self._ids[self.gpus.rng.randrange(self._size)])
+
+    def _kill(self, member: int) -> bool:
         if not self.gpus.kill_member(member):
-            return  # it has ended already
-        self.num_killed += 1
+            return False  # it has ended already
+        rank = self._ids.index(member)
         self._ends.pop(member, None)
         self.gpus.at(self.gpus.now_s + 3 * self.gpus.rng.random(), lambda: self._tell(Lost(rank, "killed")))
+        return True

@@ -8,8 +8,9 @@ The rules, as torch's `ProcessGroupNCCL` follows them:
 - Sends and receives between `_start_coalescing` and `_end_coalescing` are one operation: they run together, on the
   communicator of all members.
 - A send or receive alone uses a communicator of the pair, which is made when it is first needed (`eager=False`), or
-  the communicator of all, where it is serialised with every other operation (`eager=True`). Making a communicator
-  blocks its members until all have come.
+  the communicator of all, where it is serialised with every other operation (`eager=True`).
+- Members first meet in a store, which can be called off. Then they make the communicator, which blocks each until all
+  others are there too, and which nothing calls off.
 - `wait` orders the member's later operations behind this one, whichever thread starts them. It never fails: not if a
   peer is dead, and not after an abort, when the result is undefined (here not-a-number).
 
@@ -35,14 +36,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestray.platform.comm.allreduce import execute
-from orchestray.platform.comm.channel.base import Channel
+from orchestray.platform.comm.channel.base import DEFAULT_TIMEOUT_S, Channel, ChannelTimeoutError
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.sim.event_loop import DeadlockError
 from orchestray.platform.sim.network import Link, SimulatedNetwork
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
 from orchestray.trainers.layout import groups
+from orchestray.trainers.sync.local import elastic_center
 
 FOR_EVER = float("inf")
+MAKING_S = 20.0
+"""Virtual seconds after which a member that waits for a communicator to be made ends: see `ended_if_late`."""
 
 
 class MismatchError(RuntimeError):
@@ -91,8 +95,11 @@ class Communicator:
         """Name of the group that is left and called off as a whole."""
         self.streams: dict[int, deque[Operation]] = {member: deque() for member in members}
         self.came: set[int] = set()
+        self.arrived: Promise[None] = Promise()
+        """Done once all members have come to the store."""
+        self.makes: set[int] = set()
+        """Members that are making it."""
         self.made: Promise[None] = Promise()
-        """Done once all members have come to make it."""
         self.rounds: dict[int, dict[int, tuple[Operation, Part]]] = {}
         """Collectives that have begun to run, by their number and then by member."""
         self.num_rounds = Counter[int]()
@@ -117,6 +124,9 @@ class Gpus(SimulatedNetwork):
         super().__init__(Link(latency_s=0.1))
         self.eager = eager
         self._opened: dict[str, tuple[Channel, Channel]] = {}
+        self._both_came: dict[str, Promise[None]] = {}
+        self._channels: dict[int, list[Channel]] = {}
+        """Ends of channels of each member."""
         self._room = room
         self._num_running = Counter[int]()
         self._num_posted = 0
@@ -128,6 +138,10 @@ class Gpus(SimulatedNetwork):
         """Operations that the streams of each member wait for."""
         self._of: dict[SimulatedProgram, int] = {}
         self._abandoned: set[str] = set()
+        self.on_ended: Callable[[int], object] = self.kill_member
+        """Called with a member whose process ends as a communicator was not made in time."""
+        self.num_ended = 0
+        """Number of processes that ended so."""
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
@@ -174,21 +188,47 @@ class Gpus(SimulatedNetwork):
         if name not in self.communicators:
             self.communicators[name] = Communicator(name, members)
             if self.communicators[name].group in self._abandoned:
-                self.communicators[name].made.set_exception(PeerLostError("the meeting was called off"))
+                self.communicators[name].arrived.set_exception(PeerLostError("the meeting was called off"))
         found = self.communicators[name]
         if member not in found.came:
             found.came.add(member)
-            if len(found.came) == len(found.members) and not found.made.done():
-                found.made.set_result(None)
-        if not found.made.done() or found.group in self._abandoned:
-            self.wait_for(found.made, f"member {member} makes {name}")
+            if len(found.came) == len(found.members) and not found.arrived.done():
+                found.arrived.set_result(None)
+        if not found.made.done():
+            self.wait_for(found.arrived, f"member {member} waits for all who make {name}")
+            self._make(found, member)
         return found
 
+    def _make(self, communicator: Communicator, member: int) -> None:
+        """Wait until all members make it; if one of them is gone, this one's process ends after a time."""
+        if member not in communicator.makes:
+            self.sleep(self.rng.random()).wait()
+            communicator.makes.add(member)
+            if len(communicator.makes) == len(communicator.members):
+                communicator.made.set_result(None)
+        try:
+            if not communicator.made.done():
+                VirtualHandle(communicator.made, f"member {member} makes {communicator.name}", MAKING_S, self).wait()
+        except ChannelTimeoutError:
+            self.num_ended += 1
+            self.at(self.now_s, lambda: self.on_ended(member))
+            self.wait_for(Promise(), f"member {member} ends")
+
     def open_channel(self, store: str, rank: int, **_: Any) -> Channel:
-        """Return an end of a channel between two members, as `nearest.open_channel` does."""
+        """Return an end of a channel between two members once both have come, as `nearest.open_channel` does.
+
+        Raises:
+            ChannelTimeoutError: the other did not come in time.
+        """
         if store not in self._opened:
             self._opened[store] = self.pair(f"{store}, first end", f"{store}, second end")
-        return self._opened[store][rank]
+            self._both_came[store] = Promise()
+            VirtualHandle(self._both_came[store], f"{store} is opened", DEFAULT_TIMEOUT_S, self).wait()
+        else:
+            self._both_came[store].set_result(None)
+        end = self._opened[store][rank]
+        self._channels.setdefault(self.member_of_running(), []).append(end)
+        return end
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -295,14 +335,20 @@ class Gpus(SimulatedNetwork):
                     self._done(communicator, operation)
 
     def abandon(self, name: str) -> None:
-        """Call off the making of a group's communicators: members that wait for others there lose them."""
+        """Call off the meetings of a group: members that wait for others there lose them."""
         self._abandoned.add(name)
         for communicator in self.communicators.values():
-            if communicator.group == name and not communicator.made.done():
-                communicator.made.set_exception(PeerLostError("the meeting was called off"))
+            if communicator.group == name and not communicator.arrived.done():
+                communicator.arrived.set_exception(PeerLostError("the meeting was called off"))
+
+    def is_abandoned(self, name: str) -> bool:
+        """Return True if the meetings of a group were called off."""
+        return name in self._abandoned
 
     def kill_member(self, member: int) -> bool:
-        """End the programs of a member where they are; what it has started stays under way for ever.
+        """End the programs of a member where they are; what it has started on its GPU stays under way for ever.
+
+        Those at the other ends of its channels may notice, as sockets do, or not, as if its machine were gone.
 
         Returns:
             True if there was one to end.
@@ -312,6 +358,9 @@ class Gpus(SimulatedNetwork):
             program.kill()
         for communicator in self.communicators.values():
             communicator.is_broken |= member in communicator.streams
+        if self.rng.random() < 0.5:
+            for end in self._channels.get(member, []):
+                self.at(self.now_s + self.rng.random(), end.close)
         return bool(running)
 
     def member_of_running(self) -> int:
@@ -470,12 +519,20 @@ class GpuCollective(Collective):
 class _Thread:
     """A thread that product code starts beside its member: another program of the member."""
 
-    def __init__(self, gpus: Gpus, *, target: Callable[[], None], name: str, daemon: bool) -> None:
-        self._gpus, self._target, self._name, self._daemon = gpus, target, name, daemon
+    def __init__(
+        self, gpus: Gpus, *, target: Callable[..., None], name: str, daemon: bool, args: Sequence[Any] = ()
+    ) -> None:
+        self._gpus, self._target, self._name, self._daemon = gpus, partial(target, *args), name, daemon
+        self._ended: Promise[None] = Promise()
 
     def start(self) -> None:
         member = self._gpus.member_of_running()
-        self._gpus.start_member(member, self._target, f"{self._name} of member {member}")
+        started = self._gpus.start_member(member, self._target, f"{self._name} of member {member}")
+        started.on_end(lambda _: self._ended.set_result(None))
+
+    def join(self) -> None:
+        if not self._ended.done():
+            self._gpus.wait_for(self._ended, f"the end of {self._name}")
 
 
 class _Future(Promise[Any]):
@@ -493,12 +550,17 @@ class _Future(Promise[Any]):
 
 @contextlib.contextmanager
 def in_virtual_time(gpus: Gpus) -> Iterator[None]:
-    """Let the threads of scheduled all-reduces be programs in virtual time, and let workers open simulated channels."""
+    """Let the threads beside a member be programs in virtual time, and let members open simulated channels.
+
+    The threads are those of scheduled all-reduces, and of the replica that serves the centre of elastic averaging.
+    """
     threads = SimpleNamespace(Thread=partial(_Thread, gpus), Lock=threading.Lock)
     with (
         mock.patch.object(execute, "threading", threads),
         mock.patch.object(execute, "Future", partial(_Future, gpus)),
         mock.patch.object(groups, "open_channel", gpus.open_channel),
+        mock.patch.object(elastic_center, "threading", threads),
+        mock.patch.object(elastic_center, "GlooChannel", gpus.open_channel),
     ):
         yield
 

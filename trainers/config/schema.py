@@ -241,7 +241,7 @@ class Resources(Section):
     cpus_per_worker: AboveZero = 1.0
     """Number of CPUs per worker."""
     gpus_per_worker: AtLeastZero = 0.0
-    """Number of GPUs per worker."""
+    """Number of GPUs per worker, or a fraction of one; a worker computes on one, and only reserves more."""
     peak_tflops: AboveZero | None = None
     """Peak of a worker's device in the run's precision, TFLOP/s, for `mfu` in the metrics; null: that of known GPUs."""
     spares: Count = 0

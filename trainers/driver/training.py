@@ -19,6 +19,7 @@ from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress
 from orchestray.trainers.config.load import dump_yaml, load_train_config
 from orchestray.trainers.config.modes import goals_text
+from orchestray.trainers.config.resource_checks import unused_gpus
 from orchestray.trainers.config.resume import resume_differences
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -142,6 +143,8 @@ def _attempt(
         feeds.start(config.model_dump(mode="json"), config.name, resumed=resume_from is not None)
         if goals := goals_text(config):
             progress.event(goals)
+        if caution := unused_gpus(config.resources):
+            run_log.warn("unused GPUs", caution)
         try:
             outcome = _run_engine(config, directory, address, run_log, resume_from, asked)
         except KeyboardInterrupt:

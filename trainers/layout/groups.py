@@ -52,7 +52,7 @@ class Groups:
             timeout_s: seconds to wait for the other worker.
 
         Raises:
-            PeerLostError: the channel could not be opened.
+            PeerLostError: the channel could not be opened, or the groups were left meanwhile.
         """
         first, second = sorted((self.rank, peer))
         try:
@@ -67,6 +67,9 @@ class Groups:
             raise PeerLostError(str(error)) from error
         self._channels.append(opened)
         self.world.channels.append(opened)
+        if self.world.is_left:  # `abort` came before: the other worker will send nothing, and may not close its end
+            opened.close()
+            raise PeerLostError("the groups were left while a channel was opened")
         return opened
 
     @property
@@ -84,9 +87,9 @@ class Groups:
 
         May be called from any thread, and more than once.
         """
+        self.world.abort()  # first: a channel that is opened meanwhile is closed here, or by the one that opens it
         for channel in self._channels:
             channel.close()
-        self.world.abort()
 
 
 def solo_groups(layout: Layout) -> Groups:

@@ -16,6 +16,7 @@ from orchestray.serving.config.load import is_serve_source, load_serve_config
 from orchestray.serving.config.schema import Scaling, ServeConfig
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.modes import goals_text
+from orchestray.trainers.config.resource_checks import unused_gpus
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.config.task_lint import module_problems
 
@@ -94,14 +95,20 @@ def _check(file: str, overrides: list[str]) -> str:
         from orchestray.search.engine.earlier import check_earlier
         from orchestray.search.registry.check import check_method
 
-        cautions = [*check_method(search, label=file), *check_earlier(search, label=file)]
-        return "".join(
-            [_search_summary(search, Path(file).absolute().parent), *(f"\n  note: {one}" for one in cautions)]
-        )
+        cautions = [*check_method(search, label=file), *check_earlier(search, label=file), *_cautions(search.base)]
+        return _noted(_search_summary(search, Path(file).absolute().parent), cautions)
     config = load_train_config(file, overrides)
     _check_module(config, label=file)
     check_layout(config, label=file)
-    return _summary(config)
+    return _noted(_summary(config), _cautions(config))
+
+
+def _cautions(config: TrainConfig) -> list[str]:
+    return [caution] if (caution := unused_gpus(config.resources)) else []
+
+
+def _noted(summary: str, cautions: list[str]) -> str:
+    return "".join([summary, *(f"\n  note: {caution}" for caution in cautions)])
 
 
 def _check_module(config: TrainConfig, *, label: str) -> None:

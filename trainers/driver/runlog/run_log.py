@@ -148,9 +148,9 @@ class RunLog:
             return
         what = "validation loss" if "split" in line else "loss"
         advice = "lower train.optimizer.lr, or set train.grad_clip"
-        self._warn(what, f"the {what} of step {line['step']} is {loss}; {advice}")
+        self.warn(what, f"the {what} of step {line['step']} is {loss}; {advice}")
 
-    def _warn(self, what: str, text: str) -> None:
+    def warn(self, what: str, text: str) -> None:
         """Write a warning to the run's events and the display, once per `what`."""
         if what not in self._warned:
             self._warned.add(what)
@@ -167,7 +167,7 @@ class RunLog:
                 # Rank 0 may have died with lines that were not fetched; every replica keeps a copy of the last ones.
                 self.record(self.fetch_copies(self.run_progress.last_step), copies=True)
         elif line["event"] == "warning":
-            self._warn(line["text"], line["text"])
+            self.warn(line["text"], line["text"])
         elif line["event"] == "checkpoint_saved":
             self.run_progress.checkpoints.append(step)
             self.writer.event("checkpoint_saved", step=step)

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.comm.process_groups import start_together
-from support.nccl import run_on_gpus
+from support.nccl import GpuCollective, run_on_gpus
 
 
 def swap(collective: Collective) -> float:
@@ -55,3 +55,23 @@ def test_torch_has_the_calls_that_make_several_sends_and_receives_one_operation(
     group.send([torch.zeros(1)], 1, 0)
     assert group._end_coalescing(cpu).wait()
     assert isinstance(start_together(group, [(1, torch.zeros(1))], []), list)
+
+
+class LeftMeanwhile(GpuCollective):
+    """A collective that its member leaves while it connects another group."""
+
+    def _connect_relative(self, path: str, ranks: list[int]) -> Collective:
+        made = super()._connect_relative(path, ranks)
+        self.abort()
+        return made
+
+
+def test_a_group_that_is_connected_after_the_drivers_word_is_left_at_once() -> None:
+    def program(collective: Collective) -> bool:
+        assert isinstance(collective, GpuCollective)
+        late = LeftMeanwhile(collective.gpus, range(2), collective.rank, path="late")
+        with pytest.raises(PeerLostError):
+            late.sibling("beside")
+        return all(member.is_left for member in late._family)
+
+    assert run_on_gpus(2, program)[0] == [True, True]

@@ -89,3 +89,34 @@ def test_replicas_that_lose_others_end_with_the_bits_of_a_run_without_a_loss(num
             assert same_bits(found, undisturbed), seed
         killed += run.num_killed
     assert killed >= num_seeds
+
+
+STAGED = {
+    "stages": {"pipeline": 2},
+    "stages with two parts each": {"pipeline": 2, "schedule": "dual_pipe_v", "stages_per_worker": 2},
+    "stages of two replicas": {"pipeline": 2, "data": 2},
+    "stages of tensor groups": {"pipeline": 2, "tensor": 2},
+}
+
+
+@pytest.mark.parametrize("num_seeds", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", STAGED)
+def test_stages_that_lose_others_begin_again_and_end_with_the_same_bits(name: str, num_seeds: int) -> None:
+    torch.set_num_threads(1)
+    settings = layout_settings(STAGED[name], steps=2)
+    size = settings.layout.size
+    undisturbed = run_on_gpus(size, in_turn(replicas_of(settings)))[0][0]
+    killed = 0
+    for seed in range(num_seeds):
+        run = RunOnGpus(
+            seed,
+            size,
+            lambda: new_replica(settings),
+            trained,
+            num_deaths=1 + seed % 2,
+            until_s=25.0,
+            abort=Replica.abort,
+        )
+        assert same_bits(run.run()[0], undisturbed), seed  # the first worker has the whole model
+        killed += run.num_killed
+    assert killed >= num_seeds

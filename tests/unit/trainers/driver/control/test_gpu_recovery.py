@@ -56,9 +56,11 @@ def expected() -> list[float]:
 
 @pytest.mark.parametrize("num_seeds", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_survivors_go_on_to_the_same_weights_whenever_members_die(num_seeds: int) -> None:
-    wanted, killed = expected(), 0
+    wanted, killed, ended = expected(), 0, 0
     for seed in range(num_seeds):
         run = RunOnGpus(seed, SIZE, Held, train, num_deaths=1 + seed % 3, until_s=12.0)
         assert run.run() == [wanted] * SIZE, seed
         killed += run.num_killed
+        ended += run.gpus.num_ended
+    assert ended > num_seeds / 50, "deaths while a communicator was made, which left survivors waiting"
     assert killed > num_seeds, "deaths in the middle of the work, and not after it"
