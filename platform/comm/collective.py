@@ -392,6 +392,7 @@ class _Work:
                 collective._wait_for_device()
         except RuntimeError as error:
             del work
+            error.with_traceback(None)  # its frames hold the operations of an exchange, and so the connections
             raise collective._fail(self._what, error) from error
         self._work = None
         collective._works.discard(self)

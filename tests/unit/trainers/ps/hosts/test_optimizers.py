@@ -93,7 +93,7 @@ def test_servers_that_hold_whole_parameters_make_the_steps_of_one_server_and_of_
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, *UNCUT])
 def test_several_servers_of_each_stage_make_the_steps_of_one_process(kind: str, tmp_path: Path) -> None:
-    network = {"data": 2, "pipeline": 2, "microbatches": 1}
+    network = {"data": 2, "pipeline": 2, "microbatches": 1, "split": "equal"}
     settings = staged_settings(network, {"consistency": "synchronous", "shards": 4}, **keys(kind))
     assert furthest(train_staged(task, settings, tmp_path).weights, alone(kind)) <= TOLERANCES[kind]
 
@@ -108,7 +108,7 @@ def test_servers_of_workers_that_split_layers_make_the_steps_of_one_process(kind
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, *UNCUT])
 def test_a_run_goes_on_with_other_servers_and_without(kind: str, tmp_path: Path) -> None:
     storage = {"checkpoint_storage": str(tmp_path / "saved"), "checkpoint_every_steps": 2}
-    network = {"tensor": 2, "pipeline": 2, "microbatches": 1}
+    network = {"tensor": 2, "pipeline": 2, "microbatches": 1, "split": "equal"}
     staged = staged_settings(network, {"consistency": "synchronous", "shards": 4}, **keys(kind, 2))
     train_staged(task, replace(staged, **storage), tmp_path)
     (first,) = list_checkpoints(tmp_path / "saved")
