@@ -55,6 +55,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(autouse=True)
+def _left_out_again() -> Iterator[None]:
+    """Leave out again what is there, after an endpoint of a test: its end has all objects examined from then on."""
+    yield
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def _ctrl_c_put_back() -> Iterator[None]:
     """Put the handler of Ctrl-C back: a Tuner of Ray Tune leaves its own in the process."""
     before = signal.getsignal(signal.SIGINT)
