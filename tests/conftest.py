@@ -94,6 +94,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedRaysThenFiles(config, log)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _ray_has_its_cpus_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail if a file of the shared Ray leaves CPUs behind that nobody has: the files after it want them."""
+    yield
+    from support.scheduling import shared_by
+
+    if shared_by(str(request.path.relative_to(_TESTS.parent))) == "the shared Ray":
+        from support.cpus import lost_cpus
+
+        assert not (lost := lost_cpus()), lost
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Yield one local Ray for every test that asks for it: processes of the run before serve the next."""
