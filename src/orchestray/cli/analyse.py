@@ -46,6 +46,15 @@ def analyse(
     is_measured: Annotated[
         bool, typer.Option("--measure", help="Run the layers as well, and each algorithm for each convolution.")
     ] = False,
+    limit_mb: Annotated[
+        float,
+        typer.Option(
+            "--limit-mb",
+            metavar="MB",
+            min=0,
+            help="Memory that an algorithm may need beside inputs and outputs, with --measure.",
+        ),
+    ] = 1000.0,
     predict: Annotated[
         bool,
         typer.Option("--predict", help="The time of a step by models of the literature; needs `orchestray calibrate`."),
@@ -69,7 +78,7 @@ def analyse(
         from orchestray.trainers.planning.measured import analysed_on, measure
 
         analysis = analysed_on(subject)
-        measured = measure(subject("cpu"), analysis)
+        measured = measure(subject("cpu"), analysis, limit_bytes=round(1e6 * limit_mb))
     else:
         analysis = analysis_of(subject("meta"))
     if page is not None:

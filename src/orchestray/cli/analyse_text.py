@@ -108,10 +108,17 @@ def rows_of_times(analysis: Analysis, measured: Measured) -> list[Sequence[str]]
 
 
 def _fastest(times_s: Mapping[str, float]) -> str:
+    from orchestray.trainers.survey.operators.autotuner import fastest  # late: it imports torch
+
     if not times_s:
         return ""
-    fastest, next_one = sorted(times_s, key=times_s.__getitem__)[:2]
-    return f"{fastest} ({next_one} takes {times_s[next_one] / times_s[fastest]:.2g} times as long)"
+    first = fastest(times_s)
+    if first is None:
+        return "none keeps to the limit"
+    next_one = fastest({name: seconds for name, seconds in times_s.items() if name != first})
+    if next_one is None:
+        return first
+    return f"{first} ({next_one} takes {times_s[next_one] / times_s[first]:.2g} times as long)"
 
 
 def sentence_of_ceilings(analysis: Analysis, measured: Measured) -> str:

@@ -19,6 +19,7 @@ from orchestray.trainers.survey.lab import (
     moving,
     multiplying,
     partitioning,
+    predicting,
     remembering,
     replicating,
     settings,
@@ -59,6 +60,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "minibatches": Experiment(
         minibatches.minibatches, "minibatch sizes: samples a second, accuracy, steps to a target", 20
+    ),
+    "predictions": Experiment(
+        predicting.predictions, "times of training by models of the literature, beside those that networks take", 100
     ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
