@@ -136,6 +136,7 @@ def add_options(parser: Any) -> None:
 def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     import torch
 
+    from orchestray.trainers.driver.engines.driver import HOST
     from orchestray.trainers.machine import kept
     from orchestray.trainers.machine.calibrate import calibrate
     from orchestray.trainers.survey.cost_models.models import (
@@ -148,7 +149,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     torch.set_num_threads(1)
     given = options.arguments.profile
     benchmark.say("calibration")
-    profile = kept.load(given) if given else calibrate(options.workspace, benchmark.say)
+    profile = kept.load(given) if given else calibrate(HOST, options.workspace, benchmark.say, quick=options.quick)
     report.settings = {"threads": 1, "steps_of_an_epoch": _EPOCH_STEPS, "spread_of_calibration": profile.spread}
     _hold_out_shapes(report, profile, 10 if options.quick else _SHAPES)
 
