@@ -17,7 +17,7 @@ import torch
 from orchestray import __version__, load_run
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.run.checkpoint import load_model_tensors
-from support.cli import Running, orchestray, orchestray_here, read_lines, template_of
+from support.cli import Running, beside, orchestray, orchestray_here, read_lines, template_of
 from support.patience import PATIENCE_S
 from support.slow_digits import slowly
 from support.under_way import UnderWay
@@ -220,7 +220,7 @@ def test_sigterm_saves_a_checkpoint_and_exits_143_under_servers_and_in_ray_train
 ) -> None:
     slowed, slow = slowly(tmp_path, quick=5)
     command = ["train", DIGITS, *QUICK, "checkpoint.every_steps=100000", how, *slowed, "--runs-dir", tmp_path]
-    running = Running(command, run_path=tmp_path / "digits")
+    running = Running(command, run_path=tmp_path / "digits", env=beside(cluster))
     running.until("5 steps", lambda: running.steps() >= 5)
     running.signal(signal.SIGTERM)
     status, _, stderr = running.finish()
