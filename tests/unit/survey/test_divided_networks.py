@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("task", [LocallyConnectedDigits, TiledDigits])
+@pytest.mark.parametrize("task", [LocallyConnectedDigits, TiledDigits, partial(TiledDigits, tile=2)])
 def test_locally_connected_and_tiled_digits_on_two_workers_are_the_single_process(task: Any) -> None:
     one = train_laid_out(lambda: task(4), layout_settings({"microbatches": 1}))
     two = train_laid_out(lambda: task(4), layout_settings(TWO))
