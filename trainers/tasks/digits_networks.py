@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestray.trainers.parallel.tensor.branches import Branches
-from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled
+from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled, TiledConv2d
 from orchestray.trainers.parallel.tensor.mesh import plan_of_layout
 from orchestray.trainers.tasks.digits import NUM_CLASSES, SIDE, Digits
 from orchestray.trainers.tasks.layers import multilayer_perceptron
@@ -50,19 +50,26 @@ class LocallyConnectedDigits(Digits):
 
 
 class TiledDigits(Digits):
-    """Convolutions whose weights are shared by every second tile of the image (Ngiam et al. 2010).
+    """Convolutions whose weights are shared by every second tile of the image, or by every second place.
 
     Args:
         channels: channels of the convolutions.
         num_tiles: number of tiles, alternately of two kinds: even, and a divisor of the image's 8 rows.
+        tile: rows and columns after which weights recur in one layer over the whole image (Ngiam et al. 2010), whose
+            windows overlap; None: tiles without a halo.
     """
 
-    def __init__(self, channels: int = 16, num_tiles: int = 4) -> None:
+    def __init__(self, channels: int = 16, num_tiles: int = 4, tile: int | None = None) -> None:
         super().__init__(model="cnn")
         self._channels = channels
         self._num_tiles = num_tiles
+        self._tile = tile
 
     def build_model(self) -> nn.Module:
+        if self._tile is not None:
+            layer = TiledConv2d(self._tile, 1, self._channels, (SIDE, SIDE), 3)
+            outputs = nn.Linear(self._channels * (SIDE - 2) ** 2, NUM_CLASSES)
+            return nn.Sequential(layer, nn.ReLU(), nn.Flatten(), outputs)
         kinds: list[nn.Module] = [
             nn.Sequential(nn.Conv2d(1, self._channels, 3, padding=1), nn.ReLU()) for _ in range(2)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def test_mesh_tensorflow_layouts_of_the_batch_and_any_other_dimension_over_2_x_2
     assert held_elements(task, settings)[1] == LAYOUTS[split]
 
 
-@pytest.mark.parametrize("task", [LocallyConnectedDigits, TiledDigits])
+@pytest.mark.parametrize("task", [LocallyConnectedDigits, TiledDigits, partial(TiledDigits, tile=2)])
 def test_locally_connected_and_tiled_digits_on_two_workers_are_the_single_process(task: Any) -> None:
     one = train_laid_out(lambda: task(4), layout_settings({"microbatches": 1}))
     two = train_laid_out(lambda: task(4), layout_settings(TWO))
