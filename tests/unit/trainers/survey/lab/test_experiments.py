@@ -353,6 +353,7 @@ def test_a_result_that_is_not_what_the_operation_means_is_told(monkeypatch: pyte
 def test_replicas_in_threads_and_in_processes_have_together_the_gradient_of_one(exhibits: dict[str, Exhibit]) -> None:
     exhibit = exhibits["interpreter-lock"]
     assert column(exhibit, "replicas") == ["one", "2 threads", "2 processes"] * 2
+    assert column(exhibit, "processes") == [1, 1, 2] * 2
     assert max(column(exhibit, "difference")) < 1e-5
     times, faster = column(exhibit, "ms"), column(exhibit, "times as fast")
     assert faster == pytest.approx([times[row // 3 * 3] / each for row, each in enumerate(times)])
