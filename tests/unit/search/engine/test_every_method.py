@@ -61,7 +61,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "boxes-hyperneat": (6, ["search.method.population=3"]),
     "conditional": (5, ["search.method.initial=2"]),
     "constraint": (4, ["search.method.initial=2"]),
-    "blocks": (3, ["search.architecture.nodes=2", "search.architecture.channels=4"]),
+    "blocks": (3, ["search.architecture.most_layers=2", "search.architecture.channels=4"]),
     "codeepneat": (
         4,
         [
