@@ -12,7 +12,7 @@ from orchestray.platform.process.sockets import listen
 from orchestray.serving.config.checks import check_environment
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
-from orchestray.serving.lifecycle.control import send_change
+from orchestray.serving.lifecycle.control import send_change, send_replacement
 from orchestray.serving.lifecycle.name_lock import START_PATIENCE_S, EndpointState, find_endpoint
 from orchestray.serving.lifecycle.on_ray import OnRay
 from orchestray.serving.lifecycle.run import Side, new_loop, run_endpoint
@@ -87,6 +87,32 @@ def update(
     config = load_serve_config(source, overrides, name=name)
     endpoint = find_endpoint(runs_dir, config.name, patience_s=START_PATIENCE_S)
     return send_change(endpoint, config.model_dump(mode="json", exclude_unset=True))
+
+
+def replace(
+    source: ServeSource,
+    replica: str,
+    *,
+    overrides: Sequence[str] = (),
+    runs_dir: str | os.PathLike[str] = "runs",
+    name: str | None = None,
+) -> str:
+    """Have a replica of a running endpoint answer what it has, and end; Ray Serve puts another in its place.
+
+    Args:
+        source, overrides, name: see `serve`; they only say the name of the endpoint.
+        replica: name of the replica in the metrics.
+        runs_dir: directory in which the endpoint is found by its name.
+
+    Returns:
+        the change, in a sentence.
+
+    Raises:
+        RunNameError: no endpoint of that name runs.
+        OrchestrayError: it has no such replica.
+    """
+    config = load_serve_config(source, overrides, name=name)
+    return send_replacement(find_endpoint(runs_dir, config.name, patience_s=START_PATIENCE_S), replica)
 
 
 def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Side:

@@ -55,6 +55,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(autouse=True)
+def _left_out_again() -> Iterator[None]:
+    """Leave out again what is there, after an endpoint of a test: its end has all objects examined from then on."""
+    yield
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def _ctrl_c_put_back() -> Iterator[None]:
     """Put the handler of Ctrl-C back: a Tuner of Ray Tune leaves its own in the process."""
     before = signal.getsignal(signal.SIGINT)
@@ -84,6 +92,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False  # as collected
     return SharedRaysThenFiles(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray_has_its_cpus_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail if a file of the shared Ray leaves CPUs behind that nobody has: the files after it want them."""
+    yield
+    from support.scheduling import shared_by
+
+    if shared_by(str(request.path.relative_to(_TESTS.parent))) == "the shared Ray":
+        from support.cpus import lost_cpus
+
+        assert not (lost := lost_cpus()), lost
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,7 @@ class _Ours:
 
     def __init__(self, task: dict[str, Any], device: Any, batch_size: int) -> None:
         from gpu import training
-        from orchestray.platform.comm.collective import SoloCollective
+        from orchestray.platform.comm.solo import SoloCollective
 
         self._recorder = training.Timed()
         optimizer = {"type": "adamw", "lr": 3e-4}

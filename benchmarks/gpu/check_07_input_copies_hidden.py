@@ -12,7 +12,7 @@ _BOUND = 0.01
 def run(place: Place) -> Verdict:
     """Trace 20 steps of a training with wide rows, and measure the copies that no kernel runs beside."""
     from gpu import trace, training
-    from orchestray.platform.comm.collective import SoloCollective
+    from orchestray.platform.comm.solo import SoloCollective
 
     steps = place.sized(20, 3)
     task = {"type": "digits", "hidden": [4096, 4096] if not place.is_rehearsal else [16]}

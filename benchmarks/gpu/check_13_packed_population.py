@@ -72,7 +72,7 @@ def packed(device: Any, population: int, steps: int) -> tuple[float, float]:
     """Return the seconds of a population in one program, and its mean loss."""
     import torch
 
-    from orchestray.platform.comm.collective import SoloCollective
+    from orchestray.platform.comm.solo import SoloCollective
     from orchestray.search.trials.batched import Batched
     from orchestray.trainers.core.forward import Forward
 

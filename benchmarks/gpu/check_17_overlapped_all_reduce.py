@@ -17,7 +17,7 @@ def member(world: Any, device: Any) -> tuple[dict[str, Any], dict[str, Any], flo
     The bandwidth is that of the product's all-reduce over a bare one's, of 25 MB.
     """
     from gpu import training
-    from orchestray.platform.comm.collective import SoloCollective  # noqa: F401 - the module is loaded before tracing
+    from orchestray.platform.comm.solo import SoloCollective  # noqa: F401 - the module is loaded before tracing
 
     is_gpu = device.type == "cuda"
     size = {"context": 256, "width": 1024, "depth": 8, "heads": 16} if is_gpu else {}

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.data.source import open_split
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.config.load import load_train_config

@@ -70,7 +70,7 @@ def _train(name: str, widths: list[int], every: int, place: str) -> dict[str, An
     import torch
 
     from harness.tasks import Mlp
-    from orchestray.platform.comm.collective import SoloCollective
+    from orchestray.platform.comm.solo import SoloCollective
     from orchestray.platform.data.source import open_source
     from orchestray.platform.data.stream import SampleStream
     from orchestray.platform.run.recorder import Recorder

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PLACEMENT_TIMEOUT_S = 25.0
 """Time the cluster has to find a place."""
-_SETTLE_TIMEOUT_S, _SETTLE_LOOK_S = 1.0, 0.002
+_SETTLE_TIMEOUT_S, _SETTLE_LOOK_S = 5.0, 0.002
 _NEXT_TO_NOTHING = {"memory": 1.0}
 """One byte of memory: Ray does not accept empty bundles."""
 

@@ -255,6 +255,8 @@ class Collective:
         if self.rank not in ranks:
             raise ValueError(f"rank {self.rank} is none of the ranks {list(ranks)} of the group {name!r}")
         if len(ranks) == 1:
+            from orchestray.platform.comm.solo import SoloCollective  # late: it is a collective itself
+
             return SoloCollective()
         return self._relative(f"{self._path}/{name}", list(ranks))
 
@@ -398,52 +400,6 @@ class _Work:
         collective._works.discard(self)
         if collective._failure is not None:  # NCCL's waits end by an abort without an error, and with undefined results
             raise PeerLostError(collective._failure)
-
-
-class SoloCollective(Collective):
-    """A group of one member: every operation is done at once, and nothing is sent."""
-
-    def __init__(self) -> None:
-        super().__init__(_Solo())
-
-    def start_all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> Pending:
-        return DONE
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        return tensor.clone().unsqueeze(0)
-
-    def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
-        self._check_parts(part, whole)
-        part.view(-1).copy_(whole.view(-1))
-        return DONE
-
-    def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
-        self._check_parts(part, whole)
-        whole.view(-1).copy_(part.view(-1))
-        return DONE
-
-    def broadcast(self, tensor: Tensor, source: int) -> None:
-        return
-
-    def barrier(self) -> None:
-        return
-
-    def sibling(self, name: str) -> Collective:
-        return self
-
-    def prefix_store(self, name: str) -> Store:
-        raise ValueError("a lone member has nobody to meet")
-
-
-class _Solo:
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 1
-
-    def abort(self) -> None:
-        return
 
 
 def ring_bytes(tensor: Tensor, size: int) -> int:

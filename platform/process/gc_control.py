@@ -40,23 +40,26 @@ def leaving_out() -> Iterator[Callable[[], None]]:
     A serving process has some 400,000 objects of torch and the application that stay. The objects of requests make the
     collector examine them all every few seconds. That is 0.15 s without reading or answering, measured, more than many
     deadlines allow. If called again, the function also finds excluded objects that have become garbage, such as a model
-    that is not served any more.
+    that is not served any more. The first call examines new objects alone: what was excluded before stays so.
 
     Young objects are examined rarely too, because those of waiting or running requests are not garbage. With Python's
     default of 700 they are examined 240 times a second, a tenth of the time of an overloaded endpoint, measured. At the
     end of the last block the former settings are restored, and the function has no effect any more.
     """
-    block = object()
+    block, is_first = object(), True
     with _lock:
         if not _blocks:
             _before.append(gc.get_threshold())
         _blocks.append(block)
 
     def settle() -> None:
+        nonlocal is_first
         with _lock:
             if block not in _blocks:
                 return
-            gc.unfreeze()
+            if not is_first:
+                gc.unfreeze()
+            is_first = False
             gc.collect()
             gc.freeze()
             first, *others = _before[0]

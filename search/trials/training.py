@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.recorder import Recorder

@@ -12,7 +12,7 @@ import hmac
 import itertools
 import pickle
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeAlias
 
 from orchestray.platform.process.sockets import end_where_lost
@@ -28,6 +28,8 @@ GONE = (OSError, EOFError)
 """Errors of a connection to a peer that has ended, cannot be reached, or does not have the key."""
 _KEY_BYTES = 32
 _INT_BYTES = 8
+_LEAVE = 2 ** (8 * _INT_BYTES) - 1
+"""Number of the message that ends a replica; no batch has it."""
 _CONNECT_S = 1.0
 _BUFFER_BYTES = 2**20
 _LIMITS = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
@@ -40,15 +42,17 @@ class BatchServer:
     Args:
         thread: runs the batches.
         signature: the model's, which each connection begins with.
+        on_leave: called when an ingress asks the replica to end.
 
     Attributes:
         key: secret of those that may send any, as hexadecimal digits.
     """
 
-    def __init__(self, thread: BatchThread, signature: Signature) -> None:
+    def __init__(self, thread: BatchThread, signature: Signature, on_leave: Callable[[], None] = lambda: None) -> None:
         self.key = secrets.token_hex(_KEY_BYTES)
         self._thread = thread
         self._signature = signature
+        self._on_leave = on_leave
         self._server: asyncio.Server
         self._connections: set[asyncio.Task[Any]] = set()
 
@@ -77,6 +81,8 @@ class BatchServer:
                 if data:
                     running[number] = batch = asyncio.create_task(self._answer(number, data, writer))
                     batch.add_done_callback(lambda _, number=number: running.pop(number))  # type: ignore[misc]
+                elif number == _LEAVE:
+                    self._on_leave()
                 elif number in running:  # it is no longer wanted
                     running[number].cancel()
         except GONE:
@@ -104,6 +110,7 @@ class BatchConnection:
 
     Attributes:
         signature: the model's.
+        ended: set when the replica has ended.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class BatchConnection:
         self._replica = replica
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Answers]] = {}
+        self.ended = asyncio.Event()
 
     @classmethod
     async def open(cls, door: Door) -> Self:
@@ -156,6 +164,11 @@ class BatchConnection:
         finally:
             del self._waiting[number]
 
+    def send_away(self) -> None:
+        """Ask the replica to end when it has answered; `read` then returns."""
+        if not self._writer.is_closing():
+            _send(self._writer, _LEAVE, b"")
+
     async def read(self) -> None:
         """Pass on the replica's answers; return when it has ended, or its machine. If cancelled, end the connection."""
         try:
@@ -174,6 +187,7 @@ class BatchConnection:
         except GONE:
             pass
         finally:
+            self.ended.set()
             self._writer.close()
             for future in self._waiting.values():
                 if not future.done():

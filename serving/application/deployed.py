@@ -18,7 +18,7 @@ from orchestray.serving.application.deployments import deployment_name, has_repl
 from orchestray.serving.application.doors import Door, doors_of, new_doors, remove
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.starting import add_codec, add_generator
-from orchestray.serving.batching import Batcher
+from orchestray.serving.batching import Batcher, RunnerHandle
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.replicas.autoscaler import ask_for_replica, report_load
@@ -51,6 +51,7 @@ class ApplicationStarters(Starters):
         super().__init__(listener_of, "auto")  # gangs are placed on the application's own cluster
         self.deployments = deployments
         self._reserves_cpus = reserves_cpus
+        self._all_replicas: set[DeployedReplicas] = set()
 
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         """Start a version, and return it when it is loaded and warm.
@@ -85,6 +86,23 @@ class ApplicationStarters(Starters):
             raise
         return version
 
+    async def replace(self, replica: str) -> None:
+        """Have a replica answer what it has, and end; Serve puts another in its place.
+
+        Args:
+            replica: its name in the metrics.
+
+        Raises:
+            OrchestrayError: there is no such replica.
+        """
+        for replicas in self._all_replicas:
+            if replica in replicas.reached:
+                await replicas.replace(replica)
+                return
+        names = sorted(name for replicas in self._all_replicas for name in replicas.reached)
+        there = f"there are {', '.join(names)}" if names else "the ingress computes, and has none: see `replicas`"
+        raise OrchestrayError(f"the endpoint has no replica {replica}; {there}")
+
     async def _version(self, model: ModelSection, config: ServeConfig, name: str, own: str | None) -> ModelVersion:
         """Return the version that a deployment answers.
 
@@ -98,8 +116,10 @@ class ApplicationStarters(Starters):
         batcher = make_batcher(config.batching, listener)
         replicas = DeployedReplicas(name, doors_of(own or _application(), name), batcher)
         tasks = [asyncio.create_task(replicas.follow())]
+        self._all_replicas.add(replicas)
 
         async def close() -> None:
+            self._all_replicas.discard(replicas)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -131,10 +151,12 @@ class DeployedReplicas:
 
     Attributes:
         signature: the model's, when the first replica has come.
+        reached: the replicas that can be reached, each a runner and its connection, by the runner's name.
     """
 
     def __init__(self, name: str, place: str, batcher: Batcher[Sample, Output]) -> None:
         self.signature: asyncio.Future[Signature] = asyncio.get_running_loop().create_future()
+        self.reached: dict[str, tuple[RunnerHandle[Sample, Output], BatchConnection]] = {}
         self._name = name
         self._place = place
         self._batcher = batcher
@@ -154,6 +176,13 @@ class DeployedReplicas:
                         group.create_task(self._hold(door))
                 await asyncio.sleep(_LOOK_EVERY_S)
 
+    async def replace(self, replica: str) -> None:
+        """Have a replica answer the batches that it has, and end; return when it takes no more."""
+        runner, connection = self.reached[replica]
+        await runner.remove()
+        connection.send_away()
+        await connection.ended.wait()
+
     async def _hold(self, door: Door) -> None:
         """Have a runner for a replica as long as it can be reached."""
         try:
@@ -164,11 +193,13 @@ class DeployedReplicas:
             self._num_made += 1
             run = partial(self._run, connection)
             runner = self._batcher.add_runner(run, name=f"{self._name}-{self._num_made}", pace_s=self._pace_s)
+            self.reached[runner.name] = runner, connection
             if not self.signature.done():
                 self.signature.set_result(connection.signature)
             try:
                 await connection.read()
             finally:
+                del self.reached[runner.name]
                 self._batcher.retire(runner)
         finally:
             self._known.discard(door.replica)

@@ -85,6 +85,21 @@ class Ingress:
                 await self._remember(wanted)
             return answer
 
+    async def replace(self, replica: str) -> dict[str, Any]:
+        """Have a replica answer what it has, and end; Serve puts another in its place.
+
+        Args:
+            replica: its name in the metrics.
+
+        Returns:
+            `changed`, a sentence; or `problem`, why there is no change, with its `exit_status`.
+        """
+        try:
+            await self._thread.call(self._endpoint.starters.replace(replica))
+        except OrchestrayError as error:
+            return {"problem": str(error), "exit_status": error.exit_status}
+        return {"changed": f"the replica {replica} has ended, and Ray Serve starts another"}
+
     async def _remember_rollback(self) -> None:
         """Remember that the endpoint has gone back to the models before the last change."""
         async with self._turn:  # that change is remembered first
@@ -166,7 +181,7 @@ class _Endpoint:
 
     def __init__(self, served: Served, starters: ApplicationStarters) -> None:
         self.served = served
-        self._starters = starters
+        self.starters = starters
         metrics = ServeMetrics()
         served.live.monitor.on_each = metrics.note
         self._writing = asyncio.create_task(metrics.keep_writing())
@@ -202,11 +217,11 @@ class _Endpoint:
         Raises:
             OrchestrayError: it cannot be served; nothing has changed.
         """
-        before, self._starters.deployments = self._starters.deployments, wanted["deployments"]
+        before, self.starters.deployments = self.starters.deployments, wanted["deployments"]
         try:
             return await self.served.apply(wanted["config"], JSON.validate_python(wanted["settings"]))
         except BaseException:
-            self._starters.deployments = before
+            self.starters.deployments = before
             raise
 
     async def predict(

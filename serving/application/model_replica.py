@@ -34,7 +34,7 @@ class ModelReplica:
         self._run_timeout_s = run_timeout_s
         self._model = await asyncio.to_thread(load_served_model, **load)
         self._thread = BatchThread(self._model)
-        self._server = BatchServer(self._thread, self._model.signature)
+        self._server = BatchServer(self._thread, self._model.signature, self._leave)
         context, host = serve.get_replica_context(), ray.util.get_node_ip_address()
         door = Door(
             place=doors_of(context.app_name, context.deployment),
@@ -44,19 +44,30 @@ class ModelReplica:
             key=self._server.key,
         )
         self._announcing = asyncio.create_task(announce(door))
+        self._leaving: asyncio.Task[None] | None = None
 
     async def check_health(self) -> None:
         """Check the replica's health for Serve, which replaces one that raises here.
 
         Raises:
-            RuntimeError: a batch hangs.
+            RuntimeError: a batch hangs, or the replica was asked to end.
         """
+        if self._leaving is not None:
+            raise RuntimeError("it was asked to end")
         if self._run_timeout_s is not None and self._thread.busy_s > self._run_timeout_s:
             raise RuntimeError(f"a batch has run for {self._thread.busy_s:.1f} s")
 
     async def __del__(self) -> None:
         """Answer the batches that have come, in Serve's last call before it ends the process."""
         if hasattr(self, "_announcing"):
-            self._announcing.cancel()
-            await asyncio.wait([self._announcing])
-            await self._server.close()
+            await self._end()
+
+    def _leave(self) -> None:
+        """Answer the batches that have come, and have Serve put another replica in this one's place."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._end())
+
+    async def _end(self) -> None:
+        self._announcing.cancel()
+        await asyncio.wait([self._announcing])
+        await self._server.close()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process import gc_control
 from orchestray.platform.process.sockets import url_of
 from orchestray.serving.application.endpoint import DRAIN_S, LiveEndpoint
@@ -63,6 +64,14 @@ class Served:
     async def apply(self, data: dict[str, Any], settings: HttpSettings | None = None) -> str:
         """Take over a changed config, and return the changes in a sentence; see `LiveEndpoint.apply`."""
         return await self.live.apply(data, settings=settings)
+
+    async def replace(self, replica: str) -> str:
+        """Refuse to replace a replica.
+
+        Raises:
+            OrchestrayError: always: the models run in this process.
+        """
+        raise OrchestrayError(f"the endpoint has no replica {replica}: with --local its models run in its own process")
 
     async def end(self) -> None:
         """Answer running requests, for `DRAIN_S` in all: those who end it with a signal count on that."""

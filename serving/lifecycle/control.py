@@ -21,13 +21,16 @@ _HOST = "127.0.0.1"
 
 Apply = Callable[[dict[str, Any]], Awaitable[str]]
 """Function that applies a config's plain data; returns the changes in words."""
+Replace = Callable[[str], Awaitable[str]]
+"""Function that has another replica take the place of one, given its name; returns the change in words."""
 
 
 class ControlServer:
     """A server for changes on a local port, from clients that know the secret, one change at a time."""
 
-    def __init__(self, apply: Apply, secret: str) -> None:
+    def __init__(self, apply: Apply, secret: str, replace: Replace) -> None:
         self._apply = apply
+        self._replace = replace
         self._secret = secret
         self._turn = asyncio.Lock()
         self._server: asyncio.Server | None = None
@@ -70,14 +73,15 @@ class ControlServer:
         try:
             asked = json.loads(line)
             known = _is_secret(asked["secret"], self._secret)
-            data = dict(asked["config"])
+            replica = asked.get("replace")
+            data = {} if replica is not None else dict(asked["config"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return {"error": "This is no change of an endpoint.", "exit_status": 2}
         if not known:
             return {"error": "The secret is wrong.", "exit_status": 2}
         async with self._turn:
             try:
-                return {"changed": await self._apply(data)}
+                return {"changed": await (self._apply(data) if replica is None else self._replace(str(replica)))}
             except ConfigError as error:
                 return {"problems": list(error.problems)}
             except OrchestrayError as error:
@@ -100,9 +104,27 @@ def send_change(standing: EndpointInfo, config: dict[str, Any], timeout_s: float
         ConfigError: the endpoint cannot be changed to that, and goes on as before.
         OrchestrayError: the change failed, and the endpoint goes on as before; or it does not answer.
     """
+    return _asked(standing, {"config": config}, timeout_s)
+
+
+def send_replacement(standing: EndpointInfo, replica: str, timeout_s: float | None = None) -> str:
+    """Have another replica take the place of one; return the change as a sentence.
+
+    Args:
+        standing: the endpoint.
+        replica: name of the replica in the metrics.
+        timeout_s: seconds to wait for the answer, while the replica answers what it has; None: no limit.
+
+    Raises:
+        OrchestrayError: there is no such replica; or the endpoint does not answer.
+    """
+    return _asked(standing, {"replace": replica}, timeout_s)
+
+
+def _asked(standing: EndpointInfo, what: dict[str, Any], timeout_s: float | None) -> str:
     try:
         with socket.create_connection((_HOST, standing.control_port), timeout=timeout_s) as connection:
-            asked = {"secret": standing.secret, "config": config}
+            asked = {"secret": standing.secret, **what}
             connection.sendall((json.dumps(asked) + "\n").encode())
             line = connection.makefile("rb").readline()
         answer = json.loads(line)

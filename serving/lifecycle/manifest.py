@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestray.platform.config import yaml_text
 from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.jobs import kuberay
 from orchestray.serving.application.starting import divided_network
 from orchestray.serving.config.load import dump_serve_yaml
 from orchestray.serving.config.own_class import names_class
@@ -23,14 +23,10 @@ from orchestray.trainers.saved.run import load_run
 
 _APP = f"{__name__.removesuffix('.lifecycle.manifest')}:app"
 """The place of the application's builder, in the package of all of serving."""
-_RUNS = "/runs"
-_CONFIG = "/etc/orchestray"
 _PORT = 8000
 """Port of Serve's proxy in each pod, to which KubeRay's Service sends requests."""
 _OWN_PORT = 8001
 """Port of the ingress in its pod, which the proxy asks."""
-_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": _PORT}
-"""Ports of the head, as KubeRay's Services name them."""
 _END_S = 45
 """Seconds from SIGTERM to the end of a pod, of which running requests have 30."""
 _END_TLS = "leave it out, and have an Ingress or a service mesh end TLS before the pods"
@@ -56,11 +52,11 @@ def manifest(config: ServeConfig, *, image: str = "orchestray:latest") -> list[d
             pods depends on a run that is not here.
     """
     _check(config)
-    name = config.name.lower().replace("_", "-").replace(".", "-").strip("-")
+    name = kuberay.name_for(config.name)
     inside = dump_serve_yaml(_in_a_pod(config))
     return [
-        _object("v1", "ConfigMap", f"{name}-config", name, data={"serve.yaml": inside}),
-        _object("ray.io/v1", "RayService", name, name, spec=_service(config, name, image)),
+        kuberay.labelled("v1", "ConfigMap", f"{name}-config", name, data={"serve.yaml": inside}),
+        kuberay.labelled("ray.io/v1", "RayService", name, name, spec=_service(config, name, image)),
     ]
 
 
@@ -118,10 +114,6 @@ def _check(config: ServeConfig) -> None:
         raise ConfigError(problems)
 
 
-def _object(version: str, kind: str, name: str, app: str, **more: Any) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": {"app": app}}, **more}
-
-
 def _in_a_pod(config: ServeConfig) -> ServeConfig:
     """Return the config for a pod: runs in the pods' volume, and an ingress that only its pod's proxy asks."""
     models = tuple(model.model_copy(update={"run": _mounted(model)}) for model in config.models)
@@ -131,7 +123,7 @@ def _in_a_pod(config: ServeConfig) -> ServeConfig:
 
 def _mounted(model: ModelSection) -> str:
     run = Path(model.run)
-    return f"{_RUNS}/{run.parent.name}/best" if run.name == "best" else f"{_RUNS}/{run.name}"
+    return f"{kuberay.RUNS}/{run.parent.name}/best" if run.name == "best" else f"{kuberay.RUNS}/{run.name}"
 
 
 def _service(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
@@ -139,7 +131,7 @@ def _service(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
         "name": name,
         "route_prefix": "/",
         "import_path": _APP,
-        "args": {"config": f"{_CONFIG}/serve.yaml"},
+        "args": {"config": f"{kuberay.CONFIG}/serve.yaml"},
     }
     served = {
         "proxy_location": "EveryNode",
@@ -148,29 +140,21 @@ def _service(config: ServeConfig, name: str, image: str) -> dict[str, Any]:
     }
     pods = _pods_of(config)
     head = {
-        # The head answers for the cluster: with CPUs of its own it would get replicas, too.
-        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},  # noqa: S104 - the pod's own network
-        "template": _pod(name, image, "ray-head", {"cpu": "1", "memory": "4Gi"}, _PORTS),
+        "rayStartParams": kuberay.head_params(),
+        "template": _pod(name, image, "ray-head", {"cpu": "1", "memory": "4Gi"}, kuberay.HEAD_PORTS),
     }
     cpus, gpus = (
         pods.processes * each for each in (config.resources.cpus_per_worker, config.resources.gpus_per_worker)
     )
-    resources = {"cpu": f"{cpus:g}"}
-    if gpus:
-        resources["nvidia.com/gpu"] = str(math.ceil(gpus))
     workers = {
         "groupName": "replicas",
         "replicas": max(1, pods.least),
         "minReplicas": pods.least,
         "maxReplicas": pods.most,
         "rayStartParams": {"num-cpus": str(math.ceil(cpus))},
-        "template": _pod(name, image, "ray-worker", resources, {"serve": _PORT}),
+        "template": _pod(name, image, "ray-worker", kuberay.resources_for(cpus, gpus), {}),
     }
-    cluster: dict[str, Any] = {
-        "rayVersion": metadata.version("ray"),
-        "headGroupSpec": head,
-        "workerGroupSpecs": [workers],
-    }
+    cluster = kuberay.cluster(head, workers)
     if isinstance(config.replicas, Scaling):
         cluster["enableInTreeAutoscaling"] = True
     return {"serveConfigV2": yaml_text.write(served), "rayClusterConfig": cluster}
@@ -206,23 +190,12 @@ def _pod(
     name: str, image: str, container_name: str, resources: Mapping[str, str], ports: Mapping[str, int]
 ) -> dict[str, Any]:
     token = {"secretKeyRef": {"name": f"{name}-token", "key": "token", "optional": True}}
-    container = {
-        "name": container_name,
-        "image": image,
-        "env": [{"name": "ORCHESTRAY_TOKEN", "valueFrom": token}],
-        "ports": [{"name": port, "containerPort": number} for port, number in ports.items()],
-        "resources": {"requests": dict(resources), "limits": dict(resources)},
-        "volumeMounts": [
-            {"name": "config", "mountPath": _CONFIG, "readOnly": True},
-            {"name": "runs", "mountPath": _RUNS, "readOnly": True},
-        ],
-    }
-    spec = {
-        "terminationGracePeriodSeconds": _END_S,
-        "containers": [container],
-        "volumes": [
-            {"name": "config", "configMap": {"name": f"{name}-config"}},
-            {"name": "runs", "persistentVolumeClaim": {"claimName": f"{name}-runs", "readOnly": True}},
-        ],
-    }
-    return {"metadata": {"labels": {"app": name}}, "spec": spec}
+    return kuberay.pod(
+        name,
+        image,
+        container_name,
+        resources,
+        {**ports, "serve": _PORT},
+        end_s=_END_S,
+        env=[{"name": "ORCHESTRAY_TOKEN", "valueFrom": token}],
+    )

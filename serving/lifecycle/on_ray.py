@@ -87,12 +87,15 @@ class OnRay:
 
         config = load_serve_config({**data, "name": self._config.name})
         wanted = wanted_of(config, settings_of(config), {}, reserves_cpus=not self._is_owned)
-        answer = await self._handle.change.remote(wanted)
-        if "problem" in answer:
-            error = OrchestrayError(answer["problem"])
-            error.exit_status = answer["exit_status"]
-            raise error
-        return str(answer["changed"])
+        return _changed(await self._handle.change.remote(wanted))
+
+    async def replace(self, replica: str) -> str:
+        """Have another replica take the place of one; return the change in a sentence.
+
+        Raises:
+            OrchestrayError: there is none of that name.
+        """
+        return _changed(await self._handle.replace.remote(replica))
 
     async def end(self) -> None:
         """Answer requests that wait or run, and end the application."""
@@ -103,6 +106,15 @@ class OnRay:
         """End without waiting: a cluster of this process ends with it, and on another Serve goes on to end it."""
         if self._is_running and not self._is_owned:
             serve_apps.leave_at_once(self._config.name)
+
+
+def _changed(answer: dict[str, Any]) -> str:
+    """Return the change of an ingress's answer, or raise its problem."""
+    if "problem" in answer:
+        error = OrchestrayError(answer["problem"])
+        error.exit_status = answer["exit_status"]
+        raise error
+    return str(answer["changed"])
 
 
 def _is_ready(url: str) -> bool:

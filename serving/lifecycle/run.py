@@ -40,6 +40,16 @@ class Side(Protocol):
             OrchestrayError: it cannot be served; nothing has changed.
         """
 
+    async def replace(self, replica: str) -> str:
+        """Have another replica take the place of one; return the change in a sentence.
+
+        Args:
+            replica: its name in the metrics.
+
+        Raises:
+            OrchestrayError: there is none of that name.
+        """
+
     def end(self) -> Coroutine[Any, Any, None]:
         """Answer requests that wait or run, and end. May be called before it has started."""
 
@@ -88,7 +98,7 @@ async def run_endpoint(
             started = asyncio.create_task(begin())
             if not await _overtaken(started, stop.asked):
                 info = EndpointInfo(name, os.getpid(), started.result())
-                control = ControlServer(apply, info.secret)
+                control = ControlServer(apply, info.secret, side.replace)
                 state.write(replace(info, control_port=await control.start()))
                 on_ready(info.url)
                 await stop.asked.wait()

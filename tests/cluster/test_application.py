@@ -109,6 +109,20 @@ def pids(of: str) -> set[int]:
     return found
 
 
+async def replace_one(side: OnRay, url: str) -> None:
+    """Have another replica take the place of one of two, whose names the sentence on a wrong name has."""
+    with pytest.raises(OrchestrayError, match="has no replica other; there are digits-1-") as told:
+        await side.replace("other")
+    before, replica = pids("digits-1-"), str(told.value).rpartition(" ")[2]
+    assert await side.replace(replica) == f"the replica {replica} has ended, and Ray Serve starts another"
+
+    def is_replaced() -> bool:
+        there = pids("digits-1-")
+        return len(there) == 2 and len(there & before) == 1 and num_replicas(url) == 2
+
+    await until("another takes its place", is_replaced)
+
+
 async def kill_the_controller() -> None:
     """Kill Serve's controller, and wait until the one that takes its place has found every replica again."""
     import ray
@@ -202,6 +216,8 @@ def test_an_endpoint_changes_without_a_failed_request_and_stays_so_though_contro
                 assert await side.apply(config_of(runs[1], replicas=2)) == "digits version 1 is replaced"
                 np.testing.assert_allclose(ask(url), wanted[1], atol=1e-6)
                 assert len(pids("digits-1-")) == 2
+                assert clients.failures == []
+                await replace_one(side, url)
                 assert clients.failures == []
                 with pytest.raises(OrchestrayError, match=r"models\.0\.run: there is no run in"):
                     await side.apply(config_of(tmp_path / "nothing"))

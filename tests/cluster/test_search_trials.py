@@ -228,10 +228,6 @@ def test_a_search_whose_places_others_hold_says_once_what_it_asks_for_and_goes_o
     space = {"train.optimizer.lr": {"type": "choice", "values": [0.1]}}
     wanted = load_search_config(config({"type": "support.tiny_task:TinyTask"}, space=space), overrides)
     others = ray.util.placement_group([{"CPU": cluster.resources()["CPU"]}])
-    assert others.wait(int(PATIENCE_S))
-    limit_s = time.monotonic() + PATIENCE_S
-    while ray.available_resources().get("CPU", 0.0) > 0 and time.monotonic() < limit_s:
-        time.sleep(0.02)
     notes: list[str] = []
 
     def note(text: str) -> None:
@@ -239,6 +235,10 @@ def test_a_search_whose_places_others_hold_says_once_what_it_asks_for_and_goes_o
         placement.remove([others])
 
     try:
+        assert others.wait(int(PATIENCE_S))
+        limit_s = time.monotonic() + PATIENCE_S
+        while ray.available_resources().get("CPU", 0.0) > 0 and time.monotonic() < limit_s:
+            time.sleep(0.02)
         with SearchRecords.create(tmp_path, "waiting") as records:
             assert run_search(wanted, records, notify=note).status == "succeeded"
     finally:

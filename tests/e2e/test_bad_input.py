@@ -57,7 +57,7 @@ def refused(
 ) -> str:
     """Return stderr of a training that ends with `status`, without a traceback.
 
-    It runs in a process of its own, or on `cluster`, where something has to be placed before the mistake is noticed.
+    It runs in this process, on `cluster`, or in one of its own, as all that a command does at its begin and end.
     """
     run = orchestray if cluster is None else orchestray_here
     done = run("train", config, *arguments, "--runs-dir", tmp_path / "runs", "--quiet")
@@ -110,12 +110,9 @@ def test_a_task_file_that_does_not_import_says_where_and_why(cluster: Cluster, t
     assert "No module named 'numpie'" in said
 
 
-def test_a_task_file_that_lacks_a_method_names_it(tmp_path: Path) -> None:
-    said = refused(
-        tmp_path,
-        config=own_task(tmp_path, TASK.replace("def metrics", "def metric").replace("LOSS", ".mean()")),
-        status=2,
-    )
+def test_a_task_file_that_lacks_a_method_names_it(cluster: Cluster, tmp_path: Path) -> None:
+    config = own_task(tmp_path, TASK.replace("def metrics", "def metric").replace("LOSS", ".mean()"))
+    said = refused(tmp_path, config=config, status=2, cluster=cluster)
     assert "lacks method 'metrics(outputs, batch)'" in said
 
 
@@ -194,18 +191,18 @@ def test_a_truncated_parquet_file_is_named(cluster: Cluster, tmp_path: Path) -> 
     assert "cut.parquet" in said
 
 
-def test_a_run_name_in_use_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_a_run_name_in_use_is_refused_and_nothing_is_touched(cluster: Cluster, tmp_path: Path) -> None:
     taken = tmp_path / "runs" / "digits"
     taken.mkdir(parents=True)
     (taken / "precious").write_text("data")
-    said = refused(tmp_path, status=2)
+    said = refused(tmp_path, status=2, cluster=cluster)
     assert "run name 'digits' is in use" in said
     assert [path.name for path in taken.iterdir()] == ["precious"]
 
 
-def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_run_directory_that_cannot_be_written_is_named(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file, where a directory is wanted")
-    said = refused(tmp_path, status=1)
+    said = refused(tmp_path, status=1, cluster=cluster)
     assert f"could not create the run directory {tmp_path / 'runs' / 'digits'}" in said
 
 
@@ -225,10 +222,11 @@ def test_more_gpus_than_there_are_says_what_the_cluster_has(cluster: Cluster, tm
 def test_resume_with_another_config_names_the_keys_that_matter(cluster: Cluster, tmp_path: Path) -> None:
     done = orchestray_here("train", DIGITS, "train.epochs=1", "--runs-dir", tmp_path / "runs", "--quiet")
     assert done.returncode == 0, done.stderr
-    said = refused(tmp_path, "--resume", "train.epochs=2", "train.batch_size=32", "strategy.network.data=1", status=2)
+    changed = ["train.epochs=2", "train.batch_size=32", "strategy.network.data=1"]
+    said = refused(tmp_path, "--resume", *changed, status=2, cluster=cluster)
     assert "a resumed run may not change train.batch_size (was 64, now 32); to start a run with that, leave out" in said
     assert len(said.strip().splitlines()) == 1
 
 
-def test_resume_of_a_run_that_is_not_there_says_so(tmp_path: Path) -> None:
-    assert "there is no run 'digits'" in refused(tmp_path, "--resume", status=2)
+def test_resume_of_a_run_that_is_not_there_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    assert "there is no run 'digits'" in refused(tmp_path, "--resume", status=2, cluster=cluster)

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from support.cli import Running, orchestray
+from support.cli import Running, orchestray, orchestray_here
 
 DOCUMENT = {
     "paths": {"/predict": {"post": {"requestBody": {"content": {"application/json": {"example": {"inputs": [1]}}}}}}}
@@ -128,27 +128,33 @@ def test_an_interrupted_load_gives_what_was_measured_until_then(server: tuple[st
     assert told["duration_s"] < 300
 
 
-def test_where_a_result_cannot_be_kept_nothing_is_measured(server: tuple[str, Counted], tmp_path: Path) -> None:
+def test_where_a_result_cannot_be_kept_nothing_is_measured(
+    server: tuple[str, Counted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, made = server
+    monkeypatch.setenv("ORCHESTRAY_TOKEN", "mine")
     (tmp_path / "file").write_text("")
     place = tmp_path / "file" / "results"
-    done = orchestray("bench", url, "--clients", "1", "--output", place, env={"ORCHESTRAY_TOKEN": "mine"})
+    done = orchestray_here("bench", url, "--clients", "1", "--output", place)
     assert done.returncode == 1
     assert done.stderr.startswith(f"could not make the directory {place}: ")
     assert "Traceback" not in done.stderr
     assert made.num_good + made.num_bad == 0
 
 
-def test_a_token_that_is_missing_and_a_load_that_is_none_are_said_in_sentences(server: tuple[str, Counted]) -> None:
+def test_a_token_that_is_missing_and_a_load_that_is_none_are_said_in_sentences(
+    server: tuple[str, Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, made = server
-    done = orchestray("bench", url, "--clients", "1", env={"ORCHESTRAY_TOKEN": ""})
+    monkeypatch.setenv("ORCHESTRAY_TOKEN", "")
+    done = orchestray_here("bench", url, "--clients", "1")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"{url}/predict answered 401: it wants a token, or another one. "
         "Give it with --token, or in the environment variable ORCHESTRAY_TOKEN.\n"
     )
     assert made.num_bad == 1
-    done = orchestray("bench", "localhost:1", "--rate", "0", "--clients", "0", "--burst", "2")
+    done = orchestray_here("bench", "localhost:1", "--rate", "0", "--clients", "0", "--burst", "2")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "--rate and --clients: one load at a time",

@@ -12,7 +12,7 @@ import torch
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.search.results.run import load_search
 from orchestray.trainers.config.load import load_train_config
-from support.cli import Running, beside, orchestray, orchestray_here, read_lines
+from support.cli import Running, beside, orchestray_here, read_lines
 from support.serve_command import Endpoint
 from support.slow_digits import slowly
 
@@ -116,9 +116,8 @@ def measured(run: object) -> float:
 
 
 def test_wrong_input_is_refused_with_every_problem_and_nothing_is_made(config: Path, tmp_path: Path) -> None:
-    done = orchestray(
-        "search", config, "search.parallel=0", "search.method.type=rondom", "--runs-dir", tmp_path / "runs"
-    )
+    wrong = ["search.parallel=0", "search.method.type=rondom"]
+    done = orchestray_here("search", config, *wrong, "--runs-dir", tmp_path / "runs")
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith(f"{config}: search.method.type: must be one of ")
     assert done.stderr.splitlines()[1] == f"{config}: search.parallel: must be >= 1, got 0"

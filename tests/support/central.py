@@ -31,7 +31,8 @@ from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 from orchestray.trainers.ps.server.server import Follower, ShardServer
 from orchestray.trainers.ps.server.shard import Rates, Shard
 from orchestray.trainers.ps.server.state_machine import Machine
-from orchestray.trainers.ps.worker.client import PushResult, ShardClient
+from orchestray.trainers.ps.worker.client import ShardClient
+from orchestray.trainers.ps.worker.push_handle import PushResult
 from support.patience import PATIENCE_S
 
 NUM_SAMPLES = 40

@@ -12,7 +12,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.config.load import load_train_config

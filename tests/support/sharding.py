@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.trainers.core.exchange import Exchange
 from orchestray.trainers.core.weights import model_tensors

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.buffer_kinds import transient

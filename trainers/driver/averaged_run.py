@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.data.source import open_split
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import CheckpointError

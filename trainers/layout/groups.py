@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from orchestray.platform.comm.channel.base import ChannelError
 from orchestray.platform.comm.channel.nearest import open_channel
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 
 if TYPE_CHECKING:
     from orchestray.platform.comm.channel.base import Channel

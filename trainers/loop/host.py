@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.loop.checkpoint_source import Loaded, exported, newest

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm import objects
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.process.gpu import Gpu
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.core.faults import FaultPlan, Faults, without_overlap

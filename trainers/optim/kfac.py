@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.optim.kronecker import FactoredLayer, damped_inverses, factored_layers
 from orchestray.trainers.optim.named_values import NamedValues, first_match

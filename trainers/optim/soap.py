@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.trainers.optim.adaptive import AdamW
 from orchestray.trainers.optim.spread import spread
 

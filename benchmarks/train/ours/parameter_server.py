@@ -31,7 +31,8 @@ from orchestray.trainers.ps.protocol.requests import Answer, Entry
 from orchestray.trainers.ps.server.server import ShardServer
 from orchestray.trainers.ps.server.shard import Rates, Shard
 from orchestray.trainers.ps.server.state_machine import Machine
-from orchestray.trainers.ps.worker.client import PushHandle, ShardClient
+from orchestray.trainers.ps.worker.client import ShardClient
+from orchestray.trainers.ps.worker.push_handle import PushHandle
 
 HOST = "127.0.0.1"
 

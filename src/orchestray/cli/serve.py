@@ -48,6 +48,12 @@ def serve(
     update: Annotated[
         bool, typer.Option("--update", help="Apply the config to the endpoint of its name that runs.")
     ] = False,
+    replace: Annotated[
+        str | None,
+        typer.Option(
+            "--replace", metavar="REPLICA", help="Have another take the place of that replica of the one that runs."
+        ),
+    ] = None,
     manifest: Annotated[
         bool, typer.Option("--manifest", help="Print Kubernetes objects for the endpoint, and do no more.")
     ] = False,
@@ -80,6 +86,11 @@ def serve(
 
     if update:
         changed = api.update(config, runs_dir=runs_dir)
+        print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
+        return
+
+    if replace is not None:
+        changed = api.replace(config, replace, runs_dir=runs_dir)
         print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
         return
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ _EPILOG = (  # one paragraph each: within one, line breaks would be kept
     "Examples:\n\n"
     "orchestray submit --address http://127.0.0.1:8265 --follow train configs/train/digits.yaml train.epochs=3\n\n"
     "orchestray submit --address http://127.0.0.1:8265 --follow runs list\n\n"
+    "orchestray submit --manifest train configs/train/digits.yaml | kubectl apply -f -\n\n"
     "Sent along are the config, the files it names by relative paths, a task file with the modules beside it that "
     "it imports, and orchestray itself; what else it needs (torch, ...) must be installed on the cluster. Absolute "
     "paths and URIs of data are those of the cluster.\n\n"
@@ -68,6 +70,12 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    manifest: Annotated[
+        bool, typer.Option("--manifest", help="Print Kubernetes objects for the job, and do no more.")
+    ] = False,
+    image: Annotated[
+        str, typer.Option("--image", metavar="IMAGE", help="Container image that --manifest names.")
+    ] = "orchestray:latest",
 ) -> None:
     """Run a command as a job on a Ray cluster.
 
@@ -76,6 +84,9 @@ def submit(
     from orchestray.platform.jobs.address import job_address
 
     parsed = _parse(command)
+    if manifest:
+        _print_manifest(parsed, image, follow=follow, address=address, working_dir=working_dir)
+        return
     job_address(address)
     _check_config(parsed)
     try:
@@ -104,6 +115,15 @@ def show_until_end(server: Any, job_id: str) -> int:
     if job.status == "stopped":
         _say(f"Job {job_id} was stopped.")
     return int(job.exit_status)
+
+
+def _print_manifest(parsed: _Words, image: str, *, follow: bool, address: str | None, working_dir: Path | None) -> None:
+    from orchestray.cli.submit_manifest import check_options, manifest_yaml
+    from orchestray.platform.jobs.submit import DEFAULT_RUNS_DIR
+
+    runs_dir = None if parsed.runs_dir == DEFAULT_RUNS_DIR else parsed.runs_dir
+    check_options(follow=follow, address=address, working_dir=working_dir, runs_dir=runs_dir)
+    print(manifest_yaml(parsed.words, parsed.positional, partial(_gather, parsed, None), image=image), end="")
 
 
 def _send(parsed: _Words, address: str | None, working_dir: Path | None) -> tuple[Any, str]:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Operation, SoloCollective, ring_bytes
+from orchestray.platform.comm.collective import Operation, ring_bytes
 from orchestray.platform.comm.pending import Pending
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.trainers.parallel.tensor.plans import channels_plan, one_weird_trick_plan
 from support.split_training import split_by
 

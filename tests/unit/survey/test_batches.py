@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.tasks import resolve
 from support.training import (

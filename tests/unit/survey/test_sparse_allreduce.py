@@ -142,7 +142,7 @@ def test_the_sum_of_the_largest_hundredth_costs_a_fraction_of_the_dense_one() ->
 
 
 def test_a_lone_worker_sends_nothing() -> None:
-    from orchestray.platform.comm.collective import SoloCollective
+    from orchestray.platform.comm.solo import SoloCollective
 
     vector = drawn(0, 1, 20)
     assert torch.equal(SparseSum(SoloCollective(), LENGTH, torch.float64).all_reduce(*vector), dense(vector))

@@ -22,7 +22,7 @@ STEPS: dict[str, tuple[str, set[str]]] = {
     "optimizers": (
         (
             "import torch\n"
-            "from orchestray.platform.comm.collective import SoloCollective\n"
+            "from orchestray.platform.comm.solo import SoloCollective\n"
             "from orchestray.trainers.core import batch_norm, weights\n"
             "from orchestray.trainers.optim import factory, schedules\n"
             "from orchestray.trainers.sync.allreduce.allreduce import AllReduce\n"

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.aggregation.base import Aggregation
 from orchestray.trainers.compression.bits import nonzero_indices

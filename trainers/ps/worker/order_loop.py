@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.platform.errors import TrainingError
 from orchestray.platform.task import training_batch_of

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from orchestray.trainers.ps.protocol.assignments import Compute, Order
     from orchestray.trainers.ps.protocol.buffers import BufferPush
-    from orchestray.trainers.ps.worker.client import PushHandle
+    from orchestray.trainers.ps.worker.push_handle import PushHandle
     from orchestray.trainers.ps.worker.worker import CentralWorker
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.data.shares import ShareReader
 from orchestray.trainers.core.buffers_by_row import refuse_by_row
 from orchestray.trainers.core.faults import Faults

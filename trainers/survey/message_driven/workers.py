@@ -86,6 +86,7 @@ class Worker:
         pump = self._nodes.get("pump")
         self.receive(pump.start() if isinstance(pump, Pump) else [])
         outbox: defaultdict[Any, list[Message | None]] = defaultdict(list)
+        send = {peer: peer.receive.options(num_returns=0).remote for peer in peers.values()}
         while (message := self._inbox.get()[-1]) is not None:
             sent = self._nodes[message.to].receive(message)
             self.receive([each for each in sent if each.to in self._nodes])
@@ -99,7 +100,7 @@ class Worker:
                 self.receive([None])
             if is_done or self._inbox.empty():  # more than one message in a call costs no more than one
                 for peer, messages in outbox.items():
-                    peer.receive.options(num_returns=0).remote(messages)
+                    send[peer](messages)
                 outbox.clear()
         for node in self._nodes.values():
             if isinstance(node, Parameterised):

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective, ring_bytes
+from orchestray.platform.comm.collective import Collective, PeerLostError, ring_bytes
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.comm.thread_group import in_threads
 from orchestray.platform.process.wait_clock import Waiting
 from support.forked import Forked

@@ -73,6 +73,18 @@ def test_what_is_there_when_it_settles_is_left_out_until_it_settles_again_or_end
     assert gc.get_freeze_count() == 0
 
 
+def test_what_was_left_out_before_is_looked_through_from_the_second_time_on() -> None:
+    kept = Node()
+    gc.freeze()
+    watched = weakref.ref(kept)
+    del kept
+    with gc_control.leaving_out() as settle:
+        settle()
+        assert watched() is not None
+        settle()
+        assert watched() is None
+
+
 def test_what_comes_after_it_settled_is_collected() -> None:
     with gc_control.leaving_out() as settle:
         settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -124,8 +125,35 @@ fails(own, task, OutOfMemoryError("Memory on the node was 7.9GB / 8GB"))
 """
 
 
-@pytest.mark.parametrize("made", [TRAINABLE, SEARCHER, RESTORED], ids=["trainable", "searcher", "restored searcher"])
-def test_what_a_users_own_tuner_is_given_has_a_process_killed_for_memory_be_one_failed_trial(made: str) -> None:
-    command = [sys.executable, "-c", made + LOST]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.stdout == "the trial has failed: RayActorError\n", done.stderr
+MADE = {"trainable": TRAINABLE, "searcher": SEARCHER, "restored searcher": RESTORED}
+FORKS = """
+import json, os, sys, traceback
+import ray.tune, torch
+for name, code in json.load(sys.stdin).items():
+    print(f"{name}: ", end="", flush=True)
+    if (child := os.fork()) == 0:
+        try:
+            exec(compile(code, name, "exec"), {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+"""A program that runs pieces of code from its input, each in a process that has imported Tune and no more."""
+
+
+@pytest.fixture(scope="module")
+def printed() -> tuple[list[str], str]:
+    """Return the line of each piece of `MADE`, and what went wrong."""
+    pieces = json.dumps({name: made + LOST for name, made in MADE.items()})
+    command = [sys.executable, "-c", FORKS]
+    done = subprocess.run(command, input=pieces, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_what_a_users_own_tuner_is_given_has_a_process_killed_for_memory_be_one_failed_trial(
+    made: str, printed: tuple[list[str], str]
+) -> None:
+    assert f"{made}: the trial has failed: RayActorError" in printed[0], printed[1]

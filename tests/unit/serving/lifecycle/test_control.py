@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.serving.lifecycle.control import ControlServer, send_change
+from orchestray.serving.lifecycle.control import ControlServer, send_change, send_replacement
 from orchestray.serving.lifecycle.name_lock import EndpointInfo
 from support.patience import PATIENCE_S
+
+
+async def refuse(replica: str) -> str:
+    raise OrchestrayError(f"there is no {replica}")
 
 
 def test_who_does_not_know_the_secret_changes_nothing() -> None:
@@ -22,13 +26,16 @@ def test_who_does_not_know_the_secret_changes_nothing() -> None:
             applied.append(data)
             return "done"
 
-        server = ControlServer(apply, "right")
+        server = ControlServer(apply, "right", refuse)
         port = await server.start()
         with pytest.raises(OrchestrayError, match="secret"):
             await asyncio.to_thread(send_change, EndpointInfo("e", 1, "", port, "wrong"), {})
         assert applied == []
         there = EndpointInfo("e", 1, "", port, "right")
         assert await asyncio.to_thread(send_change, there, {"name": "e"}) == "done"
+        assert applied == [{"name": "e"}]
+        with pytest.raises(OrchestrayError, match="there is no e-1"):
+            await asyncio.to_thread(send_replacement, there, "e-1")
         assert applied == [{"name": "e"}]
         await server.close()
 
@@ -42,7 +49,7 @@ def test_what_nobody_foresaw_is_told_to_who_asks_and_its_traceback_to_the_log(ca
                 raise ConnectionError("the head of the cluster is gone")
             return "done"
 
-        server = ControlServer(apply, "right")
+        server = ControlServer(apply, "right", refuse)
         there = EndpointInfo("e", 1, "", await server.start(), "right")
         with pytest.raises(OrchestrayError, match=r"the change failed.*: ConnectionError: the head .* is gone") as told:
             await asyncio.to_thread(send_change, there, {"name": "odd"})
@@ -72,7 +79,7 @@ def test_whatever_strangers_send_they_are_answered_and_the_log_says_nothing(
         async def apply(data: dict[str, Any]) -> str:
             raise AssertionError
 
-        server = ControlServer(apply, "right")
+        server = ControlServer(apply, "right", refuse)
         reader, writer = await asyncio.open_connection("127.0.0.1", await server.start())
         writer.write(line.encode() + b"\n")
         assert json.loads(await reader.readline()) == {"error": told, "exit_status": 2}

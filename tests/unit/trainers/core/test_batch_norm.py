@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.batch_norm import (
     Averaging,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks

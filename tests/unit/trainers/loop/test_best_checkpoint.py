@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.run.checkpoint import (
     CheckpointWriter,
     list_checkpoints,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
 from orchestray.platform.errors import ConfigError, TrainingError

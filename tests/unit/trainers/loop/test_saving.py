@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.platform.run.checkpoint_files import RESUME_FILE, Found

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, SoloCollective
+from orchestray.platform.comm.collective import Collective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.loop.solver_oracle import SharedOracle
 from orchestray.trainers.parallel.recompute import ActivationMeter

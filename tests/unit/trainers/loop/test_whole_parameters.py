@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.trainers.core.exchange import OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.loop.whole_parameters import with_whole_parameters

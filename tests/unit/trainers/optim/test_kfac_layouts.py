@@ -42,8 +42,9 @@ def trained(
 
 
 @cache
-def alone(model: str) -> LaidOut:
-    return trained(task=TASKS[model])
+def alone(task: Callable[[], Any]) -> LaidOut:
+    """Return what one process comes to with the defaults of `trained`."""
+    return trained(task=task)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,8 @@ def alone(model: str) -> LaidOut:
 @pytest.mark.parametrize("model", TASKS)
 def test_the_stages_of_a_pipeline_make_the_steps_of_one_process(model: str, schedule: str) -> None:
     found = trained({"pipeline": 2, "schedule": schedule}, task=TASKS[model])
-    assert furthest(found.weights, alone(model).weights) <= TOLERANCE
-    assert found.losses == pytest.approx(alone(model).losses, rel=0, abs=TOLERANCE)
+    assert furthest(found.weights, alone(TASKS[model]).weights) <= TOLERANCE
+    assert found.losses == pytest.approx(alone(TASKS[model]).losses, rel=0, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +117,8 @@ def test_replicas_that_share_the_state_make_the_steps_of_one_process(
     model: str, network: dict[str, int], exchange: dict[str, str]
 ) -> None:
     found = trained(network, exchange, task=TASKS[model])
-    assert furthest(found.weights, alone(model).weights) <= TOLERANCE
-    assert found.losses == pytest.approx(alone(model).losses, rel=0, abs=TOLERANCE)
+    assert furthest(found.weights, alone(TASKS[model]).weights) <= TOLERANCE
+    assert found.losses == pytest.approx(alone(TASKS[model]).losses, rel=0, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(("network", "exchange"), [({}, {"shard": "gradients"}), ({"tensor": 2}, {})])
@@ -273,7 +274,7 @@ SPLIT: list[tuple[Callable[[], Any], dict[str, Any], dict[str, str]]] = [
 def test_workers_that_split_layers_make_the_steps_of_one_process(
     task: Callable[[], Any], network: dict[str, Any], exchange: dict[str, str]
 ) -> None:
-    one, found = trained(task=task), trained(network, exchange, task=task)
+    one, found = alone(task), trained(network, exchange, task=task)
     assert furthest(found.weights, one.weights) <= TOLERANCE
     assert found.losses == pytest.approx(one.losses, rel=0, abs=TOLERANCE)
 
@@ -304,7 +305,7 @@ def test_a_layer_is_measured_whole_whichever_part_a_worker_has(task: Callable[[]
     Or split by samples and images, whose parts are cut and gathered by the layer itself or beside it.
     """
     found = trained({"tensor": 3}, task=lambda: Planned(task, plan))
-    assert furthest(found.weights, trained(task=task).weights) <= TOLERANCE
+    assert furthest(found.weights, alone(task).weights) <= TOLERANCE
 
 
 def test_replicas_that_average_measure_the_layers_they_split() -> None:

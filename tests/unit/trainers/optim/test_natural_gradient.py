@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.natural_gradient import NaturalGradient

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import SoloCollective
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import CheckpointError
 from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.platform.run.model_files import EXTRA_FILE, load_beside

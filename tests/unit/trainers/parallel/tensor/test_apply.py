@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.parallel.tensor.apply import split_model
 from orchestray.trainers.parallel.tensor.base import Split

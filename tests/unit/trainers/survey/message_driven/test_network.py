@@ -73,6 +73,14 @@ def test_in_any_order_each_message_comes_back_all_trees_are_done_and_staleness_i
         assert 0 < max(found.staleness) <= settings.most_stale
 
 
+def test_one_tree_under_way_and_eight_come_to_a_low_loss_on_trees_never_seen() -> None:
+    for max_active in (1, 8):
+        found, _ = trained(drawn(400, seed=0), Settings(max_active=max_active), at_random(0))
+        loss = found.nodes["loss"]
+        assert isinstance(loss, Loss)
+        assert sum(loss.losses[tree] for tree in range(300, 400)) / 100 < 0.1
+
+
 def test_staleness_is_bounded_also_if_one_tree_comes_back_last() -> None:
     def last(messages: list[Message]) -> int:
         order = [

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.comm.collective import PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.sync.common.combined_gradients import CombinedGradients

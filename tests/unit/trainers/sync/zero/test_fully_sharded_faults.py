@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective
+from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups

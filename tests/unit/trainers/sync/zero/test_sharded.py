@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.collective import Collective, PeerLostError, SoloCollective, ring_bytes
+from orchestray.platform.comm.collective import Collective, PeerLostError, ring_bytes
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.core.exchange import MAX_EXTRAS
 from orchestray.trainers.layout.tensor_slice import TensorSlice
