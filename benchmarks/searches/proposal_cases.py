@@ -85,6 +85,7 @@ CASES: Mapping[str, Case] = {
     "neat": Case({"population": 40}, architecture=lambda: Topology(inputs=2, outputs=1)),
     "reinforce": Case(architecture=Cell),
     "q_learning": Case(architecture=Cell),
+    "tree_search": Case(architecture=Cell),
     "progressive": Case({"grow_by": "nodes"}, architecture=Cell),
     "progressive, chain": Case(architecture=Chain),
     "enas": Case(architecture=Cell, takes_trials=("finalists",)),

@@ -85,10 +85,16 @@ Side = Callable[[], "contextlib.AbstractContextManager[Endpoint]"]
 
 
 def ours(
-    options: benchmark.Options, a_s: float = A_S, c_s: float = C_S, *, flags: Sequence[str] = (), **settings: Any
+    options: benchmark.Options,
+    a_s: float = A_S,
+    c_s: float = C_S,
+    *,
+    loops: int = 0,
+    flags: Sequence[str] = (),
+    **settings: Any,
 ) -> Side:
     """Run `orchestray serve` of a run with the model; `settings` are keys of its config, `__` for a dot."""
-    run = _write_run(options.workspace, a_s, c_s)
+    run = _write_run(options.workspace, a_s, c_s, loops)
     keys = {"batching.max_batch_size": MAX_BATCH_SIZE, **{key.replace("__", "."): v for key, v in settings.items()}}
     made = 0
 
@@ -107,13 +113,14 @@ def ours(
     return start
 
 
-def _write_run(workspace: Path, a_s: float, c_s: float) -> Path:
+def _write_run(workspace: Path, a_s: float, c_s: float, loops: int) -> Path:
     """Write a run directory as training leaves it: there is nothing to learn."""
     from orchestray.platform.run.model_files import save_model
     from orchestray.platform.task import TaskSource
     from orchestray.trainers.tasks import build
 
-    path = workspace / "runs" / f"timed-{a_s * 1e6:.0f}-{c_s * 1e6:.0f}"
+    arguments = {"a_s": a_s, "c_s": c_s, "loops": loops}
+    path = workspace / "runs" / f"timed-{a_s * 1e6:.0f}-{c_s * 1e6:.0f}-{loops}"
     if path.exists():
         return path
     path.mkdir(parents=True)
@@ -121,11 +128,11 @@ def _write_run(workspace: Path, a_s: float, c_s: float) -> Path:
     kind = f"{file}:Timing"
     config = {
         "name": path.name,
-        "task": {"type": kind, "a_s": a_s, "c_s": c_s},
+        "task": {"type": kind, **arguments},
         "train": {"batch_size": 1, "steps": 1, "optimizer": {"type": "sgd", "lr": 0.1}},
     }
     commands.write_json(path / "config.yaml", config)
-    source = TaskSource(kind, {"a_s": a_s, "c_s": c_s}, str(file), file.read_text(encoding="utf-8"))
+    source = TaskSource(kind, arguments, str(file), file.read_text(encoding="utf-8"))
     told = {"task": source.to_json(), "precision": "float32", "seed": 0}
     save_model(path / "model", build(source).build_model().state_dict(), told)
     return path

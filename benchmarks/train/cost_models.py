@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +13,9 @@ from typing import Any
 
 from harness import benchmark
 
-_EPOCH_STEPS, _FIRST_STEPS = 100, 20
-_EPOCH_S = 4.0
-"""Seconds after which an epoch has no more steps, if it has twice the first ones."""
+_EPOCH_STEPS = 100
 _SHAPES = 60
 _GEMM_LIMIT = 0.10
-_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -116,94 +111,21 @@ HELD_OUT: Mapping[str, Case] = {
 }
 
 
-def _predictors(profile: Any, percent_of_peak: float) -> dict[str, Callable[[Any, Any], float]]:
-    """Return what predicts the seconds of a step in one process, of one thread: from a subject and what it counts.
-
-    A planner of our own stands here beside the others.
-    """
+def _predictors(profile: Any, percent_of_peak: float) -> dict[str, Callable[[Any], float]]:
+    """Return what predicts the seconds of a step in one process, of one thread, from what is counted."""
     from orchestray.trainers.survey.cost_models.models import gemm_lookup_s, paleo_s
 
     return {
-        "Paleo, at peak": lambda _, counted: paleo_s(counted, profile),
-        "Paleo": lambda _, counted: paleo_s(counted, profile, percent_of_peak=percent_of_peak),
-        "GEMM table": lambda _, counted: gemm_lookup_s(counted, profile),
+        "Paleo, at peak": lambda counted: paleo_s(counted, profile),
+        "Paleo": lambda counted: paleo_s(counted, profile, percent_of_peak=percent_of_peak),
+        "GEMM table": lambda counted: gemm_lookup_s(counted, profile),
     }
 
 
-def _count(subject: Any) -> Any:
-    from orchestray.trainers.survey.cost_models.counted import counted
-
-    return counted(lambda: _summed(subject.model, subject.inputs), subject.model.parameters())
-
-
-def _summed(model: Any, inputs: Any) -> Any:
-    import torch
-
-    from orchestray.platform.data.nested import tensors_in
-    from orchestray.trainers.core.inputs import call
-
-    return torch.stack([each.sum() for each in tensors_in(call(model, inputs)) if each.is_floating_point()]).sum()
-
-
-def _epoch(subject: Any, quick: bool) -> list[float]:
-    """Return the seconds of the steps of an epoch in this process."""
-    from orchestray.trainers.survey.cost_models.steps import materialised, steps_s
-
-    model, inputs = materialised(subject.model, subject.inputs)
-    run = partial(steps_s, lambda: _summed(model, inputs), lambda: list(model.parameters()))
-    found = run(_FIRST_STEPS)
-    wanted = _FIRST_STEPS if quick else _EPOCH_STEPS - _FIRST_STEPS
-    while len(found) < 2 * _FIRST_STEPS or (len(found) < wanted + _FIRST_STEPS and sum(found) < _EPOCH_S):
-        found += run(5)
-    return found
-
-
-def _replica(rank: int, meeting: str, name: str, out: Any) -> None:
-    """Train as one of two workers, each with a mini-batch; rank 0 tells the median step."""
-    import torch
-    from torch.distributed import FileStore
-
-    from orchestray.platform.comm.collective import Collective
-    from orchestray.trainers.survey.cost_models.steps import materialised, steps_s
-
-    torch.set_num_threads(1)
-    group = Collective.gloo(FileStore(meeting, 2), rank, 2, _TIMEOUT_S)
-    subject = HELD_OUT[name].make()
-    model, inputs = materialised(subject.model, subject.inputs)
-    trained = [each for each in model.parameters() if each.requires_grad]
-    flat = torch.zeros(sum(each.numel() for each in trained))
-    taken_s = []
-    for _ in range(3 * _FIRST_STEPS):
-        group.barrier()
-        (computed_s,) = steps_s(lambda: _summed(model, inputs), lambda: trained, 1)
-        torch.cat([each.grad.view(-1) for each in trained], out=flat)
-        reduced_s = _timed(lambda: group.all_reduce(flat))
-        taken_s.append(computed_s + reduced_s)
-    if rank == 0:
-        out.put(statistics.median(taken_s[3:]))
-    group.barrier()
-    group.close()
-
-
-def _timed(run: Callable[[], None]) -> float:
-    import time
-
-    began_s = time.perf_counter()
-    run()
-    return time.perf_counter() - began_s
-
-
-def _two_workers_s(name: str) -> float:
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [context.Process(target=_replica, args=(rank, f"{folder}/meet", name, out)) for rank in range(2)]
-        for worker in workers:
-            worker.start()
-        found = float(out.get(timeout=_TIMEOUT_S))
-        for worker in workers:
-            worker.join()
-    return found
+def _made(name: str) -> tuple[Any, Any]:
+    """Return a network by its name, and its mini-batch, on `meta`."""
+    subject = {**FITTED, **HELD_OUT}[name].make()
+    return subject.model, subject.inputs
 
 
 def add_options(parser: Any) -> None:
@@ -221,6 +143,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         epoch_s,
         fitted_percent_of_peak,
     )
+    from orchestray.trainers.survey.lab.predicting import FIRST_STEPS, count, steps_of, two_workers_s
 
     torch.set_num_threads(1)
     given = options.arguments.profile
@@ -230,25 +153,24 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
     _hold_out_shapes(report, profile, 10 if options.quick else _SHAPES)
 
     fitted = []
-    for case in FITTED.values():
-        subject = case.make()
-        fitted.append((_count(subject), statistics.median(_epoch(subject, quick=True))))
+    for name in FITTED:
+        taken_s = steps_of(partial(_made, name), 2 * FIRST_STEPS)
+        fitted.append((count(*_made(name)), statistics.median(taken_s)))
     percent = fitted_percent_of_peak(fitted, profile)
     predictors = _predictors(profile, percent)
     errors: dict[str, list[float]] = {name: [] for name in (*predictors, "CPU distributed", "whole epoch")}
     rows = []
     for name in options.arguments.only:
         benchmark.say(name)
-        subject = HELD_OUT[name].make()
-        counts = _count(subject)
-        predicted = {model: predict(subject, counts) for model, predict in predictors.items()}
-        taken_s = _epoch(subject, options.quick)
+        counts = count(*_made(name))
+        predicted = {model: predict(counts) for model, predict in predictors.items()}
+        taken_s = steps_of(partial(_made, name), 2 * FIRST_STEPS if options.quick else _EPOCH_STEPS)
         step_s = statistics.median(taken_s)
         report.add(f"step, {name}", "ms", [1e3 * each for each in taken_s])
         found = {model: each / step_s - 1 for model, each in predicted.items()}
-        found["whole epoch"] = epoch_s(taken_s[:_FIRST_STEPS], len(taken_s)) / sum(taken_s) - 1
+        found["whole epoch"] = epoch_s(taken_s[:FIRST_STEPS], len(taken_s)) / sum(taken_s) - 1
         if HELD_OUT[name].replicas:
-            two_s = _two_workers_s(name)
+            two_s = two_workers_s(partial(_made, name), 3 * FIRST_STEPS)
             found["CPU distributed"] = cpu_distributed_s(step_s, counts.parameter_bytes, profile) / two_s - 1
             report.add(f"step of two workers, {name}", "ms", [1e3 * two_s])
         for model, error in found.items():
@@ -262,7 +184,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         f"Paleo's percent of peak, {percent:.2f}, is fitted to {' and '.join(FITTED)}, which are not predicted.",
         "An error is prediction / measurement - 1. A step is forward and backward, in one process of one thread.",
         "CPU distributed: two workers, each with a whole mini-batch; compute + T_allreduce of the gradients.",
-        f"Whole epoch: from its first {_FIRST_STEPS} steps.",
+        f"Whole epoch: from its first {FIRST_STEPS} steps.",
     ]
 
 

@@ -44,6 +44,7 @@ METHODS: Registry[MethodSection] = Registry(
         "reinforce": _entry("controllers", "reinforce:Reinforce"),
         "q_learning": _entry("controllers", "q_learning:QLearning"),
         "progressive": _entry("controllers", "progressive:Progressive"),
+        "tree_search": _entry("controllers", "tree_search:TreeSearch"),
         "enas": _entry("one_shot", "enas:Enas"),
         "darts": _entry("one_shot", "darts:Darts"),
         "smash": _entry("one_shot", "smash:Smash"),

@@ -9,17 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from orchestray.platform.config import yaml_text
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.jobs import kuberay
 from orchestray.serving.application.starting import divided_network
 from orchestray.serving.config.load import dump_serve_yaml
+from orchestray.serving.config.own_class import names_class
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
-
-if TYPE_CHECKING:
-    from orchestray.serving.sharded.partition import ServedNetwork
+from orchestray.serving.models.content import served_directory
+from orchestray.trainers.saved.run import load_run
 
 _APP = f"{__name__.removesuffix('.lifecycle.manifest')}:app"
 """The place of the application's builder, in the package of all of serving."""
@@ -48,7 +48,8 @@ def manifest(config: ServeConfig, *, image: str = "orchestray:latest") -> list[d
         image: image of a container with orchestray installed.
 
     Raises:
-        ConfigError: all problems that would keep a pod from starting, or from serving the right runs.
+        ConfigError: all problems that would keep a pod from starting, or from serving the right runs; or the number of
+            pods depends on a run that is not here.
     """
     _check(config)
     name = kuberay.name_for(config.name)
@@ -57,6 +58,29 @@ def manifest(config: ServeConfig, *, image: str = "orchestray:latest") -> list[d
         kuberay.labelled("v1", "ConfigMap", f"{name}-config", name, data={"serve.yaml": inside}),
         kuberay.labelled("ray.io/v1", "RayService", name, name, spec=_service(config, name, image)),
     ]
+
+
+def assumptions(config: ServeConfig) -> list[str]:
+    """Return sentences on what the manifest takes for granted because a run is not on this machine."""
+    if config.compute.network is not None:
+        return []
+    return [
+        f"models.{index}.run: {problem}. The manifest takes it for a model in one process, as it may not have been "
+        "trained: give compute.network=<tensor and pipeline>, or make the manifest where the run is"
+        for index, model in enumerate(config.models)
+        if (problem := _problem_of_run(model)) is not None
+    ]
+
+
+def _problem_of_run(model: ModelSection) -> str | None:
+    """Return the reason why a model's run cannot be read here; None if it can, or is a class in a file."""
+    if names_class(model.run):
+        return None
+    try:
+        load_run(served_directory(model.run))
+    except OrchestrayError as error:
+        return str(error).rstrip(".")
+    return None
 
 
 def _check(config: ServeConfig) -> None:
@@ -79,6 +103,13 @@ def _check(config: ServeConfig) -> None:
                 f"models.{index}.run: {model.run} and that of models.{first}, {run}, would both be {_mounted(model)} "
                 "in the volume of the pods: give one of the directories another name"
             )
+    if config.compute.network is not None and config.compute.network.memory_gb is not None:
+        problems += [
+            f"models.{index}.run: {problem}; compute.network.memory_gb asks for its sizes: give "
+            "compute.network.pipeline in its place, or make the manifest where the run is"
+            for index, model in enumerate(config.models)
+            if (problem := _problem_of_run(model)) is not None
+        ]
     if problems:
         raise ConfigError(problems)
 
@@ -146,21 +177,13 @@ def _pods_of(config: ServeConfig) -> _Pods:
     """
     replicas = config.replicas
     few, many = (replicas.min, replicas.max) if isinstance(replicas, Scaling) else (replicas, replicas)
-    divided = [network for model in config.models if (network := _division(model, config)) is not None]
+    divided = [network for model in config.models if (network := divided_network(model, config)) is not None]
     of_stages = many * sum(network.pipeline for network in divided)
     widest = max((network.tensor for network in divided), default=1)
     if config.in_process:
         return _Pods(1 + of_stages, 1 + of_stages, max(widest, len(config.models)))
     plain = len(config.models) - len(divided)
     return _Pods(few * plain + of_stages, many * plain + of_stages, widest)
-
-
-def _division(model: ModelSection, config: ServeConfig) -> ServedNetwork | None:
-    """Return the division of a model over processes; None: one process, or a run that is not here to say."""
-    try:
-        return divided_network(model, config)
-    except OrchestrayError:
-        return None
 
 
 def _pod(

@@ -152,17 +152,18 @@ def until_recovered(running: UnderWay, count: int) -> None:
 def test_node_redundancy_a_warm_spare_takes_the_place_of_any_killed_worker(
     whole: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    running, slow = begin(tmp_path, "resources.spares=1")
-    running.until("20 steps and the spare", lambda: running.steps() >= 20 and running.actors("spare"))
-    spare = running.actors("spare")[0]
-    killed = running.kill(0)
-    found = running.until("another at work", lambda: running.actors().get(0) not in (None, killed) and running.actors())
-    assert found[0] == spare
+    running, slow = begin(tmp_path, "resources.spares=2")
+    running.until("20 steps and the spares", lambda: running.steps() >= 20 and len(running.actors("spare")) == 2)
+    for rank in (0, 1):
+        spares = running.until("a spare", lambda: list(running.actors("spare").values()))
+        running.kill(rank)
+        until_recovered(running, rank + 1)
+        assert running.actors()[rank] in spares
     slow.unlink()
     running.finish()
     assert_bit_identical(whole, tmp_path / "digits")
     assert losses(tmp_path / "digits") == losses(whole)
-    assert [event["spare"] for event in running.events("worker_replaced")] == [True]
+    assert [event["spare"] for event in running.events("worker_replaced")] == [True, True]
 
 
 def test_sigkill_of_the_driver_leaves_no_process_and_resumes_bit_identically(

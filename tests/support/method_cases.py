@@ -102,6 +102,8 @@ CASES: dict[str, Case] = {
         parameters={"children": 4, "controllers": 3, "shards": 2},
     ),
     "q_learning": Case("q_learning", {"k": Choice((1, 2, 3))}, architecture=lambda: BitSpace(6)),
+    "tree_search": Case("tree_search", {"k": Choice((1, 2, 3))}, architecture=lambda: BitSpace(6)),
+    "tree_search, bisection": Case("tree_search", NUMBERS, parameters={"bisection": True}),
     "progressive": Case("progressive", architecture=small_cell, parameters={"grow_by": "nodes", "beam": 4}),
     "progressive, stretches": Case("progressive", NUMBERS, parameters={"levels": 2, "beam": 4}),
     "enas": Case("enas", architecture=small_cell, parameters={"finalists": 3}, trials=4),

@@ -35,23 +35,6 @@ class Layers(Toy):
                 choose(f"{layer}.width", [8, 16, 32])
 
 
-class Codes(Toy):
-    """Block codes of BlockQNN: each layer's operation and, by it, the one or two earlier layers that feed it."""
-
-    def __init__(self, most_layers: int = 3) -> None:
-        self.most_layers = most_layers
-
-    def compose(self, choose: Choose) -> None:
-        for layer in range(1, self.most_layers + 1):
-            kinds = ["convolution", "pool", "add", "terminal"] if layer > 1 else ["convolution", "pool"]
-            kind = choose(f"{layer}.kind", kinds)
-            if kind == "terminal":
-                return
-            choose(f"{layer}.first", list(range(layer)))
-            if kind == "add":
-                choose(f"{layer}.second", list(range(layer)))
-
-
 class Cells(Toy):
     """A space of cells of one to `most_nodes` nodes, each with an input and an operation."""
 

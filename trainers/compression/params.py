@@ -115,6 +115,8 @@ class Threshold(Lossy):
     """The compression `threshold`."""
     threshold: AboveZero
     """Smallest absolute value to send."""
+    values: Literal["exact", "threshold"] = "exact"
+    """Values as they are; or, as in the paper, the threshold with the sign of each, and the rest later."""
 
 
 class AdaptiveThreshold(Lossy):

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from orchestray.platform.config.problems import Problem
 from orchestray.trainers.aggregation.params import Krum, Mean, MultiKrum, Robust
-from orchestray.trainers.compression.params import BFloat16, Dgc, Float16, NoCompression, PowerSgd, Qsgd, TernGrad
+from orchestray.trainers.compression.params import (
+    AdaptiveThreshold,
+    BFloat16,
+    Dgc,
+    Float16,
+    NoCompression,
+    PowerSgd,
+    Qsgd,
+    TernGrad,
+    Threshold,
+    TopK,
+)
 from orchestray.trainers.config.checked_view import Rule, View
 from orchestray.trainers.config.sections import Compression
 from orchestray.trainers.optim.params import values_of_groups
@@ -17,6 +28,8 @@ from orchestray.trainers.sync.parameter_server import ParameterServer
 _COMPRESSION = "strategy.compression.type"
 _AGGREGATION = "strategy.aggregation.type"
 _FACTORS = "factors are sent as they are, not as {}; use factors: never, or none here"
+_SPARSE = TopK | Threshold | AdaptiveThreshold | Dgc
+"""Compressions whose values can be added up on the way."""
 _NO_RESIDUE = "float16, bfloat16, qsgd or terngrad without error_feedback"
 
 
@@ -53,16 +66,23 @@ def _carried(view: View) -> Iterator[Problem]:
     elif view("strategy.network.data") == 1:
         text = "is for what replicas send each other, and with data: 1 there is one; raise strategy.network.data"
     elif isinstance(exchange, AllReduce):
-        text = _no_sum(exchange, kind)
+        text = _no_sum(exchange, compression)
     if text:
         yield Problem(_COMPRESSION, text)
 
 
-def _no_sum(exchange: AllReduce, kind: str) -> str:
+def _no_sum(exchange: AllReduce, compression: Compression) -> str:
     """Explain why an all-reduce cannot send compressed gradients; return an empty text if it can."""
+    kind = compression.type
     if exchange.shard != "none":
         return f"{kind} needs whole gradients, which shard: {exchange.shard} spreads; use shard: none, or none here"
-    if exchange.algorithm not in ("native", "auto"):
+    is_sparse = isinstance(compression, _SPARSE)
+    if is_sparse and exchange.algorithm not in ("native", "auto", "butterfly"):
+        return (
+            f"{exchange.algorithm} sums all values, and {kind} sends a few; use algorithm: native, auto or butterfly, "
+            "or none here"
+        )
+    if not is_sparse and exchange.algorithm not in ("native", "auto"):
         return (
             f"{exchange.algorithm} adds up on the way, and messages of {kind} do not add up; "
             "use algorithm: native or auto, or none here"

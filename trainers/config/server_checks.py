@@ -169,6 +169,9 @@ def _groups(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     elif exchange.significance > 0 and exchange.consistency != "asynchronous":
         text = f"lets the groups' parameters differ, which consistency: {exchange.consistency} does not allow"
         yield Problem(f"{_PATH}.significance", f"{text}; use consistency: asynchronous, or significance: 0")
+    if exchange.significance_decay != "none" and not exchange.significance:
+        text = "has significance fall, and with significance: 0 every change is sent; raise it, or take this out"
+        yield Problem(f"{_PATH}.significance_decay", text)
 
 
 @_of_servers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +17,12 @@ from torch.nn import functional
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.planning.analyse import Analysis, PassCost, analyse
 from orchestray.trainers.planning.subject import Subject
-from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm, extra_bytes, time_s
+from orchestray.trainers.survey.operators.autotuner import tried_s
 
 _TIMES = 5
 _CEILING_S = 0.7
-_LIMIT_BYTES = 10**9
-"""Bytes that an algorithm may need beside inputs and outputs to be tried."""
+LIMIT_BYTES = 10**9
+"""Bytes that an algorithm may need beside inputs and outputs to be tried, if nothing else is said."""
 _SIDE, _COPIED = 1024, (2**15, 2**24)
 """Sides of matrices, and sizes of copies: the smaller one stays in a cache, as the tensors of small layers do."""
 
@@ -71,7 +70,7 @@ class Measured:
     """Median seconds of the forward pass of each layer that has none with operations within it."""
     convolutions: Mapping[str, Mapping[str, float]]
     """Seconds of each algorithm for the layers that are convolutions with stride 1; infinite where it does not take the
-    shape, or needs more than 1 GB.
+    shape, or needs more memory than it may.
     """
 
     def limit_share(self, layer: str, cost: PassCost) -> float:
@@ -107,12 +106,13 @@ def analysed_on(subject: Callable[[str], Subject]) -> Analysis:
         return analyse(replace(found := subject("cpu"), notes=(*found.notes, note)))
 
 
-def measure(subject: Subject, analysis: Analysis) -> Measured:
+def measure(subject: Subject, analysis: Analysis, *, limit_bytes: int = LIMIT_BYTES) -> Measured:
     """Measure a model: run some steps, and each algorithm for each convolution.
 
     Args:
         subject: the model with values, on the CPU.
         analysis: its analysis.
+        limit_bytes: bytes that an algorithm may need beside inputs and outputs to be tried.
     """
     layers = {layer.name for layer in analysis.layers if layer.name}
     watch = _Watch({name: module for name, module in subject.model.named_modules() if name in layers})
@@ -126,7 +126,7 @@ def measure(subject: Subject, analysis: Analysis) -> Measured:
                 loss.backward()  # type: ignore[no-untyped-call]
             steps_s.append(perf_counter() - began_s)
             subject.model.zero_grad()
-    found = {name: _times_of(module, watch.inputs[name]) for name, module in watch.convolutions()}
+    found = {name: _times_of(module, watch.inputs[name], limit_bytes) for name, module in watch.convolutions()}
     forward_s = {name: median(times) for name, times in watch.times_s.items()}
     return Measured(measure_ceilings(), median(steps_s[1:]), forward_s, found)
 
@@ -173,19 +173,8 @@ class _Watch:
                 hook.remove()
 
 
-def _times_of(module: nn.Conv2d, x: Tensor) -> dict[str, float]:
+def _times_of(module: nn.Conv2d, x: Tensor, limit_bytes: int) -> dict[str, float]:
     rows, columns = (int(size) for size in module.padding)
     x = functional.pad(x, (columns, columns, rows, rows))
-    weight = module.weight.detach()
     with torch.no_grad():
-        return {
-            name: time_s(algorithm, x, weight) if _keeps_to_limit(algorithm, x, weight) else math.inf
-            for name, algorithm in ALGORITHMS.items()
-        }
-
-
-def _keeps_to_limit(algorithm: Algorithm, x: Tensor, weight: Tensor) -> bool:
-    try:
-        return extra_bytes(algorithm, x, weight) <= _LIMIT_BYTES
-    except RuntimeError:  # it does not take the shape
-        return False
+        return tried_s(x, module.weight.detach(), limit_bytes=limit_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Subject:
         loss: returns the loss of the outputs; None: the outputs are added up.
         notes: what a reader has to know, as clauses.
         task: the task that made the model; None: a module alone.
+        batch_bytes: bytes of the whole batch, with what the loss takes.
+        resize: returns the same with another number of samples; None: not known how.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Subject:
     loss: Callable[[Any], Tensor] | None = None
     notes: tuple[str, ...] = ()
     task: Task | None = None
+    batch_bytes: int = 0
+    resize: Callable[[int], Subject] | None = None
 
     def forward(self) -> Tensor:
         """Return the loss of the batch."""
@@ -95,20 +99,33 @@ def subject_of(
 
 def _of_task(name: str, task: Task, batch_size: int, seed: int, device: torch.device) -> Subject:
     model = _moved(build_plain(task, seed) if device == META else task.build_model(), device).train()
+
+    def resize(num_samples: int) -> Subject:
+        return _of_task(name, task, num_samples, seed, device)
+
     try:
         batch = _repeated(task.to_batch(first_row(task)), batch_size, device)
     except Exception as error:  # noqa: BLE001 - of any kind: the task's own code, or data that is elsewhere
         note = f"no loss: the task's data cannot be read here ({type(error).__name__}); the outputs are added up"
         inputs = map_tensors(lambda one: one.to(device).expand(batch_size, *one.shape), example_of(task))
         return Subject(name, model, inputs, batch_size, None, (note,), task)
-    subject = Subject(name, model, batch["inputs"], batch_size, lambda outputs: task.loss(outputs, batch), (), task)
+    subject = Subject(
+        name,
+        model,
+        batch["inputs"],
+        batch_size,
+        lambda outputs: task.loss(outputs, batch),
+        task=task,
+        batch_bytes=sum(each.numel() * each.element_size() for each in tensors_in(batch)),
+        resize=resize,
+    )
     try:
         subject.forward()
     except OrchestrayError:
         raise
     except Exception as error:  # noqa: BLE001 - a loss may look at values
         note = f"the loss is left out, as it needs values ({type(error).__name__}); the outputs are added up"
-        return Subject(name, model, batch["inputs"], batch_size, None, (note,), task)
+        return replace(subject, loss=None, notes=(note,))
     return subject
 
 

@@ -6,9 +6,10 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from orchestray.platform.comm.collective import ring_bytes
 from orchestray.platform.comm.dry import Call, DryCollective
@@ -37,11 +38,29 @@ class Traffic:
     """Bytes that the first worker sends in a step for each layer, forward and backward."""
     parameters: int
     """Parameters that the first worker holds."""
+    gradient_bytes: Mapping[str, int]
+    """Bytes that each layer of the plan would send in a step if the samples were divided instead: its gradients."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the first worker sends in a step."""
         return sum(self.layer_bytes.values())
+
+    @property
+    def schemes(self) -> dict[str, Literal["samples", "features"]]:
+        """The dimension to divide for each layer of the plan, so that it sends least.
+
+        Divided samples send a layer's gradients, divided features its activations. So this goes by the ratio of
+        activations to weights.
+        """
+        return {
+            name: "samples" if gradients <= self._bytes_within(name) else "features"
+            for name, gradients in self.gradient_bytes.items()
+        }
+
+    def _bytes_within(self, module: str) -> int:
+        within = (count for name, count in self.layer_bytes.items() if f"{name}.".startswith(f"{module}."))
+        return sum(within)
 
 
 def traffic_of_plans(subject: Subject, degree: int = 2) -> tuple[Traffic, ...]:
@@ -88,7 +107,18 @@ def _traffic(subject: Subject, kind: str, degree: int) -> Traffic | None:
         dict(plan),
         {layer: count for layer, count in sent.items() if count},
         sum(each.numel() for each in model.parameters()),
+        _gradient_bytes(subject.model, plan, degree),
     )
+
+
+def _gradient_bytes(model: nn.Module, plan: Mapping[str, str], degree: int) -> dict[str, int]:
+    """Return the bytes of an all-reduce of the gradients of each module; parts of containers are left out."""
+    modules = dict(model.named_modules())
+    return {
+        name: sum(ring_bytes(each, degree) for each in modules[name].parameters() if each.requires_grad)
+        for name in plan
+        if name in modules
+    }
 
 
 class _Calls(list[Call]):

@@ -10,10 +10,15 @@ Unreliable Systems" (2017), checked (algorithm 2) and failure-proof (algorithm 3
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
+
+from orchestray.trainers.sync.local.mixing import expected_rounds
 
 Flags = NDArray[np.bool_]
 Counts = NDArray[np.int64]
@@ -98,6 +103,53 @@ def corrected_gossip(
     after_gossip = (informed & lives).sum(axis=1)
     steps = _correct(informed, fails_at - rounds, messages, tolerated_failures + 1)
     return Corrected(after_gossip, (lives & ~informed).sum(axis=1), steps, messages)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The reach of gossip and of a correction after it, in `TRIALS` trials."""
+
+    nodes: int
+    rounds: int
+    failures: int
+    """Number of nodes that fail in each trial, and that the correction tolerates."""
+    by_gossip: float
+    """Fraction of the nodes alive at the end that gossip informed."""
+    whole: int
+    """Number of trials in which gossip alone informed all of them."""
+    missed: int
+    """Number of nodes alive that were not informed in the end, in all trials together."""
+    most_steps: int
+    """Number of steps of the longest correction."""
+
+
+def corrections(sizes: Sequence[int] = (8, 64, 1024), failures: Sequence[int] = (0, 5)) -> list[Correction]:
+    """Return the results of corrected gossip for numbers of nodes and of failures.
+
+    The rounds are those after which all nodes should be informed with high probability.
+    """
+    found = []
+    for nodes, num_failures in product(sizes, failures):
+        rounds, draw = math.ceil(expected_rounds(nodes)), np.random.default_rng(nodes + num_failures)
+        spread = corrected_gossip(
+            nodes, rounds, TRIALS, draw, num_failures=num_failures, tolerated_failures=num_failures
+        )
+        alive = nodes - num_failures
+        found.append(
+            Correction(
+                nodes,
+                rounds,
+                num_failures,
+                float(spread.after_gossip.mean()) / alive,
+                int((spread.after_gossip == alive).sum()),
+                int(spread.missed.sum()),
+                int(spread.correction_steps.max()),
+            )
+        )
+    return found
+
+
+TRIALS = 1000
 
 
 def _correct(informed: Flags, fails_at: NDArray[np.float64], messages: Counts, enough: int) -> Counts:

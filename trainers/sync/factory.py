@@ -61,7 +61,8 @@ def make_exchange(
         seeds = {"seed": seed} if EXCHANGES.params(type).is_seeded else {}
         made: Exchange = EXCHANGES.find(type)(**arguments, **seeds)
         return made
-    if (other := other_than_sums(factors, compression or {}, aggregation or {}, seed, **arguments)) is not None:
+    sections = compression or {}, aggregation or {}
+    if (other := other_than_sums(factors, *sections, seed, algorithm=algorithm, **arguments)) is not None:
         return other
     if algorithm != "native":
         if algorithm not in KNOWN:

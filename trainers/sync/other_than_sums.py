@@ -14,6 +14,7 @@ def other_than_sums(
     aggregation: Mapping[str, Any],
     seed: int,
     *,
+    algorithm: str = "native",
     bucket_mb: float = 25.0,
     **_sending: Any,
 ) -> Exchange | None:
@@ -24,6 +25,7 @@ def other_than_sums(
         compression: the `strategy.compression` section.
         aggregation: the `strategy.aggregation` section.
         seed: seed of the run.
+        algorithm: the key `algorithm` of `allreduce`.
         bucket_mb: MiB that are sent at once.
         _sending: other keys of `allreduce`, on sending during the backward pass; these schemes send after it.
     """
@@ -40,7 +42,7 @@ def other_than_sums(
     if compression.get("type", "none") != "none":
         from orchestray.trainers.sync.compressed.compressed_allreduce import Compressed
 
-        return Compressed(compression, seed=seed)
+        return Compressed(compression, seed=seed, is_nested=algorithm == "butterfly")
     if factors != "never":
         from orchestray.trainers.sync.allreduce.sufficient_factors import Factored
 

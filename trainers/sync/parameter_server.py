@@ -49,6 +49,10 @@ class ParameterServer(ExchangeParams):
     """True to compute the next share while the last one is in flight; adds one to the staleness of each."""
     significance: AtLeastZero = 0.0
     """Smallest change of a parameter, as a fraction of its value, that is sent to the other groups (with `groups`)."""
+    significance_decay: Literal["none", "sqrt"] = "none"
+    """Decay of `significance`: none, or division by the square root of the number of updates so far, with which
+    asynchronous sites are proven to converge.
+    """
     factors: Literal["never", "auto", "always"] = "never"
     """Use of factors: fully connected layers send inputs and errors, which the servers multiply, instead of gradients
     (Project Adam). `auto`: where that is less.

@@ -7,7 +7,8 @@ They are not built-in tasks. A config names them by module and class like a user
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestray.trainers.parallel.tensor.branches import Branches
-from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled
+from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled, TiledConv2d
+from orchestray.trainers.parallel.tensor.mesh import plan_of_layout
 from orchestray.trainers.tasks.digits import NUM_CLASSES, SIDE, Digits
 from orchestray.trainers.tasks.layers import multilayer_perceptron
 
@@ -48,19 +50,26 @@ class LocallyConnectedDigits(Digits):
 
 
 class TiledDigits(Digits):
-    """Convolutions whose weights are shared by every second tile of the image (Ngiam et al. 2010).
+    """Convolutions whose weights are shared by every second tile of the image, or by every second place.
 
     Args:
         channels: channels of the convolutions.
         num_tiles: number of tiles, alternately of two kinds: even, and a divisor of the image's 8 rows.
+        tile: rows and columns after which weights recur in one layer over the whole image (Ngiam et al. 2010), whose
+            windows overlap; None: tiles without a halo.
     """
 
-    def __init__(self, channels: int = 16, num_tiles: int = 4) -> None:
+    def __init__(self, channels: int = 16, num_tiles: int = 4, tile: int | None = None) -> None:
         super().__init__(model="cnn")
         self._channels = channels
         self._num_tiles = num_tiles
+        self._tile = tile
 
     def build_model(self) -> nn.Module:
+        if self._tile is not None:
+            layer = TiledConv2d(self._tile, 1, self._channels, (SIDE, SIDE), 3)
+            outputs = nn.Linear(self._channels * (SIDE - 2) ** 2, NUM_CLASSES)
+            return nn.Sequential(layer, nn.ReLU(), nn.Flatten(), outputs)
         kinds: list[nn.Module] = [
             nn.Sequential(nn.Conv2d(1, self._channels, 3, padding=1), nn.ReLU()) for _ in range(2)
         ]
@@ -69,6 +78,27 @@ class TiledDigits(Digits):
 
     def tensor_plan(self, model: nn.Module) -> dict[str, str]:
         return {"0:1": "height"}
+
+
+class MeshDigits(Digits):
+    """A fully connected network whose weights have named dimensions, for layouts as in Mesh-TensorFlow.
+
+    The dimensions are `pixels`, `hidden1`, `hidden2` and so on, and `classes`, with the samples as `batch`.
+
+    Args:
+        layout: dimension of the mesh, `data` or `tensor`, by the name of what is split along it.
+        hidden: widths of the hidden layers.
+    """
+
+    def __init__(self, layout: Mapping[str, str], hidden: Sequence[int] = (128, 128)) -> None:
+        super().__init__(hidden=hidden)
+        self._layout = layout
+        self._names = ["pixels", *(f"hidden{number}" for number in range(1, len(hidden) + 1)), "classes"]
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, str]:
+        layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        dimensions = zip(self._names[1:], self._names, strict=False)
+        return plan_of_layout(dict(zip(layers, dimensions, strict=True)), self._layout)
 
 
 class TreeNetDigits(Digits):
@@ -191,12 +221,16 @@ class RestrictedBoltzmann(nn.Module):
 
     def forward(self, data: Tensor) -> Tensor:
         with torch.no_grad():
-            hidden = torch.sigmoid(functional.linear(data, self.weight, self.hidden))
+            hidden = self.hidden_probabilities(data)
             if self._is_sampled and self.training:
                 hidden = torch.bernoulli(hidden)
             rebuilt = torch.sigmoid(functional.linear(hidden, self.weight.T, self.visible))
         energies = self.free_energy(data) - self.free_energy(rebuilt)
         return torch.stack([energies, (data - rebuilt).square().mean(1)], 1)
+
+    def hidden_probabilities(self, data: Tensor) -> Tensor:
+        """Return the probabilities of the hidden units, [samples, hidden], given visible ones."""
+        return torch.sigmoid(functional.linear(data, self.weight, self.hidden))
 
     def free_energy(self, visible: Tensor) -> Tensor:
         """Return -v a - sum log(1 + exp(W v + b)) of each sample."""
@@ -225,3 +259,46 @@ class RestrictedBoltzmannDigits(Digits):
 
     def metrics(self, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"reconstruction_error": outputs[:, 1].mean()}
+
+
+class DeepBelief(nn.Module):
+    """A deep belief network in greedy training: the last of its Boltzmann machines learns what those below make.
+
+    Those below are not trained. Their hidden probabilities are the visible units of the next one (Hinton, Osindero and
+    Teh 2006; in parallel: Raina, Madhavan and Ng 2009). `forward` returns what the last machine does.
+    """
+
+    draws_random = True
+
+    def __init__(self, num_visible: int, widths: Sequence[int], is_sampled: bool = True) -> None:
+        super().__init__()
+        sizes = [num_visible, *widths]
+        self.layers = nn.ModuleList(RestrictedBoltzmann(*pair, is_sampled=is_sampled) for pair in pairwise(sizes))
+        for below in self.layers[:-1]:
+            below.requires_grad_(False)
+
+    def forward(self, data: Tensor) -> Tensor:
+        for machine in self.layers[:-1]:
+            assert isinstance(machine, RestrictedBoltzmann)
+            data = machine.hidden_probabilities(data)
+        y: Tensor = self.layers[-1](data)
+        return y
+
+
+class DeepBeliefDigits(RestrictedBoltzmannDigits):
+    """A `DeepBelief` network on the digits, of which a run trains the last layer.
+
+    Train one layer first. Then a run with one width more takes the layers below from it: `train.init_from` is the run
+    before, and `train.init_except` names the new layer, as `layers.1.*`.
+
+    Args:
+        widths: numbers of hidden units, from the pixels up.
+        is_sampled: as in `RestrictedBoltzmannDigits`.
+    """
+
+    def __init__(self, widths: Sequence[int] = (64,), is_sampled: bool = True) -> None:
+        super().__init__(is_sampled=is_sampled)
+        self._widths = widths
+
+    def build_model(self) -> nn.Module:
+        return DeepBelief(NUM_PIXELS, self._widths, self._is_sampled)

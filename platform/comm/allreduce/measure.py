@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from orchestray.platform.comm.allreduce.schedules import Part, Step
 from orchestray.platform.comm.collective import Collective
 
 _SIZES_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20)
+HELD_OUT_BYTES = (1 << 12, 1 << 19)
+"""Sizes of messages that the fit does not see, to hold its model against."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,14 @@ class Fitted:
     """Model of a message, while every rank sends one and receives one."""
     native: AlphaBeta
     """Model of a whole all-reduce by the process group itself."""
+    held_out_s: Mapping[int, float]
+    """Measured seconds of messages of the sizes that are held out, by their bytes."""
 
 
 def measure(collective: Collective, repeats: int = 5) -> Fitted:
     """Fit both models on rank 0 and broadcast them; every rank must call this (some 10 ms on one machine).
+
+    Some sizes are measured and held out of the fit, which shows its error.
 
     Messages are timed as in most rounds of a schedule: every rank sends one and receives one, and half of them are
     added.
@@ -38,13 +44,16 @@ def measure(collective: Collective, repeats: int = 5) -> Fitted:
     """
     messages_s = [_message_s(collective, num_bytes, repeats) for num_bytes in _SIZES_BYTES]
     natives_s = [_native_s(collective, num_bytes, repeats) for num_bytes in _SIZES_BYTES]
-    numbers = torch.zeros(4, dtype=torch.float64)
+    held_out_s = [_message_s(collective, num_bytes, repeats) for num_bytes in HELD_OUT_BYTES]
+    numbers = torch.zeros(4 + len(HELD_OUT_BYTES), dtype=torch.float64)
     if collective.rank == 0:
         fits = [AlphaBeta.fit(_SIZES_BYTES, times_s) for times_s in (messages_s, natives_s)]
-        numbers = torch.tensor([n for fit in fits for n in (fit.alpha_s, fit.beta_s_per_byte)], dtype=torch.float64)
+        told = [n for fit in fits for n in (fit.alpha_s, fit.beta_s_per_byte)]
+        numbers = torch.tensor([*told, *held_out_s], dtype=torch.float64)
     collective.broadcast(numbers, 0)
-    alpha_s, beta, native_alpha_s, native_beta = numbers.tolist()
-    return Fitted(AlphaBeta(alpha_s, beta), AlphaBeta(native_alpha_s, native_beta))
+    alpha_s, beta, native_alpha_s, native_beta, *held_out_s = numbers.tolist()
+    held_out = dict(zip(HELD_OUT_BYTES, held_out_s, strict=True))
+    return Fitted(AlphaBeta(alpha_s, beta), AlphaBeta(native_alpha_s, native_beta), held_out)
 
 
 def _message_s(collective: Collective, num_bytes: int, repeats: int) -> float:

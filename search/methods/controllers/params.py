@@ -81,3 +81,14 @@ class Progressive(MethodSection):
     """Number of stretches."""
     candidates: Positive = 1000
     """Most networks that the predictor scores at a level."""
+
+
+class TreeSearch(MethodSection):
+    """Monte Carlo tree search of choices (Negrinho and Gordon, 2017)."""
+
+    type: Literal["tree_search"]
+    """The method `tree_search`."""
+    exploration: AtLeastZero = 0.3
+    """Weight of the confidence bound: 0 always takes the option with the best mean."""
+    bisection: Flag = False
+    """Split the options of each choice into halves, again and again, so that neighbours share their scores."""

@@ -27,6 +27,8 @@ class RegularizedEvolution(MethodSection):
     """The oldest dies; false: the worst of a tournament does."""
     reuse_scores: Flag = True
     """A network that was evaluated before keeps its score; false: it is evaluated again (for noisy scores)."""
+    crossover_probability: ZeroToOne = 0.0
+    """Probability that a child has two parents before it is mutated (0 in the paper)."""
 
 
 class LargeScaleEvolution(MethodSection):

@@ -28,6 +28,9 @@ class RegularizedEvolution(Evolution):
 
     No worker waits. While the first individuals are evaluated, parents are chosen among those that have ended; if none
     has, another individual is drawn. An individual's age counts from the end of its evaluation.
+
+    With `crossover_probability` it is a genetic algorithm without generations: a child may have a second parent, the
+    winner of a tournament of its own, before it is mutated.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class RegularizedEvolution(Evolution):
         sample_size: int = 5,
         aging: bool = True,
         reuse_scores: bool = True,
+        crossover_probability: float = 0.0,
         **arguments: Any,
     ) -> None:
         """Take the parameters of `params.RegularizedEvolution` and the arguments of `Evolution`."""
@@ -45,6 +49,7 @@ class RegularizedEvolution(Evolution):
         self.sample_size = sample_size
         self.aging = aging
         self.reuse_scores = reuse_scores
+        self.crossover_probability = crossover_probability
         self.population: list[Individual] = []
         """Individuals alive, the oldest first."""
         self.num_entered = 0
@@ -83,6 +88,10 @@ class RegularizedEvolution(Evolution):
             return self.variation.sample(rng), None, ""
         parent = tournament(self.population, self.sample_size, rng)
         candidate, changes = parent.candidate, []
+        if self.crossover_probability and rng.random() < self.crossover_probability:
+            other = tournament(self.population, self.sample_size, rng)
+            candidate = self.variation.crossover(candidate, other.candidate, rng)
+            changes.append(f"crossover with trial {other.trial}")
         for _ in range(num_mutations):
             candidate, change = self.variation.mutate(candidate, rng)
             changes.append(change)

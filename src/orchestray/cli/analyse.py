@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestray.cli.analyse_text import lines_of, sentence_of_ceilings, table_of_layers, table_of_splits, table_of_times
+from orchestray.cli.analyse_text import (
+    lines_of,
+    sentence_of_ceilings,
+    sentence_of_micro_batches,
+    table_of_layers,
+    table_of_splits,
+    table_of_times,
+)
 from orchestray.cli.options import Json
 from orchestray.platform.run.files import storage_errors, write_atomic
 from orchestray.platform.terminal.tables import show
@@ -46,10 +54,28 @@ def analyse(
     is_measured: Annotated[
         bool, typer.Option("--measure", help="Run the layers as well, and each algorithm for each convolution.")
     ] = False,
+    limit_mb: Annotated[
+        float,
+        typer.Option(
+            "--limit-mb",
+            metavar="MB",
+            min=0,
+            help="Memory that an algorithm may need beside inputs and outputs, with --measure.",
+        ),
+    ] = 1000.0,
     predict: Annotated[
         bool,
         typer.Option("--predict", help="The time of a step by models of the literature; needs `orchestray calibrate`."),
     ] = False,
+    activation_mb: Annotated[
+        float | None,
+        typer.Option(
+            "--activation-mb",
+            metavar="MB",
+            help="Find the fewest micro-batches (train.accumulate) whose activations take no more.",
+            min=0,
+        ),
+    ] = None,
     page: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the longest chain drawn.")
     ] = None,
@@ -69,7 +95,7 @@ def analyse(
         from orchestray.trainers.planning.measured import analysed_on, measure
 
         analysis = analysed_on(subject)
-        measured = measure(subject("cpu"), analysis)
+        measured = measure(subject("cpu"), analysis, limit_bytes=round(1e6 * limit_mb))
     else:
         analysis = analysis_of(subject("meta"))
     if page is not None:
@@ -79,8 +105,15 @@ def analyse(
             write_atomic(page, page_of(analysis, measured).encode())
         print(f"Written: {page}", file=sys.stderr)
     predicted_s = _predicted_s(subject("meta")) if predict else {}
+    micro_batching = None
+    if activation_mb is not None:
+        from orchestray.trainers.planning.micro_batching import fewest_micro_batches
+
+        micro_batching = fewest_micro_batches(subject("meta"), 1e6 * activation_mb)
     if as_json:
-        more = {"predicted_s": predicted_s} if predict else {}
+        more: dict[str, Any] = {"predicted_s": predicted_s} if predict else {}
+        if micro_batching is not None:
+            more["micro_batching"] = asdict(micro_batching)
         print(json.dumps({**analysis.to_json(), "measured": measured and measured.to_json(), **more}))
         return
     show(table_of_layers(analysis))
@@ -90,6 +123,8 @@ def analyse(
         print()
     for line in lines_of(analysis):
         print(line)
+    if micro_batching is not None:
+        print(sentence_of_micro_batches(micro_batching))
     if measured is not None:
         print()
         show(table_of_times(analysis, measured))

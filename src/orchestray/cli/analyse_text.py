@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from orchestray.trainers.planning.analyse import Analysis, LayerCost, PassCost
     from orchestray.trainers.planning.measured import Measured
+    from orchestray.trainers.planning.micro_batching import MicroBatching
 
 
 Column = tuple[str, "Callable[[LayerCost], str]"]
@@ -108,10 +109,17 @@ def rows_of_times(analysis: Analysis, measured: Measured) -> list[Sequence[str]]
 
 
 def _fastest(times_s: Mapping[str, float]) -> str:
+    from orchestray.trainers.survey.operators.autotuner import fastest  # late: it imports torch
+
     if not times_s:
         return ""
-    fastest, next_one = sorted(times_s, key=times_s.__getitem__)[:2]
-    return f"{fastest} ({next_one} takes {times_s[next_one] / times_s[fastest]:.2g} times as long)"
+    first = fastest(times_s)
+    if first is None:
+        return "none keeps to the limit"
+    next_one = fastest({name: seconds for name, seconds in times_s.items() if name != first})
+    if next_one is None:
+        return first
+    return f"{first} ({next_one} takes {times_s[next_one] / times_s[first]:.2g} times as long)"
 
 
 def sentence_of_ceilings(analysis: Analysis, measured: Measured) -> str:
@@ -148,6 +156,7 @@ def lines_of(analysis: Analysis) -> list[str]:
         f"Data parallelism adds up {sent} of gradients a step; {saved} are kept for the backward pass.",
         *recomputation_lines(analysis),
         *traffic_lines(analysis),
+        *sentence_of_schemes(analysis),
         *padding_lines(analysis),
         f"The longest chain: {_path(analysis)}.",
         *remarks_of(analysis),
@@ -178,6 +187,30 @@ def traffic_lines(analysis: Analysis) -> list[str]:
         f"step and holds {number(each.parameters)} parameters."
         for each in analysis.traffic
     ]
+
+
+def sentence_of_schemes(analysis: Analysis) -> list[str]:
+    """Return a sentence on the layers that send less if samples are divided, or if features are; none without both."""
+    auto = next((each for each in analysis.traffic if each.kind == "auto"), None)
+    if auto is None or not auto.gradient_bytes:
+        return []
+    by_scheme = {
+        scheme: ", ".join(name for name, chosen in auto.schemes.items() if chosen == scheme) or "none"
+        for scheme in ("samples", "features")
+    }
+    line = (
+        f"Layer by layer, two workers send least with divided samples (data parallelism) for {by_scheme['samples']}, "
+        f"and with divided features for {by_scheme['features']}."
+    )
+    return [line]
+
+
+def sentence_of_micro_batches(found: MicroBatching) -> str:
+    """Return the number of micro-batches that was found, and what they keep."""
+    return (
+        f"train.accumulate: {found.accumulate} keeps at most {size(found.peak_bytes)} for the backward pass, in "
+        f"micro-batches of {found.num_samples} samples or fewer, on one worker."
+    )
 
 
 def _times(factor: float) -> str:

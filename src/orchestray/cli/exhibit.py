@@ -124,6 +124,34 @@ def _asynchronous_rate() -> Shown:
     )
 
 
+def _load_balancing() -> Shown:
+    import numpy as np
+
+    from orchestray.trainers.survey.convergence.logistic import drawn
+    from orchestray.trainers.survey.convergence.neighbours import in_step, without_waiting
+
+    seconds, until_s = (2.0, 1.0, 1.0, 1.0), 2000.0
+    problem = drawn(200, 10, 3, np.random.default_rng(0))
+    rows = [
+        [
+            name,
+            " ".join(map(str, found.steps)),
+            sum(found.steps) / until_s,
+            sum(found.messages) / sum(found.steps),
+            found.error,
+            found.disagreement,
+        ]
+        for name, train in (("in step", in_step), ("without waiting", without_waiting))
+        for found in [train(problem, seconds, until_s, lr=0.05)]
+    ]
+    return Shown(
+        ["neighbours on a ring", "steps of each", "steps/s", "models sent a step", "loss above the least", "apart"],
+        rows,
+        f"{len(seconds)} replicas for {until_s:,.0f} s of virtual time, of which the first takes twice as long for a "
+        f"gradient: together they can do {sum(1 / each for each in seconds):g} steps/s (Lian et al. 2017 and 2018).",
+    )
+
+
 def _batch_sizes() -> Shown:
     import numpy as np
 
@@ -141,18 +169,22 @@ def _batch_sizes() -> Shown:
 
 
 def _hybrid() -> Shown:
+    from orchestray.platform.comm.allreduce.costs import AlphaBeta
     from orchestray.trainers.survey.cluster import hybrid
 
     machine, size = hybrid.calibrated(), hybrid.NUM_GPUS
-    pure_s, both_s = hybrid.data_parallel_s(machine, size), hybrid.hybrid_s(machine, size)
-    found = {"data parallel": (pure_s, hybrid.PURE_SPEEDUP), "hybrid": (both_s, hybrid.HYBRID_SPEEDUP)}
-    rows = [
-        [name, 1e3 * seconds, hybrid.speedup(machine, size, seconds), reported]
-        for name, (seconds, reported) in found.items()
-    ]
+    schemes = {
+        "data parallel": (hybrid.data_parallel_s, hybrid.PURE_SPEEDUP),
+        "hybrid": (hybrid.hybrid_s, hybrid.HYBRID_SPEEDUP),
+    }
+    bytes_alone = hybrid.Machine(machine.compute_s, AlphaBeta(0.0, 1.0))
+    rows = []
+    for name, (exchange_s, reported) in schemes.items():
+        seconds, sent = exchange_s(machine, size), exchange_s(bytes_alone, size)
+        rows.append([name, 1e-6 * sent, 1e3 * seconds, hybrid.speedup(machine, size, seconds), reported])
     gigabytes = 1e-9 / machine.link.beta_s_per_byte
     return Shown(
-        ["scheme", "exchange, ms", "speed-up of 4 GPUs", "reported"],
+        ["scheme", "sent by a GPU, MB", "exchange, ms", "speed-up of 4 GPUs", "reported"],
         rows,
         f"Constants: {hybrid.SAMPLES} samples a GPU in {1e3 * machine.compute_s:.0f} ms, a latency of "
         f"{1e6 * hybrid.LATENCY_S:.0f} us, and {gigabytes:.3g} GB/s, which the first speed-up calibrates. "
@@ -275,17 +307,35 @@ def _paxos() -> Shown:
     )
 
 
+def _rumours() -> Shown:
+    from orchestray.trainers.survey.dissemination import TRIALS, corrections
+
+    rows = [
+        [each.nodes, each.rounds, each.failures, f"{each.by_gossip:.1%}", each.whole, each.missed, each.most_steps]
+        for each in corrections()
+    ]
+    return Shown(
+        ["nodes", "rounds", "failures", "informed by gossip", "of all", "missed after correction", "its most steps"],
+        rows,
+        f"{TRIALS:,} trials each, with the rounds of push gossip that should reach all nodes, 1.639 log2 m. `of all`: "
+        "trials in which gossip reached every node. The correction sends along a ring, to both sides (Hoefler et al. "
+        "2017, algorithm 3).",
+    )
+
+
 EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
     {
         "descent-lemma": ("how much a step of SGD lowers the loss, and its bound", _descent_lemma),
         "sgd-rate": ("averaged SGD comes within 1/sqrt(T) of the least loss", _sgd_rate),
         "asynchronous-rate": ("m workers that do not wait come within 1/sqrt(m T)", _asynchronous_rate),
+        "load-balancing": ("replicas without a server, in step with their neighbours or not", _load_balancing),
         "batch-sizes": ("steps to a goal by the size of the batch, with a rate tuned for each", _batch_sizes),
         "hybrid": ("AlexNet on 4 GPUs: data parallelism, and the hybrid, by the alpha-beta model", _hybrid),
         "host-staged": ("a tensor from GPU to GPU through the memory of hosts", _host_staged),
         "checkpoints": ("how often to save: goodput around Young and Daly's interval", _checkpoints),
         "spot-prices": ("machines rented at a price that moves: a fixed number, and as many as pay off", _spot_prices),
         "paxos": ("servers that agree on who serves which shard, while some fail", _paxos),
+        "rumours": ("the nodes that push gossip misses, until a correction on a ring reaches them", _rumours),
         "gpipe": ("GPipe's speed-ups from one of them", _gpipe),
         "bert": ("data-parallel BERT on 1 to 32 GPUs from one row", _bert),
     }

@@ -76,9 +76,11 @@ def serve(
     config = load_serve_config(source, changes, name=name, look_at_files=not manifest)  # before slow imports
     # Imported here: it is slow to load.
     if manifest:
-        from orchestray.serving.lifecycle.manifest import manifest_yaml
+        from orchestray.serving.lifecycle.manifest import assumptions, manifest_yaml
 
         print(manifest_yaml(config, image=image), end="")
+        for assumption in assumptions(config):
+            print(f"note: {assumption}.", file=sys.stderr)
         return
     from orchestray.serving import api
 

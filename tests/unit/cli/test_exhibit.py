@@ -46,6 +46,11 @@ def test_the_numbers_are_the_ones_to_show() -> None:
     goodputs = {row["of Young and Daly's"]: row["goodput, simulated"] for row in rows("checkpoints")}
     assert max(goodputs, key=lambda factor: float(goodputs[factor].rstrip("%"))) == "1"
     assert max(abs(float(row["error"].rstrip("%"))) for row in rows("gpipe") + rows("bert")) < 10
+    in_step, free = rows("load-balancing")
+    assert in_step["steps/s"] <= 2 < 3.4 < free["steps/s"]
+    rumours = rows("rumours")
+    assert [row["missed after correction"] for row in rumours] == [0] * 6
+    assert max(row["of all"] for row in rumours) < 1000  # gossip alone misses somebody for each number of nodes
     paxos = {row.pop("what"): list(row.values()) for row in rows("paxos")}
     assert paxos["violations in all of these"] == paxos["decisions, a majority down"] == [0, 0, 0]
     assert min(paxos["crashes in them"] + paxos["decisions in them"] + paxos["fewest of these in a schedule"]) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from support.central_run import train_central
 from support.layouts import layout_settings, train_laid_out
 from support.training import Rows, State, Trained, digits, furthest, train
 
@@ -91,20 +93,31 @@ def test_periodic_averaging_of_up_to_64_steps_costs_digits_little_accuracy() -> 
 # -- from lock-step to none --------------------------------------------------------------------------------------------
 
 
-def test_the_consistency_spectrum_is_one_key_along_which_bytes_and_meetings_fall() -> None:
+def test_the_consistency_spectrum_is_one_key_along_which_bytes_and_meetings_fall(tmp_path: Path) -> None:
+    """Go from lock-step over bounded and unbounded staleness and rarer averages to members of an ensemble."""
+    server: dict[str, Any] = {"type": "parameter_server"}
     spectrum: list[dict[str, Any]] = [
-        {"type": "allreduce"},
+        {**server, "consistency": "synchronous"},
+        {**server, "consistency": "stale", "staleness": 2},
+        {**server, "consistency": "asynchronous"},
         {"type": "averaging", "every": 2},
         {"type": "averaging", "every": 6},
         {"type": "averaging", "every": "end"},
+        {"type": "independent"},
     ]
-    task = digits()
-    found = [
-        train_laid_out(lambda: task, layout_settings({"data": 2}, exchange, steps=12)).outcome for exchange in spectrum
-    ]
-    sent = [outcome.bytes_sent for outcome in found]
-    assert sent == sorted(sent, reverse=True)
-    assert len(set(sent)) == len(sent)
+    task, sent, stalest = digits(), list[int](), list[int]()
+    for number, exchange in enumerate(spectrum):
+        settings = layout_settings({"data": 2}, exchange, steps=12)
+        if exchange["type"] == "parameter_server":
+            run = train_central(lambda: task, settings, tmp_path / str(number))
+            stalest.append(max(run.outcome.staleness, default=0))
+            sent.append(sum(run.moved))
+        else:
+            sent.append(train_laid_out(lambda: task, settings).outcome.bytes_sent)
+    assert stalest[0] == 0
+    assert stalest[1] <= 2
     weights = 2 * size_of(task) * 8
+    # Gradients to servers and weights from them, 12 of each; the weights once or twice more, to begin and to validate.
+    assert all(24 <= each / weights < 27 for each in sent[:3])
     # All that is sent beside the weights is less than a twentieth of them, so this counts the meetings in the steps.
-    assert [round(each / weights) for each in sent] == [12, 6, 2, 1]
+    assert [round(each / weights) for each in sent[3:]] == [6, 2, 1, 0]

@@ -20,9 +20,20 @@ A_S, C_S, MAX_BATCH_SIZE = 0.020, 0.0005, 32
 SERVICE = Service(A_S, C_S)
 
 
-def under_poisson(policy: Policy, rate_per_s: float, num_requests: int = 600) -> Trace:
+MODELS = {"middling": SERVICE, "cheap, hardly faster in batches": Service(0.002, 0.002), "slow": Service(0.1, 0.001)}
+"""Seconds of a batch of each model, which differ in what a batch saves."""
+
+
+def under_poisson(policy: Policy, rate_per_s: float, num_requests: int = 600, service: Service = SERVICE) -> Trace:
     seconds = num_requests / rate_per_s
-    return simulate(policy, SERVICE, lambda run: run.open_loop(poisson(rate_per_s, random.Random(1)), seconds))
+    return simulate(policy, service, lambda run: run.open_loop(poisson(rate_per_s, random.Random(1)), seconds))
+
+
+def in_closed_loop(policy: Policy, service: Service, num_clients: int, seconds: float = 4.0) -> Trace:
+    """Return what clients see that ask again a moment after each answer, so that they come back together."""
+    rng = random.Random(1)
+    delay = lambda: 0.0005 + rng.expovariate(2000.0)  # noqa: E731
+    return simulate(policy, service, lambda run: run.closed_loop(num_clients, delay, seconds), warm_up_s=0.5)
 
 
 Batches = list[tuple[float, list[int]]]
@@ -166,25 +177,38 @@ def test_torchserves_default_delay_more_than_doubles_the_latency_at_a_third_of_c
     assert under_poisson(FromPoll(100.0), 267).mean_s > 2 * under_poisson(Greedy(), 267).mean_s
 
 
-@pytest.mark.parametrize("rate_per_s", [30, 267])
+@pytest.mark.parametrize("load", [0.03, 0.3])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_optimal_timeout_is_found_from_the_model_and_the_rate_and_is_none_for_independent_requests(
-    rate_per_s: float,
+    model: str, load: float
 ) -> None:
-    adaptive = under_poisson(Adaptive(), rate_per_s, 800)
-    assert adaptive.mean_s == pytest.approx(greedy_chain(rate_per_s, A_S, C_S, MAX_BATCH_SIZE)[0], rel=0.07)
-    fixed_s = [under_poisson(Fixed(timeout_ms), rate_per_s, 800).mean_s for timeout_ms in (0, 10, 50)]
-    assert adaptive.mean_s <= 1.02 * min(fixed_s)
+    service = MODELS[model]
+    rate_per_s = load * MAX_BATCH_SIZE / service.seconds(MAX_BATCH_SIZE)
+    adaptive = under_poisson(Adaptive(), rate_per_s, 800, service)
+    predicted_s = greedy_chain(rate_per_s, service.seconds(0), service.seconds(1) - service.seconds(0), MAX_BATCH_SIZE)
+    assert adaptive.mean_s == pytest.approx(predicted_s[0], rel=0.07)
+    swept_s = [under_poisson(Fixed(timeout_ms), rate_per_s, 800, service).mean_s for timeout_ms in (0, 2, 10, 50)]
+    assert adaptive.mean_s <= 1.02 * min(swept_s)
+    assert swept_s[0] <= 1.02 * min(swept_s)
+
+
+@pytest.mark.parametrize("num_clients", [4, 12])
+@pytest.mark.parametrize("model", ["middling", "slow"])
+def test_the_optimal_timeout_of_clients_that_come_back_together_is_inside_the_sweep_and_is_found(
+    model: str, num_clients: int
+) -> None:
+    service = MODELS[model]
+    swept_s = [
+        in_closed_loop(Fixed(timeout_ms), service, num_clients, 8.0).mean_s for timeout_ms in (0, 0.5, 2, 5, 20, 100)
+    ]
+    assert min(swept_s) < 0.9 * swept_s[0]
+    assert min(swept_s) < 0.9 * swept_s[-1]
+    assert in_closed_loop(Adaptive(), service, num_clients, 8.0).mean_s <= 1.05 * min(swept_s)
 
 
 def test_a_timeout_too_low_makes_small_batches_and_one_too_high_makes_early_requests_wait() -> None:
     """Check clients that come back together: the latency is a valley in the timeout, the batch size only grows."""
-
-    def closed(timeout_ms: float) -> Trace:
-        rng = random.Random(1)
-        delay = lambda: 0.0005 + rng.expovariate(2000.0)  # noqa: E731
-        return simulate(Fixed(timeout_ms), SERVICE, lambda run: run.closed_loop(8, delay, 4.0), warm_up_s=0.5)
-
-    low, middle, high = (closed(timeout_ms) for timeout_ms in (0, 5, 50))
+    low, middle, high = (in_closed_loop(Fixed(timeout_ms), SERVICE, 8) for timeout_ms in (0, 5, 50))
     assert middle.mean_s < low.mean_s
     assert middle.mean_s < high.mean_s
     sizes = [statistics.fmean(trace.batch_sizes) for trace in (low, middle, high)]
@@ -192,12 +216,13 @@ def test_a_timeout_too_low_makes_small_batches_and_one_too_high_makes_early_requ
     assert sizes[1] == pytest.approx(sizes[2], rel=0.05)
 
 
-def test_with_a_longer_timeout_batches_grow_by_what_arrives_in_it() -> None:
-    """Use a low rate: a batch is the request that opens it and those of its timeout, 1 + rate T."""
+@pytest.mark.parametrize("rate_per_s", [5, 10, 20])
+def test_with_a_longer_timeout_batches_grow_by_what_arrives_in_it(rate_per_s: float) -> None:
+    """Use low rates: a batch is the request that opens it and those of its timeout, 1 + rate T."""
     for timeout_ms in (10.0, 50.0):
-        sizes = under_poisson(Fixed(timeout_ms), 10, 800).batch_sizes
+        sizes = under_poisson(Fixed(timeout_ms), rate_per_s, 800).batch_sizes
         service_s = SERVICE.seconds(1)
-        least, most = 1 + 10 * timeout_ms / 1e3, 1 + 10 * (timeout_ms / 1e3 + service_s)
+        least, most = 1 + rate_per_s * timeout_ms / 1e3, 1 + rate_per_s * (timeout_ms / 1e3 + service_s)
         assert 0.95 * least < statistics.fmean(sizes) < 1.05 * most
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +22,13 @@ from orchestray.platform.comm.allreduce.costs import (
     costs_s,
 )
 from orchestray.platform.comm.allreduce.execute import exchanges
-from orchestray.platform.comm.allreduce.measure import measure
+from orchestray.platform.comm.allreduce.measure import HELD_OUT_BYTES, measure
 from orchestray.platform.comm.allreduce.placement import crossings, order_by_node
-from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, schedule
+from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, schedule, sent_elements
 from orchestray.platform.sim.network import Link, SimulatedNetwork
+from support.central_run import central_settings, train_central
 from support.threads import run_replicas
+from support.training import few_digits
 
 L_S, G_S = 1e-3, 1e-6
 LINK = Link(latency_s=L_S, bandwidth_bytes_per_s=1 / G_S)
@@ -73,6 +76,8 @@ def test_simplified_logp_is_fitted_to_a_running_group_and_to_an_exact_one() -> N
     assert fits[0] == fits[1]
     assert min(fits[0].message.alpha_s, fits[0].native.alpha_s) > 0
     assert min(fits[0].message.beta_s_per_byte, fits[0].native.beta_s_per_byte) >= 0
+    assert tuple(fits[0].held_out_s) == HELD_OUT_BYTES
+    assert min(fits[0].held_out_s.values()) > 0
 
     def ping(num_bytes: int) -> float:
         network = SimulatedNetwork(LINK)
@@ -131,6 +136,19 @@ def test_parameter_server_moves_the_messages_and_bytes_of_a_tree_and_takes_its_t
     assert tree_s <= cost_s("tree", size, LARGE, MODEL) * (1 + 1e-12)
     if size in POWERS:  # the assumption: pushes are combined on their way through a tree to the server, at its root
         assert tree_s == pytest.approx(cost_s("tree", size, LARGE, MODEL))
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_parameter_server_of_a_run_moves_the_bytes_of_a_tree_over_it_and_its_workers(
+    num_workers: int, tmp_path: Path
+) -> None:
+    moved = [
+        train_central(few_digits, central_settings(num_workers, steps=steps), tmp_path / str(steps)).moved
+        for steps in (2, 6)
+    ]
+    num_weights = sum(each.numel() for each in few_digits().build_model().parameters())
+    a_step = (sum(moved[1]) - sum(moved[0])) / 4
+    assert a_step == 8 * sum(sent_elements("tree", num_workers + 1, num_weights))
 
 
 # -- on a network of two levels ----------------------------------------------------------------------------------------

@@ -43,8 +43,20 @@ def images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return inputs[360:], targets[360:], inputs[:360], targets[:360]
 
 
-def accuracy_of(settings: dict[str, Any] | None, seed: int, *, epochs: int, is_normalised: bool = False) -> float:
-    """Return the percentage right after two workers have trained, each compressing its share's gradient."""
+def accuracy_of(
+    settings: dict[str, Any] | None,
+    seed: int,
+    *,
+    epochs: int,
+    is_normalised: bool = False,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    parts: list[float] | None = None,
+) -> float:
+    """Return the percentage right after two workers have trained, each compressing its share's gradient.
+
+    Append the part of the dense bytes that each message has to `parts`.
+    """
     torch.manual_seed(seed)
     model = Digits(hidden=[32], batch_norm=is_normalised).build_model()
     parameters = list(model.parameters())
@@ -55,16 +67,19 @@ def accuracy_of(settings: dict[str, Any] | None, seed: int, *, epochs: int, is_n
     for _ in range(epochs):
         for batch in torch.randperm(len(inputs), generator=generator).split(BATCH):
             step += 1
-            torch._foreach_mul_(moves, 0.9)
+            torch._foreach_mul_(moves, momentum)
             for worker in range(NUM_WORKERS):
                 share = batch[worker::NUM_WORKERS]
                 loss = functional.cross_entropy(model(inputs[share]), targets[share], reduction="sum") / len(batch)
                 gradients = list(torch.autograd.grad(loss, parameters))
                 if senders:
-                    gradients = senders[0].decompress(senders[worker].compress(gradients, step=step))
+                    message = senders[worker].compress(gradients, step=step)
+                    gradients = senders[0].decompress(message)
+                    if parts is not None:
+                        parts.append(message.numel() / senders[0].dense_bytes)
                 torch._foreach_add_(moves, gradients)
             with torch.no_grad():
-                torch._foreach_add_(parameters, moves, alpha=-0.1)
+                torch._foreach_add_(parameters, moves, alpha=-lr)
     model.eval()
     with torch.no_grad():
         return float((model(held_inputs).argmax(1) == held_targets).float().mean()) * 100
@@ -183,6 +198,14 @@ def test_terngrad_sends_three_codes_in_two_bits() -> None:
     for tensor in sender.decompress(message):
         assert len(tensor.unique()) == 3
         assert float(tensor.abs().max()) == float(-tensor.min()) == float(tensor.max())
+
+
+def test_a_small_network_learns_by_a_fixed_threshold_and_signs_with_a_fifteenth_of_the_bytes() -> None:
+    """Count whole messages. What is beyond the threshold waits, which costs: 87 % right, of 91 % with all."""
+    settings, parts = {"type": "threshold", "threshold": 0.001, "values": "threshold"}, list[float]()
+    found = [accuracy_of(settings, seed, epochs=12, lr=0.3, momentum=0.0, parts=parts) for seed in range(2)]
+    assert min(found) > 80
+    assert 0 < sum(parts) / len(parts) < 1 / 15
 
 
 def test_relative_sparsification_at_everything_is_dense() -> None:

@@ -113,9 +113,66 @@ def test_nonblocking_allreduce_overlap_sends_early_and_changes_no_bit() -> None:
     step = events[True][: len(events[True]) // 3]
     first_layer = step.index("gradient 0")
     assert "send" in step[:first_layer]
-    assert "wait" not in step[:first_layer]  # so a step takes the longer of the two, not their sum
+    assert "wait" not in step[:first_layer]
     plain = events[False][: len(events[False]) // 3]
     assert "send" not in plain[: plain.index("gradient 0")]
+
+
+class Delayed:
+    """A link of one replica in virtual time: each message occupies it for a while, one after the other."""
+
+    def __init__(self, compute_s: float, message_s: float) -> None:
+        self.now_s, self._free_s = 0.0, 0.0
+        self._compute_s, self._message_s = compute_s, message_s
+
+    def prepare(self, replica: Any, collective: Collective, calls: list[tuple[str, int]]) -> None:
+        """Let the gradient of each large layer, and the messages of each large bucket, take their time on rank 0."""
+        if collective.rank:
+            return
+        for layer in replica.model.children():
+            if isinstance(layer, nn.Linear) and layer.out_features == WIDE:
+                layer.weight.register_hook(self._compute)  # type: ignore[no-untyped-call]
+        start = collective.start_all_reduce
+
+        def delayed(tensor: torch.Tensor, *rest: Any) -> Any:
+            pending = start(tensor, *rest)
+            return Arriving(pending, self, self._send()) if tensor.numel() >= WIDE * WIDE else pending
+
+        collective.start_all_reduce = delayed  # type: ignore[assignment, method-assign]
+
+    def _compute(self, _: object) -> None:
+        self.now_s += self._compute_s
+
+    def _send(self) -> float:
+        self._free_s = max(self.now_s, self._free_s) + self._message_s
+        return self._free_s
+
+
+class Arriving:
+    """An operation under way whose last byte arrives at a virtual time."""
+
+    def __init__(self, pending: Any, link: Delayed, at_s: float) -> None:
+        self._pending, self._link, self._at_s = pending, link, at_s
+
+    def wait(self) -> None:
+        self._pending.wait()
+        self._link.now_s = max(self._link.now_s, self._at_s)
+
+
+@pytest.mark.parametrize(("compute_s", "message_s"), [(2.0, 1.0), (1.0, 3.0), (1.0, 1.0)])
+def test_nonblocking_allreduce_overlap_takes_the_longer_of_computing_and_a_delayed_link_and_not_their_sum(
+    compute_s: float, message_s: float
+) -> None:
+    steps, layers = 2, 3
+    taken_s = {}
+    for overlap in (True, False):
+        link = Delayed(compute_s, message_s)
+        exchange = {"overlap": overlap, "bucket_mb": 1}
+        train(wide_task(), 2, steps=steps, precision="float32", exchange=exchange, prepare=link.prepare)
+        taken_s[overlap] = link.now_s / steps
+    assert taken_s[False] == layers * (compute_s + message_s)
+    # But for the first gradient, before which there is nothing to send, or the last, after which nothing is computed.
+    assert taken_s[True] == layers * max(compute_s, message_s) + min(compute_s, message_s)
 
 
 def test_fine_grained_data_parallelism_sends_layer_by_layer() -> None:

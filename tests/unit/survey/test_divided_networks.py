@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from torch import Tensor, nn
 
 from orchestray.trainers.parallel.tensor.branches import Branches
 from orchestray.trainers.tasks.digits_networks import (
+    DeepBelief,
+    DeepBeliefDigits,
     DeepStacking,
     LocallyConnectedDigits,
+    MeshDigits,
     RestrictedBoltzmann,
     RestrictedBoltzmannDigits,
     TiledDigits,
@@ -29,7 +33,31 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("task", [LocallyConnectedDigits, TiledDigits])
+LAYOUTS = {
+    "hidden1": [64 * 4 + 4 + 8 * 4 + 8 + 8 * 10 + 10] * 4,
+    "hidden2": [64 * 8 + 8 + 8 * 4 + 4 + 4 * 10 + 10] * 4,
+    "pixels": [32 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10] * 4,
+    "classes": [64 * 8 + 8 + 8 * 8 + 8 + 8 * 5 + 5] * 4,
+}
+"""Numbers that each of 2 x 2 workers holds of two hidden layers of 8, by the dimension that is split along tensor."""
+
+
+@pytest.mark.parametrize("split", LAYOUTS)
+def test_mesh_tensorflow_layouts_of_the_batch_and_any_other_dimension_over_2_x_2_are_the_single_process(
+    split: str,
+) -> None:
+    def task() -> Any:
+        return MeshDigits({"batch": "data", split: "tensor"}, hidden=[8, 8])
+
+    settings = layout_settings({"data": 2, "tensor": 2, "microbatches": 1})
+    one = train_laid_out(task, layout_settings({"microbatches": 1}))
+    found = train_laid_out(task, settings)
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
+    assert furthest(found.weights, one.weights) <= 1e-12
+    assert held_elements(task, settings)[1] == LAYOUTS[split]
+
+
+@pytest.mark.parametrize("task", [LocallyConnectedDigits, TiledDigits, partial(TiledDigits, tile=2)])
 def test_locally_connected_and_tiled_digits_on_two_workers_are_the_single_process(task: Any) -> None:
     one = train_laid_out(lambda: task(4), layout_settings({"microbatches": 1}))
     two = train_laid_out(lambda: task(4), layout_settings(TWO))
@@ -146,3 +174,37 @@ def test_data_parallel_rbm_of_three_replicas_is_the_single_process_and_its_recon
     assert first is not None
     assert later is not None
     assert later["reconstruction_error"] < 0.6 * first["reconstruction_error"]
+
+
+def test_data_parallel_dbn_trains_layer_by_layer_on_what_the_frozen_layers_below_make() -> None:
+    options: dict[str, Any] = {"batch_size": 48, "optimizer": {"type": "sgd", "lr": 0.1}, "steps": 10}
+    (first,) = train(DeepBeliefDigits([16], is_sampled=False), **options)
+
+    def stacked() -> DeepBeliefDigits:
+        task = DeepBeliefDigits([16, 8], is_sampled=False)
+        build = task.build_model
+
+        def begun() -> nn.Module:
+            model = build()
+            model.load_state_dict(first.after, strict=False)  # as train.init_from does
+            return model
+
+        task.build_model = begun  # type: ignore[method-assign]
+        return task
+
+    (one,) = train(stacked(), **options)
+    assert all(torch.equal(one.after[name], value.float().double()) for name, value in first.after.items())
+    assert furthest(one.before, one.after) > 1e-3
+    for run in train(stacked(), 3, **options):
+        assert furthest(run.after, one.after) <= 1e-12
+    # The last machine alone, on the probabilities of the one below, is trained in the same way.
+    model = stacked().build_model().double()
+    assert isinstance(model, DeepBelief)
+    below, last = model.layers
+    data = torch.rand(5, 64, dtype=torch.float64)
+    model(data)[:, 0].mean().backward()
+    found = last.weight.grad
+    last.weight.grad = None
+    last(below.hidden_probabilities(data))[:, 0].mean().backward()
+    assert torch.equal(found, last.weight.grad)
+    assert below.weight.grad is None

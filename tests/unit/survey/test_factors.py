@@ -101,12 +101,19 @@ def test_replicas_may_have_different_numbers_of_samples_or_none() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_each_layer_chooses_the_argmin_of_the_byte_formulas(size: int) -> None:
+    """Take them from table 1 of Zhang et al. (2017): what a node moves if each of P has a P-th of the servers.
+
+    An all-reduce of reduce-scatter and all-gather is these servers: each node sums its P-th, and sends it to all.
+    """
+    chosen = set()
     for rows in (1, 4, 6, 7, 12, 40):
         _, told, _, _ = stepped(size, [rows] * size, perceptron)[0]
         for name, (features_in, features_out) in {"0": (20, 30), "2": (30, 10)}.items():
-            by_factors = factors_to_all(rows, features_in, features_out, size)
-            by_gradient = sufficient_factors.gradients_to_all(features_in, features_out, size)
-            assert told[name] == ("factors" if by_factors < by_gradient else "gradient")
+            by_factors = 2 * rows * (size - 1) * (features_in + features_out)
+            by_server = 2 * features_in * features_out * (size + size - 2) / size
+            assert told[name] == ("factors" if by_factors < by_server else "gradient")
+            chosen.add(told[name])
+    assert chosen == {"factors", "gradient"}
 
 
 def test_the_choice_switches_at_n_equal_to_in_times_out_over_in_plus_out() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import conv2d
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.parallel.tensor.branches import Branches
-from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled
+from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled, TiledConv2d
 from orchestray.trainers.survey.matmul import all_to_all_layer, redundant_layer
 from support.split_training import Run, check_same, train_split
 from support.threads import run_replicas
@@ -119,6 +120,37 @@ def test_tiled_networks_send_no_halo_and_share_weights_between_tiles_as_designed
         assert plain.num_held == 2 * (2 * 9 + 2)  # two kinds of tile, whatever the number of tiles
         for worker in workers:
             assert worker.bytes_sent == 2 * 2 * 6 * 5 * FLOAT_BYTES  # the output is put together, nothing else is sent
+
+
+def test_tiled_convolutions_have_the_weights_of_a_place_again_every_few_places() -> None:
+    x, size, rows = random(2, 3, 7, 6), (7, 6), 5
+    for tile in (1, 2, 3, 9):
+        layer = of(TiledConv2d(tile, 3, 4, size, 3))[0]
+        assert isinstance(layer, TiledConv2d)
+        places = min(tile, rows) * min(tile, 4)
+        assert sum(parameter.numel() for parameter in layer.parameters()) == places * 4 * (3 * 9 + 1)
+        # By definition: at each place, of the convolution with that place's weights, the output there.
+        expected = torch.empty(2, 4, rows, 4, dtype=torch.float64)
+        for row in range(rows):
+            for column in range(4):
+                weight, bias = (values[row % tile, column % tile] for values in (layer.weight, layer.bias))
+                expected[:, :, row, column] = conv2d(x, weight.view(4, 3, 3, 3), bias)[:, :, row, column]
+        torch.testing.assert_close(layer(x), expected)
+    assert layer.weight.shape == LocallyConnected2d(3, 4, size, 3).weight.shape  # a tile of the output's size
+
+
+def test_tiled_convolutions_over_workers_are_the_whole_and_send_a_halo_only_where_windows_overlap() -> None:
+    x, sent = random(2, 2, 12, 6), []
+    for stride in (1, 3):
+        layer = TiledConv2d(2, 2, 3, (12, 6), 3, stride)
+        model = of(layer)
+        outputs = 2 * 3 * layer.output_size[0] // 2 * layer.output_size[1]
+        plain, workers = check_same(model, {"": "height"}, 2, Run(x, inputs_need_gradient=False))
+        assert [worker.num_held for worker in workers] == [plain.num_held] * 2  # what is tied is held by all
+        sent.append([worker.bytes_sent - outputs * FLOAT_BYTES for worker in workers])
+    overlapping, apart = sent
+    assert apart == [0, 0]
+    assert sum(overlapping) == 2 * 2 * 2 * 6 * FLOAT_BYTES  # samples, channels and columns of kernel - 1 rows
 
 
 # -- neurons -----------------------------------------------------------------------------------------------------------

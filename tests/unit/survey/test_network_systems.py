@@ -18,13 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.parallel.pipeline.schedules import make_programs, placement
 from orchestray.trainers.parallel.pipeline.simulation import simulate
-from orchestray.trainers.parallel.tensor.apply import split_model
 from orchestray.trainers.parallel.tensor.plan import find_plan
-from orchestray.trainers.survey.matmul import Grid, LayerShape, backward_15d, best_grid, forward_15d, grid_groups
 from support.layouts import held_elements, layout_settings, train_laid_out
 from support.patience import PATIENCE_S
 from support.pipelines import mlp, one_process, pipelined, points, same_gradients, share_of
@@ -102,65 +98,6 @@ def test_neighborhood_collectives_send_a_message_to_each_neighbour_whatever_the_
 
     for rank, sent in enumerate(run_replicas(size, worker)):
         assert sent == [{rank - 1, rank + 1} & set(range(size))] * 2  # for the convolution, and for the pooling
-
-
-def test_activation_to_weight_ratio_decides_between_data_and_model_parallelism_as_counted_bytes_do() -> None:
-    """Use two workers, whose grids are the two pure schemes: the weight whole and the batch halved, or turned round."""
-    data_parallel, model_parallel = Grid(1, 2), Grid(2, 1)
-
-    def counted(grid: Grid, layer: LayerShape) -> int:
-        weight, x = random(layer.num_outputs, layer.num_inputs), random(layer.num_samples, layer.num_inputs)
-        dy = random(layer.num_samples, layer.num_outputs)
-
-        def worker(world: Collective) -> int:
-            row, column = divmod(world.rank, grid.columns)
-            groups = grid_groups(world, grid)
-            own_weight, own_x = weight.chunk(grid.rows)[row], x.chunk(grid.columns)[column]
-            forward_15d(own_weight, own_x, groups)
-            backward_15d(own_weight, own_x, dy.chunk(grid.columns)[column], groups)
-            return world.bytes_sent
-
-        return max(run_replicas(2, worker))
-
-    chosen = {}
-    for samples, inputs, outputs in itertools.product((2, 16, 64), (4, 24), (8, 40)):
-        layer = LayerShape(inputs, outputs, samples)
-        sent = {grid: counted(grid, layer) for grid in (data_parallel, model_parallel)}
-        best = best_grid(2, layer)
-        assert sent[best] == min(sent.values())
-        chosen[samples * (inputs + outputs) / (inputs * outputs)] = best
-    assert chosen[max(chosen)] == data_parallel
-    assert chosen[min(chosen)] == model_parallel
-
-
-def test_mesh_tensorflow_layout_of_batch_and_hidden_dimension_over_2_x_2_is_the_unsplit_network() -> None:
-    model, x = of(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4)), random(8, 6)
-    y = model(x)
-    y.square().sum().backward()
-    whole = dict(model.named_parameters())
-
-    def worker(world: Collective) -> tuple[int, int]:
-        groups = Groups(Layout(data=2, tensor=2), world)  # batch -> rows of the mesh, hidden -> its columns
-        rows = slice(4 * groups.coordinate.data, 4 * groups.coordinate.data + 4)
-        local = copy.deepcopy(model)
-        local.zero_grad()
-        split = split_model(
-            local, {"0": "output", "2": "input"}, lambda: groups.tensor, groups.coordinate.tensor, groups.tensor.size
-        )
-        outputs = local(x[rows])
-        torch.testing.assert_close(outputs, y[rows], **CLOSE)
-        outputs.square().sum().backward()
-        for name, parameter in local.named_parameters():
-            assert parameter.grad is not None
-            expected = whole[name].grad
-            assert expected is not None
-            gradient = parameter.grad.contiguous()
-            groups.data.all_reduce(gradient)
-            piece = split.pieces.get(name)
-            torch.testing.assert_close(gradient, expected if piece is None else piece.take(expected), **CLOSE)
-        return groups.coordinate.data, local[0].weight.shape[0]
-
-    assert run_replicas(4, worker) == [(0, 5), (0, 5), (1, 5), (1, 5)]
 
 
 # -- layers placed on workers ------------------------------------------------------------------------------------------

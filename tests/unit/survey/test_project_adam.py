@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ def test_workers_with_whole_networks_that_send_factors_are_the_single_process_an
     found = train_central(wide, settings, tmp_path)
     wanted = train_laid_out(wide, layout_settings(steps=4, optimizer=SGD))
     assert furthest(found.weights, wanted.weights) <= 1e-12
-    saved = sum(one["saved_bytes"] for one in found.workers)
-    whole = 8 * sum(parameter.numel() for parameter in wide().build_model().parameters())
-    assert saved > 0.5 * 2 * 4 * whole
+    # Of m = 2 workers, each with N = 12 samples: m N (out + in) values instead of m out in, once for each server that
+    # has a part of the layer. The last layer's factors, 12 (10 + 256) values, would be more than its gradient.
+    workers, samples, layer = 2, 12, (64, 256)
+    table = 8 * 4 + 8 * 2 * 3  # of a layer, and of the three other parameters
+    if shards == 1:
+        saved = math.prod(layer) * 8 - (samples * sum(layer) * 8 + table)
+        assert [one["saved_bytes"] for one in found.workers] == [4 * saved] * workers
+    else:
+        whole = 8 * sum(parameter.numel() for parameter in wide().build_model().parameters())
+        assert sum(one["saved_bytes"] for one in found.workers) > 0.5 * workers * 4 * whole

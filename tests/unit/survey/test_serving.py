@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,15 +55,23 @@ def pools() -> dict[str, Rehearsal]:
     }
 
 
-async def answers_of(num_replicas: int, samples: Sequence[Any]) -> list[list[float]]:
-    """Return the answers to each of several clients, in the order of its requests.
+async def answers_of(num_replicas: int, samples: Sequence[Any]) -> tuple[list[list[float]], list[tuple[int, int]]]:
+    """Return the answers to each of several clients, in the order of its requests, and where each sample went.
 
-    Replicas behind one queue answer.
+    Replicas behind one queue answer. The places are pairs of a replica and a sample, in the order in which samples left
+    the queue.
     """
     batcher: Batcher[Any, Any] = Batcher(policy=Greedy(), max_batch_size=3)
     threads = [BatchThread(served_linear()) for _ in range(num_replicas)]
-    for thread in threads:
-        batcher.add_runner(thread.run)
+    numbers = {id(sample): number for number, sample in enumerate(samples)}
+    left: list[tuple[int, int]] = []
+
+    async def run(replica: int, batch: Sequence[Any]) -> Any:
+        left.extend((replica, numbers[id(sample)]) for sample in batch)
+        return await threads[replica].run(batch)
+
+    for replica in range(num_replicas):
+        batcher.add_runner(partial(run, replica))
 
     async def end() -> None:
         for thread in threads:
@@ -77,7 +86,7 @@ async def answers_of(num_replicas: int, samples: Sequence[Any]) -> list[list[flo
     answers = await asyncio.gather(*(client(number) for number in range(4)))
     await batcher.close()
     await version.close()
-    return answers
+    return answers, left
 
 
 def test_requests_are_independent_one_replica_and_several_give_each_client_the_same_answers_in_its_order() -> None:
@@ -86,9 +95,12 @@ def test_requests_are_independent_one_replica_and_several_give_each_client_the_s
     samples = [model.signature.parse(rng.normal(size=4).astype(np.float32)) for _ in range(40)]
     alone = [float(np.float64(answer["outputs"]).sum()) for answer in model.run(samples) if isinstance(answer, dict)]
     for num_replicas in (1, 3):
-        answers = asyncio.run(answers_of(num_replicas, samples))
+        answers, left = asyncio.run(answers_of(num_replicas, samples))
+        assert {replica for replica, _ in left} == set(range(num_replicas))
         for number in range(4):
             np.testing.assert_allclose(answers[number], alone[number::4], atol=1e-5)
+            of_client = [sample for _, sample in left if sample % 4 == number]
+            assert of_client == sorted(of_client), "a later request was begun before an earlier one"
 
 
 def test_two_replicas_share_one_queue_evenly_and_have_twice_the_capacity() -> None:

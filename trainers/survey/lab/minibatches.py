@@ -1,11 +1,12 @@
 """The trade-off of the minibatch size on digits: the time of a step, and accuracy after the same passes over the data.
 
-Each size has the best of some rates, for the accuracy and for the steps to a target apart (Shallue et al. 2019).
+Each size has the best of some rates, for the accuracy and for the steps to a target apart (Shallue et al. 2019): twice
+the batch first takes half of the steps, and later saves next to none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -112,6 +113,25 @@ def best_of_rates(batch_size: int, rates: Sequence[float], epochs: int) -> tuple
     return found[best].accuracy, best, min(steps, default=None)
 
 
+def scaling_of(steps: Mapping[int, int | None]) -> str | None:
+    """Return how the fewest steps to the target fall with the first and with the last growth of the minibatch.
+
+    Args:
+        steps: steps by minibatch size, in rising order; None: the target was not reached.
+
+    Returns:
+        A sentence, or None if fewer than three sizes reached the target.
+    """
+    found = [(size, number) for size, number in steps.items() if number is not None]
+    if len(found) < 3:
+        return None
+    first, last = (
+        f"{before / after:.2g} times from {small} to {large}, {large / small:.2g} times the batch"
+        for (small, before), (large, after) in (found[:2], found[-2:])
+    )
+    return f"Steps to {_TARGET} fall {first}, and {last}."
+
+
 def minibatches(
     rounds: int = 20, sizes: Sequence[int] = SIZES, rates: Sequence[float] = RATES, epochs: int = _EPOCHS
 ) -> Exhibit:
@@ -140,6 +160,8 @@ def minibatches(
         f"Half of the most samples a second are those of a batch of {time.half_speed_size:.0f}.",
         f"Accuracy is {max(accuracies.values()):.3f} at best, and {accuracies[sizes[-1]]:.3f} with {sizes[-1]:,}.",
     ]
+    if (scaling := scaling_of({size: learned[size][2] for size in sizes})) is not None:
+        findings.append(scaling)
     if quickest is not None:
         findings.append(f"The quickest to an accuracy of {_TARGET} is {quickest[0]}, of region {quickest[7]}.")
     columns = ["batch", "step, ms", "samples/s", "best rate", "accuracy"]

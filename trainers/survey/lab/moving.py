@@ -21,6 +21,7 @@ from orchestray.trainers.survey.operators.lower_bounds import (
     Tile,
     least_pooling_words,
     least_words,
+    moved_pooling_words,
     moved_words,
     words_of_tile,
 )
@@ -50,10 +51,13 @@ def traffic(rounds: int = 0, shapes: Sequence[ConvolutionShape] = _CONVOLUTIONS)
             tile = f"{best.out_channels} x {best.in_channels} x {best.height} x {best.width}"
             rows.append([name, memory, bound, moved[best], moved[best] / bound, tile, len(moved), below])
     pooled = ConvolutionShape(2, 8, 8, 16, 16, (2, 2))
+    least = least_pooling_words(pooled)
+    by_pooling = [moved_pooling_words(pooled, *tile) for tile in itertools.product(_SIDES, repeat=2)]
+    words = f"by {len(by_pooling)} tilings {min(by_pooling):,} to {max(by_pooling):,}"
     below, tilings, over = sum(row[-1] for row in rows), sum(row[-2] for row in rows), max(row[4] for row in rows)
     findings = [
         f"{below} of {tilings:,} tilings move less than the bound; the best are within {over:.2g} times of it.",
-        f"Pooling 2 x 8 x 16 x 16 moves {least_pooling_words(pooled):,} words at least: inputs and outputs once.",
+        f"Pooling 2 x 8 x 16 x 16 moves {least:,} words at least, {words}.",
     ]
     columns = ["convolution", "memory, words", "bound", "best tiling", "over the bound"]
     return Exhibit(

@@ -13,12 +13,14 @@ from orchestray.trainers.survey.lab import (
     deadline,
     defining,
     dividing,
+    gridding,
     map_reduce,
     messaging,
     minibatches,
     moving,
     multiplying,
     partitioning,
+    predicting,
     remembering,
     replicating,
     settings,
@@ -60,8 +62,12 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "minibatches": Experiment(
         minibatches.minibatches, "minibatch sizes: samples a second, accuracy, steps to a target", 20
     ),
+    "predictions": Experiment(
+        predicting.predictions, "times of training by models of the literature, beside those that networks take", 100
+    ),
     "persistent": Experiment(moving.persistent, "recurrent weights that stay on workers, and that are fetched", 5),
     "partitions": Experiment(partitioning.partitions, "a fully connected layer cut in four ways over workers", 0),
+    "grids": Experiment(gridding.grid_sweep, "a layer on every grid between data and model parallelism", 0),
     "backends": Experiment(connecting.backends, "what carries tensors between processes, and which types it takes", 0),
     "interpreter-lock": Experiment(replicating.interpreter_lock, "replicas as threads of a process, and as processes"),
     "map-reduce": Experiment(map_reduce.map_reduce, "training by map and reduce tasks of Ray, with one killed", 0),

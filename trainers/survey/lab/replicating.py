@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -70,13 +71,16 @@ class Share:
     index: int = 0
     parts: int = 1
 
-    def __call__(self) -> np.ndarray:
-        """Return the gradient as one vector, once all parts have begun; tensors of a process would need files."""
+    def __call__(self) -> tuple[np.ndarray, int]:
+        """Return the gradient as one vector, and the process that computed it, once all parts have begun.
+
+        Tensors of a process would need files.
+        """
         if self.parts > 1:
             _meeting.wait()
         model, x = _model(self.kind, self.size), _batch(self.shape).chunk(self.parts)[self.index]
         gradients = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
-        return torch.cat([each.flatten() for each in gradients]).numpy()
+        return torch.cat([each.flatten() for each in gradients]).numpy(), os.getpid()
 
 
 @cache
@@ -114,24 +118,29 @@ def interpreter_lock(rounds: int = 7, steps: int = 12, width: int = 768) -> Exhi
         ProcessPoolExecutor(REPLICAS, context, _join, (context.Barrier(REPLICAS),)) as in_processes,
     ):
         for model, whole in models.items():
-            ways: dict[str, Callable[[], Tensor]] = {
+            ways: dict[str, Callable[[], tuple[Tensor, int]]] = {
                 "one": partial(_gradient, whole, None),
                 f"{REPLICAS} threads": partial(_gradient, whole, in_threads),
                 f"{REPLICAS} processes": partial(_gradient, whole, in_processes),
             }
-            exact = ways["one"]()
-            apart = {name: float((way() - exact).abs().max() / exact.abs().max()) for name, way in ways.items()}
+            found = {name: way() for name, way in ways.items()}
+            exact, _ = found["one"]
+            apart = {name: float((each - exact).abs().max() / exact.abs().max()) for name, (each, _) in found.items()}
             times = {name: median(taken) for name, taken in times_s(ways, rounds).items()}
-            rows += [[model, name, times[name] * 1e3, times["one"] / times[name], apart[name]] for name in ways]
-    findings = [f"{row[0]}, {row[1]}: {row[3]:.2g} times as fast as one replica." for row in rows if row[1] != "one"]
+            rows += [
+                [model, name, found[name][1], times[name] * 1e3, times["one"] / times[name], apart[name]]
+                for name in ways
+            ]
+    findings = [f"{row[0]}, {row[1]}: {row[4]:.2g} times as fast as one replica." for row in rows if row[1] != "one"]
     findings.append("A thread of Python waits while another runs Python; in torch's own loops it does not.")
-    columns = ["model", "replicas", "ms a batch", "times as fast", "difference of the gradients"]
+    columns = ["model", "replicas", "processes", "ms a batch", "times as fast", "difference of the gradients"]
     return Exhibit("interpreter-lock", "Replicas as threads and as processes", columns, rows, findings)
 
 
-def _gradient(whole: Share, pool: Executor | None) -> Tensor:
-    """Return the gradient of the whole batch: the sum of its parts'."""
+def _gradient(whole: Share, pool: Executor | None) -> tuple[Tensor, int]:
+    """Return the gradient of the whole batch, the sum of its parts', and the number of processes that computed it."""
     if pool is None:
-        return torch.from_numpy(whole())
-    parts = [pool.submit(replace(whole, index=index, parts=REPLICAS)) for index in range(REPLICAS)]
-    return torch.stack([torch.from_numpy(part.result()) for part in parts]).sum(0)
+        return torch.from_numpy(whole()[0]), 1
+    submitted = [pool.submit(replace(whole, index=index, parts=REPLICAS)) for index in range(REPLICAS)]
+    parts = [part.result() for part in submitted]
+    return torch.stack([torch.from_numpy(part) for part, _ in parts]).sum(0), len({process for _, process in parts})

@@ -14,10 +14,11 @@ C3_INPUTS = (
 
 
 class LeNet5(nn.Module):
-    """LeNet-5 for images [1, 32, 32]: three convolutions, two layers that average, two fully connected ones.
+    """LeNet-5 for images [1, 32, 32]: seven layers, which return the distance to each of ten classes, the least wins.
 
-    The third layer reads some of the maps of the second, and those that average have a factor and an offset a map.
-    The last layer, of radial basis functions with fixed centres, has no weights and is left out.
+    Three convolutions, two layers that average, a fully connected one, and one of radial basis functions. The third
+    layer reads some of the maps of the second; those that average have a factor and an offset a map. The centres of the
+    last are fixed: a picture of 7 x 12 for each digit, as a display of seven segments shows it.
     """
 
     def __init__(self) -> None:
@@ -28,13 +29,50 @@ class LeNet5(nn.Module):
         self.s4 = _Average(16)
         self.c5 = nn.Conv2d(16, 120, 5)
         self.f6 = nn.Linear(120, 84)
+        self.output = _Radial()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.s2(self.c1(x)))
+        x = _squashed(self.s2(self.c1(x)))
         x = torch.cat([layer(x[:, list(maps)]) for layer, maps in zip(self.c3, C3_INPUTS, strict=True)], dim=1)
-        x = torch.tanh(self.s4(x))
-        out: Tensor = self.f6(torch.tanh(self.c5(x)).flatten(1))
-        return torch.tanh(out)
+        x = _squashed(self.s4(x))
+        x = self.f6(_squashed(self.c5(x)).flatten(1))
+        out: Tensor = self.output(_squashed(x))
+        return out
+
+
+def _squashed(x: Tensor) -> Tensor:
+    """Return the scaled tanh of LeNet-5, whose value at 1 is 1 (LeCun et al. 1998, appendix A)."""
+    return 1.7159 * torch.tanh(2 / 3 * x)
+
+
+class _Radial(nn.Module):
+    """A layer of radial basis functions: squared distances to ten pictures of -1 and 1 (LeCun et al. 1998, II.B)."""
+
+    centres: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centres", torch.stack([_picture(lit).flatten() for lit in _LIT]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        apart = x[:, None] - self.centres
+        return (apart * apart).sum(2)
+
+
+_LIT = ("abcdef", "bc", "abdeg", "abcdg", "bcfg", "acdfg", "acdefg", "abc", "abcdefg", "abcdfg")
+"""Segments that show each digit."""
+
+
+def _picture(lit: str) -> Tensor:
+    """Return a digit as a picture [12, 7], 1 where one of its segments is."""
+    picture = -torch.ones(12, 7)
+    for name, rows, columns in (
+        *(("a", (0, 2), (0, 7)), ("b", (0, 7), (5, 7)), ("c", (5, 12), (5, 7)), ("d", (10, 12), (0, 7))),
+        *(("e", (5, 12), (0, 2)), ("f", (0, 7), (0, 2)), ("g", (5, 7), (0, 7))),
+    ):
+        if name in lit:
+            picture[slice(*rows), slice(*columns)] = 1.0
+    return picture
 
 
 class _Average(nn.Module):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from time import perf_counter
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,53 +31,35 @@ _TIMES, _ENOUGH_S = 5, 1.0
 """Runs of an algorithm that are timed; fewer if they take longer than that in all."""
 
 
-class Autotuner:
-    """A convolution that remembers for each shape the fastest algorithm that keeps to a memory limit.
+def tried_s(
+    x: Tensor, weight: Tensor, *, limit_bytes: int | None = None, algorithms: Mapping[str, Algorithm] = ALGORITHMS
+) -> dict[str, float]:
+    """Return the seconds of each algorithm for these inputs and weights, by its name.
+
+    One that does not take the shape, or needs more than the limit, has infinite seconds; the latter is not run.
 
     Args:
+        x, weight: inputs with their padding, and weights.
         limit_bytes: bytes that an algorithm may need beside inputs, weights and outputs; None: any number.
-        file: file in which the choices are kept; None: they are not.
-        algorithms: algorithms to choose from, by name.
+        algorithms: algorithms to try, by name.
     """
+    return {
+        name: time_s(algorithm, x, weight) if _keeps_to_limit(algorithm, x, weight, limit_bytes) else math.inf
+        for name, algorithm in algorithms.items()
+    }
 
-    def __init__(
-        self,
-        *,
-        limit_bytes: int | None = None,
-        file: Path | None = None,
-        algorithms: Mapping[str, Algorithm] = ALGORITHMS,
-    ) -> None:
-        self._limit_bytes, self._file, self._algorithms = limit_bytes, file, algorithms
-        self._chosen: dict[str, str] = {}
-        if file is not None and file.exists():
-            self._chosen = json.loads(file.read_text(encoding="utf-8"))
 
-    def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the convolution by the algorithm chosen for its shape."""
-        return self._algorithms[self.choice(x, weight)](x, weight)
+def fastest(times_s: Mapping[str, float]) -> str | None:
+    """Return the name of the fastest algorithm; None if no time is finite."""
+    name = min(times_s, key=times_s.__getitem__, default=None)
+    return None if name is None or math.isinf(times_s[name]) else name
 
-    def choice(self, x: Tensor, weight: Tensor) -> str:
-        """Return the name of the algorithm for these inputs and weights; the first time, all are run.
 
-        Raises:
-            ValueError: none keeps to the limit.
-        """
-        key = f"{list(x.shape)} {list(weight.shape)} {x.dtype} {torch.get_num_threads()} {self._limit_bytes}"
-        if self._chosen.get(key) not in self._algorithms:
-            found = {name: one for name, one in self._algorithms.items() if self._keeps_to_limit(one, x, weight)}
-            if not found:
-                raise ValueError(f"no algorithm keeps to {self._limit_bytes} bytes for {key}")
-            times_s = {name: time_s(algorithm, x, weight) for name, algorithm in found.items()}
-            self._chosen[key] = min(times_s, key=times_s.__getitem__)
-            if self._file is not None:
-                self._file.write_text(json.dumps(self._chosen, indent=1), encoding="utf-8")
-        return self._chosen[key]
-
-    def _keeps_to_limit(self, algorithm: Algorithm, x: Tensor, weight: Tensor) -> bool:
-        try:
-            return self._limit_bytes is None or extra_bytes(algorithm, x, weight) <= self._limit_bytes
-        except RuntimeError:  # it does not take the shape, as Winograd's with kernels that are not square
-            return False
+def _keeps_to_limit(algorithm: Algorithm, x: Tensor, weight: Tensor, limit_bytes: int | None) -> bool:
+    try:
+        return limit_bytes is None or extra_bytes(algorithm, x, weight) <= limit_bytes
+    except RuntimeError:  # it does not take the shape, as Winograd's with kernels that are not square
+        return False
 
 
 def time_s(algorithm: Algorithm, x: Tensor, weight: Tensor) -> float:
@@ -88,7 +68,7 @@ def time_s(algorithm: Algorithm, x: Tensor, weight: Tensor) -> float:
     try:
         algorithm(x, weight)
     except RuntimeError:
-        return float("inf")
+        return math.inf
     for _ in range(_TIMES):
         began_s = perf_counter()
         algorithm(x, weight)

@@ -27,7 +27,7 @@ def least_words(shape: ConvolutionShape, fast_words: int) -> float:
 
 
 def least_pooling_words(shape: ConvolutionShape) -> int:
-    """Return the words that pooling moves at least: its inputs that are below an output, and its outputs, once."""
+    """Return the words that pooling with stride 1 moves at least: its inputs and its outputs, once."""
     return shape.samples * shape.in_channels * (shape.height * shape.width + shape.out_height * shape.out_width)
 
 
@@ -64,6 +64,20 @@ def moved_words(shape: ConvolutionShape, tile: Tile) -> int:
                     moved += in_channels * (height + shape.kernel[0] - 1) * (width + shape.kernel[1] - 1)
                     moved += out_channels * in_channels * shape.kernel[0] * shape.kernel[1]
     return shape.samples * moved
+
+
+def moved_pooling_words(shape: ConvolutionShape, height: int, width: int) -> int:
+    """Count the words that pooling with stride 1 moves by tiles of outputs: each reads the inputs below it.
+
+    Args:
+        shape: sizes of the pooling; its outputs have the channels of its inputs.
+        height, width: size of a tile of outputs, of one channel.
+    """
+    moved = 0
+    for rows in _parts(shape.out_height, height):
+        for columns in _parts(shape.out_width, width):
+            moved += (rows + shape.kernel[0] - 1) * (columns + shape.kernel[1] - 1) + rows * columns
+    return shape.samples * shape.in_channels * moved
 
 
 def _parts(size: int, part: int) -> Iterator[int]:

@@ -19,7 +19,8 @@ class AllReduce(ExchangeParams):
     """The exchange `allreduce`."""
     algorithm: Algorithm = "native"
     """Algorithm of the all-reduce: the process group's own (`native`: gloo, NCCL), one of the four of the survey, or
-    the one that is measured to be fastest for the size (`auto`).
+    the one that is measured to be fastest for the size (`auto`). Under a compression that sends a few values
+    (`topk`, `dgc`, thresholds) `butterfly` sends their indices first, and then only values (Kylix).
     """
     shard: Literal["none", "optimizer", "gradients", "parameters"] = "none"
     """State that the replicas shard instead of each keeping a copy: the optimizer's, also the gradients, or also the

@@ -4,7 +4,8 @@ The gradient of a layer y = x W^T + b is E^T X. The inputs X, `[N, in]`, and err
 sample: N (in + out) values instead of in * out. Project Adam (Chilimbi et al., OSDI 2014, section 3.3.1) sends them to
 the parameter server, which multiplies. Sufficient factor broadcasting (Xie et al., "Distributed Machine Learning via
 Sufficient Factor Broadcasting", 2015) sends them to all workers, which each recompose the sum. Poseidon (Zhang et al.,
-USENIX ATC 2017, section 3.2, algorithm 1) chooses for each layer by the bytes, as `Factored` does.
+USENIX ATC 2017, section 3.2, algorithm 1) chooses for each layer by the bytes, as `Factored` does: between factors for
+all, and servers of which each node holds a part. The latter send what this all-reduce does (its table 1).
 """
 
 from __future__ import annotations

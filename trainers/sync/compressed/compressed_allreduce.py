@@ -22,10 +22,12 @@ class Compressed(CombinedGradients):
     Args:
         compression: the config's `strategy.compression` section, of any type but `none` and `powersgd`.
         seed: seed of the run, for random rounding.
+        is_nested: True to sum a few values over a nested butterfly.
     """
 
-    def __init__(self, compression: Mapping[str, Any], *, seed: int = 0) -> None:
+    def __init__(self, compression: Mapping[str, Any], *, seed: int = 0, is_nested: bool = False) -> None:
         super().__init__()
+        self._is_nested = is_nested
         self._compression = dict(compression)
         self._seed = seed
         self._units: list[list[int]] = []
@@ -43,7 +45,7 @@ class Compressed(CombinedGradients):
         self._coded = []
         for unit in self._units:
             tensors = [self._parameters[index].detach() for index in unit]
-            self._coded.append(coded_sum(make, tensors, collective))
+            self._coded.append(coded_sum(make, tensors, collective, is_nested=self._is_nested))
         self.remembers = any(coded.kept() for coded in self._coded)
 
     def detach(self) -> None:

@@ -6,7 +6,7 @@ their own error feedback. Seide et al., "1-Bit Stochastic Gradient Descent and i
 Distributed Training of Speech DNNs", Interspeech 2014, section 3.3.
 
 If sending every message to everybody is no more, as with two workers, that is done: a value is then rounded once. A
-compressor of few values merges them on the way (sparse_sum.py).
+compressor of few values merges them on the way (sparse_sum.py), or over a butterfly (nested_butterfly.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.compression.base import Compressor, SparseCompressor
 from orchestray.trainers.sync.common.combined_gradients import typed
 from orchestray.trainers.sync.common.messages import gather_messages, trade
+from orchestray.trainers.sync.compressed.nested_butterfly import NestedButterfly
 from orchestray.trainers.sync.compressed.sparse_sum import SparseSum
 
 MakeCompressor = Callable[[int], Compressor]
@@ -46,18 +47,21 @@ class CodedSum(Protocol):
         """Return the squared 2-norm of what this replica's messages of the last step lost."""
 
 
-def coded_sum(make: MakeCompressor, tensors: Sequence[Tensor], collective: Collective) -> CodedSum:
+def coded_sum(
+    make: MakeCompressor, tensors: Sequence[Tensor], collective: Collective, *, is_nested: bool = False
+) -> CodedSum:
     """Return the sum that suits the compressor and sends least.
 
     Args:
         make: makes a compressor.
         tensors: tensors of the shapes and types to sum.
         collective: the replicas, more than one.
+        is_nested: True to sum a few values over a nested butterfly.
     """
     whole = make(0)
     whole.init(tensors)
     if isinstance(whole, SparseCompressor):
-        return MergedSum(whole, tensors, collective)
+        return MergedSum(whole, tensors, collective, is_nested=is_nested)
     size, num_values = collective.size, sum(tensor.numel() for tensor in tensors)
     if size == 2 or num_values < size:
         return GatheredSum(whole, tensors, collective)
@@ -209,11 +213,19 @@ class ChunkedSum:
 class MergedSum(_OneCompressor):
     """A sum of few values with their indices, merged on the way."""
 
-    def __init__(self, compressor: SparseCompressor, tensors: Sequence[Tensor], collective: Collective) -> None:
+    def __init__(
+        self,
+        compressor: SparseCompressor,
+        tensors: Sequence[Tensor],
+        collective: Collective,
+        *,
+        is_nested: bool = False,
+    ) -> None:
         super().__init__(compressor, tensors)
         self._compressor: SparseCompressor = compressor
         dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-        self._sum = SparseSum(collective, compressor.num_values, dtype)
+        sparse = NestedButterfly if is_nested else SparseSum
+        self._sum = sparse(collective, compressor.num_values, dtype)
         self.num_values = compressor.num_values
         self.num_sent = 0
         """Number of values that this replica sent in the last step, of `num_values`."""

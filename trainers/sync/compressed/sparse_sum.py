@@ -4,8 +4,7 @@ Renggli, Ashkboos, Aghagolzadeh, Alistarh and Hoefler, "SparCML: High-Performanc
 Learning" (SC 2019), section 5: recursive doubling that merges the pairs of two sides (SSAR_Recursive_double), or
 everybody gets everybody's pairs. A message turns dense exactly when that is shorter, at any point on the way.
 
-Zhao and Canny, "Kylix: A Sparse Allreduce for Commodity Clusters" (ICPP 2014), section 4: replicas that have agreed on
-indices send only values as long as the indices stay the same.
+As in Kylix (nested_butterfly.py), replicas whose indices stay the same send only values.
 """
 
 from __future__ import annotations

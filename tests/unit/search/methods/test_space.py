@@ -108,6 +108,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "reinforce": {},
     "q_learning": {},
     "progressive": {},
+    "tree_search": {},
 }
 
 

@@ -24,7 +24,7 @@ def depth_of(needs: list[list[int]]) -> int:
     return int(nx.dag_longest_path_length(network)) + 1
 
 
-@given(needs=graphs(), processors=st.integers(1, 8))
+@given(needs=graphs(), processors=st.integers(1, 16))
 def test_a_greedy_schedule_takes_no_less_than_max_w_p_and_d_and_no_more_than_w_p_plus_d(
     needs: list[list[int]], processors: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import networkx as nx
 import pytest
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from orchestray.trainers.analysis.cost import levels
+from orchestray.trainers.analysis.cost import Cost
 from orchestray.trainers.analysis.flops import flops_of
 from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import traced
@@ -106,46 +106,82 @@ def test_a_convolution_has_the_work_and_the_depths_of_tables_4_and_6(kernel: tup
 @pytest.mark.parametrize("side", range(2, 8))
 def test_pooling_has_the_work_and_the_depths_of_table_4(side: int) -> None:
     graph = training(nn.MaxPool2d(side), 2, 3, 2 * side, 2 * side)
-    table = closed_forms.pooling(2 * 3 * 2 * 2, (side, side))
+    num_outputs = 2 * 3 * 2 * 2
+    table = closed_forms.pooling(num_outputs, (side, side))
     forward, backward = (each for each in graph.operations if each.name.startswith("max_pool"))
     assert (forward.cost.work, forward.cost.depth) == table["y"]
     assert (backward.cost.work, backward.cost.depth) == table["dx"]
+    graph = training(nn.AvgPool2d(side), 2, 3, 2 * side, 2 * side)
+    forward, backward = (each for each in graph.operations if each.name.startswith("avg_pool"))
+    # A mean has the sums of a maximum, and a factor after them.
+    assert (forward.cost.additions, forward.cost.multiplications) == (table["y"].work, num_outputs)
+    assert forward.cost.depth == table["y"].depth + 1
+    assert backward.cost.depth == 2  # whatever the kernel: O(1)
+
+
+def of_both_passes(module: nn.Module, shape: list[int]) -> tuple[Cost, Cost]:
+    """Return the costs of a layer itself, forward and backward, without those of the loss."""
+    graph = training(on_meta(module), *shape)
+    (backward,) = (each for each in graph.operations if each.name.endswith("_backward"))
+    forward = max((each for each in graph.operations if each is not backward), key=lambda each: each.cost.work)
+    return forward.cost, backward.cost
+
+
+@pytest.mark.parametrize("make", [nn.Sigmoid, nn.Tanh, nn.ReLU])
+@pytest.mark.parametrize("dimension", range(4))
+def test_activations_cost_an_operation_a_value_forward_and_backward_at_the_same_depth_for_any_size(
+    make: type[nn.Module], dimension: int
+) -> None:
+    sizes = [2, 4, 8, 8]
+    twice = [size * (1 + (place == dimension)) for place, size in enumerate(sizes)]
+    small, large = (of_both_passes(make(), shape) for shape in (sizes, twice))
+    assert closed_forms.activation(512) == (small[0].work, small[0].depth)
+    assert closed_forms.activation(1024) == (large[0].work, large[0].depth)
+    assert large[1].work == 2 * small[1].work  # the slope of work over each size is 1
+    assert small[1].work % 512 == 0
+    assert small[1].depth == large[1].depth <= 3
 
 
 @pytest.mark.parametrize("dimension", range(4))
-def test_activations_cost_an_operation_a_value_and_batch_normalisation_grows_by_a_level_when_samples_double(
+def test_batch_normalisation_grows_by_a_level_when_the_values_of_a_channel_double_forward_and_backward(
     dimension: int,
 ) -> None:
     sizes = [2, 4, 8, 8]
     twice = [size * (1 + (place == dimension)) for place, size in enumerate(sizes)]
-    small, large = (training(nn.Sigmoid(), *shape).operations[0].cost for shape in (sizes, twice))
-    assert (small.work, large.work, small.depth, large.depth) == (512, 1024, 1, 1)
-    assert closed_forms.activation(512) == (small.work, small.depth)
-    of_norm = [
-        traced(lambda shape=shape: on_meta(nn.BatchNorm2d(shape[1]))(torch.zeros(shape, device="meta")))
-        for shape in (sizes, twice)
-    ]
-    assert of_norm[1].depth - of_norm[0].depth == (dimension != 1)
-    assert 1.9 <= of_norm[1].work / of_norm[0].work <= 2.1
+    for small, large in zip(
+        *(of_both_passes(nn.BatchNorm2d(shape[1]), shape) for shape in (sizes, twice)), strict=True
+    ):
+        assert large.depth - small.depth == (dimension != 1)
+        assert 1.9 <= large.work / small.work <= 2.1
 
 
-def test_a_sum_in_a_chain_and_in_a_tree_have_the_same_work_and_different_depths() -> None:
-    values = [torch.ones((), device="meta") for _ in range(16)]
+def chain(values: Sequence[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
 
-    def chain() -> Tensor:
-        total = values[0]
-        for value in values[1:]:
-            total = total + value
-        return total
 
-    def tree(parts: list[Tensor]) -> Tensor:
-        while len(parts) > 1:
-            parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+def tree(values: Sequence[Tensor]) -> Tensor:
+    parts = list(values)
+    while len(parts) > 1:
+        pairs = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        parts = pairs + parts[2 * len(pairs) :]
+    return parts[0]
 
-    linear, balanced = traced(chain), traced(lambda: tree(values))
-    assert (linear.work, linear.depth) == (15, 15)
-    assert (balanced.work, balanced.depth) == (15, levels(16)) == (15, 4)
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 100, 257, 1000])
+def test_a_sum_in_a_chain_and_in_a_tree_is_the_same_by_the_same_work_at_different_depths(count: int) -> None:
+    values = torch.randint(-(2**40), 2**40, (count,), generator=torch.Generator().manual_seed(count)).unbind()
+    wanted = sum(int(value) for value in values)
+    for add, depth in ((chain, count - 1), (tree, math.ceil(math.log2(count)))):
+        found: list[Tensor] = []
+        graph = traced(lambda add=add, found=found: found.append(add(values)))
+        assert int(found[0]) == wanted
+        assert (graph.work, graph.depth) == (count - 1, depth)
+
+
+def test_a_sum_of_torch_has_the_work_and_the_depth_of_a_tree() -> None:
     for count in range(1, 1001):
         total = traced(lambda count=count: torch.ones(count, device="meta").sum())
         assert (total.work, total.depth) == (count - 1, math.ceil(math.log2(count)))

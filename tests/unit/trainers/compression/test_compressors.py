@@ -34,6 +34,7 @@ COMPRESSORS: dict[str, dict[str, Any]] = {
     "topk": {"type": "topk", "ratio": 0.05},
     "topk all": {"type": "topk", "ratio": 1.0},
     "threshold": {"type": "threshold", "threshold": 1.5},
+    "threshold signs": {"type": "threshold", "threshold": 1.5, "values": "threshold"},
     "adaptive_threshold": {"type": "adaptive_threshold", "ratio": 0.1},
     "adaptive_threshold means": {"type": "adaptive_threshold", "ratio": 0.1, "values": "means"},
     "dgc": {"type": "dgc", "ratio": 0.01, "momentum": 0.0},

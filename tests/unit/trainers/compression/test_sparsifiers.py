@@ -59,6 +59,22 @@ def test_a_threshold_sends_what_reaches_it_and_with_error_feedback_what_adds_up_
     torch.testing.assert_close(torch.stack(sent), expected, rtol=0, atol=1e-12)
 
 
+def test_the_threshold_is_sent_with_its_sign_in_a_bit_and_what_is_beyond_it_later() -> None:
+    given = [torch.tensor([2.5, -1.0, 0.4, -3.2], dtype=torch.float64), torch.zeros(500, dtype=torch.float64)]
+    compressor = Threshold(1.0, "threshold")
+    compressor.init(given)
+    sent = []
+    for step in range(1, 5):
+        message = compressor.compress(given if step == 1 else [torch.zeros_like(each) for each in given], step=step)
+        found = flat(compressor.decompress(message))
+        places = found.nonzero().view(-1)
+        assert message.numel() == HEADER_BYTES + 2 * 8 + math.ceil(len(places) / 8) + gap_bytes(places)
+        sent.append(found[:4].tolist())
+    assert sent == [[1, -1, 0, -1], [1, 0, 0, -1], [0, 0, 0, -1], [0, 0, 0, 0]]
+    left = torch.tensor([0.5, 0.0, 0.4, -0.2], dtype=torch.float64)
+    torch.testing.assert_close(compressor.state()["residual"][:4], left, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("values", ["exact", "means"])
 def test_the_adaptive_threshold_keeps_to_its_part_while_gradients_shrink_and_differ_between_tensors(
     values: Literal["exact", "means"],

@@ -118,6 +118,10 @@ def test_a_key_that_is_wrong_by_itself_gives_one_line(override: str, line: str) 
             ),
         ),
         (
+            [_DATA.format(2), compression("topk"), exchange("allreduce, algorithm: ring")],
+            "ring sums all values, and topk sends a few; use algorithm: native, auto or butterfly, or none here",
+        ),
+        (
             [_DATA.format(2), compression("onebit"), exchange("allreduce, factors: auto")],
             "factors are sent as they are, not as onebit; use factors: never, or none here",
         ),

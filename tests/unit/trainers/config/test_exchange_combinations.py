@@ -241,6 +241,14 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
         ),
         (
             2,
+            server("consistency: asynchronous, groups: 2, significance_decay: sqrt"),
+            (
+                "significance_decay: has significance fall, and with significance: 0 every change is sent; "
+                "raise it, or take this out"
+            ),
+        ),
+        (
+            2,
             server("groups: 2, significance: 0.01"),
             (
                 "significance: lets the groups' parameters differ, which consistency: synchronous does not allow; "

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
@@ -58,6 +61,34 @@ def test_the_bytes_of_each_plan_are_those_that_the_first_of_real_workers_sends(k
 
     assert run_replicas(degree, worker)[0] == (traffic.num_bytes, traffic.parameters)
     assert traffic.num_bytes > 0
+
+
+def bytes_of_schemes(model: nn.Module, x: Tensor, plan: Mapping[str, str], group: Collective) -> tuple[int, int]:
+    """Return the bytes of a worker that has part of the samples, and of one that has part of the features."""
+    whole, own = copy.deepcopy(model), copy.deepcopy(model)
+    whole(x.chunk(group.size)[group.rank]).sum().backward()
+    for parameter in whole.parameters():
+        assert parameter.grad is not None
+        group.all_reduce(parameter.grad)
+    by_samples = group.bytes_sent
+    split_model(own, plan, lambda: group, group.rank, group.size)
+    own(x.clone().requires_grad_()).sum().backward()
+    return by_samples, group.bytes_sent - by_samples
+
+
+def test_activation_to_weight_ratio_decides_what_to_divide_in_each_layer_as_the_bytes_of_real_workers_do() -> None:
+    schemes = {}
+    for samples, inputs, outputs in itertools.product((2, 16, 64), (4, 24), (8, 40)):
+        model, x = nn.Sequential(nn.Linear(inputs, outputs)), torch.randn(samples, inputs)
+        meta = copy.deepcopy(model).to("meta").train()
+        shapes = torch.zeros(x.shape, device="meta", requires_grad=True)
+        (traffic,) = (each for each in traffic_of_plans(Subject("model", meta, shapes, samples)) if each.kind == "auto")
+        by_samples, by_features = run_replicas(2, partial(bytes_of_schemes, model, x, traffic.plan))[0]
+        assert traffic.gradient_bytes == {"0": by_samples}
+        assert traffic.schemes == {"0": "samples" if by_samples <= by_features else "features"}
+        schemes[samples * (inputs + outputs) / (inputs * outputs)] = traffic.schemes["0"]
+    assert schemes[max(schemes)] == "samples"
+    assert schemes[min(schemes)] == "features"
 
 
 def test_each_layer_of_an_analysis_has_the_bytes_of_the_plan_that_is_found() -> None:

@@ -95,15 +95,16 @@ class LocalCopy:
     Its parameters are always those of the shards plus the change that has not been passed on.
     """
 
-    def __init__(self, upstream: Upstream, shard: Shard, significance: float) -> None:
+    def __init__(self, upstream: Upstream, shard: Shard, significance: float, *, falls: bool = False) -> None:
         """
         Args:
             upstream: connection to the shards.
             shard: all parameters, with an optimizer of its own; asynchronous.
             significance: see `significance_filter`; 0: everything is passed on with the next message.
+            falls: True if it falls with the root of the number of updates.
         """
         self.shard = shard
-        self.residual = Residual(shard.values, significance)
+        self.residual = Residual(shard.values, significance, falls=falls)
         self._upstream = upstream
         self._lock = threading.RLock()
         self._buffers: BufferPush | None = None
@@ -149,7 +150,7 @@ class LocalCopy:
         Returns:
             For each of the acknowledged shares True if it counts.
         """
-        places, change = self.residual.take(self.shard.values, everything=everything)
+        places, change = self.residual.take(self.shard.values, everything=everything, num_updates=self.shard.version)
         buffers, self._buffers = self._buffers, None
         counts = self._upstream.change(places, change, buffers, owes=self.residual.owes, acknowledged=acknowledged)
         self._become(own_updates=1)

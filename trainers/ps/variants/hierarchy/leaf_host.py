@@ -86,7 +86,8 @@ class LeafHost(AcceptingHost, ReroutedHost):
             loaded = newest(settings.checkpoint_storage, start.checkpoint)
             state = {} if loaded is None else loaded.optimizer()
             shard = self._shard(whole, values, state, buffers, total_steps)
-            copy = LocalCopy(upstream, shard, float(settings.exchange["significance"]))
+            falls = settings.exchange["significance_decay"] == "sqrt"
+            copy = LocalCopy(upstream, shard, float(settings.exchange["significance"]), falls=falls)
         else:
             copy = BatchCopy(upstream, always_newest=central.consistency == "stale")
         decoder = GradientDecoder(whole.slices(0), values, compressor_of(settings, 0))

@@ -3,9 +3,12 @@
 Hsieh et al., "Gaia: Geo-Distributed Machine Learning Approaching LAN Speeds" (2017), section 3.2 (Approximate
 Synchronous Parallel, the significance filter): an update crosses once the accumulated change is at least a fraction s
 of the parameter's value. A value near zero would let every change cross, so its magnitude counts as `FLOOR` at least.
+Their proof of convergence has the fraction fall with the root of the number of updates, as `falls` does.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -33,36 +36,40 @@ class Residual:
         pending: `[elements]`: exactly what was added less what was taken. An element is taken as a whole or not at all.
     """
 
-    def __init__(self, like: Tensor, significance: float, floor: float = FLOOR) -> None:
+    def __init__(self, like: Tensor, significance: float, floor: float = FLOOR, *, falls: bool = False) -> None:
         """
         Args:
             like: tensor of the shape, dtype and device of the changes.
             significance: s; 0: every change is significant.
             floor: least magnitude that a value counts as.
+            falls: True to divide s by the root of the number of updates so far.
         """
         if significance < 0 or floor <= 0:
             raise ValueError(f"significance must not be negative and floor positive, got {significance} and {floor}")
         self.pending = torch.zeros_like(like)
         self.significance = significance
         self._floor = floor
+        self._falls = falls
 
     def add(self, change: Tensor) -> None:
         """Add a change, `[elements]`."""
         self.pending += change
 
-    def take(self, values: Tensor, *, everything: bool = False) -> tuple[Tensor, Tensor]:
+    def take(self, values: Tensor, *, everything: bool = False, num_updates: int = 1) -> tuple[Tensor, Tensor]:
         """Remove the significant changes and return them; what stays is below the threshold of its value, everywhere.
 
         Args:
             values: values with the changes, `[elements]`.
             everything: True to remove insignificant changes too.
+            num_updates: number of updates that led to the values.
 
         Returns:
             Their places, int64, ascending, and the change at each.
         """
         chosen = self.pending != 0
         if not everything and self.significance:
-            chosen &= self.pending.abs() >= threshold(values, self.significance, self._floor)
+            fraction = self.significance / (math.sqrt(max(1, num_updates)) if self._falls else 1)
+            chosen &= self.pending.abs() >= threshold(values, fraction, self._floor)
         places = chosen.nonzero().flatten()
         change = self.pending[places]
         self.pending[places] = 0

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
 from lab.search_simulation import simulate
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.controllers.answering import Evaluations
 from orchestray.search.methods.controllers.q_learning import QLearning, QTable, State
-from support.toy_choices import Codes, Layers, layer_score
+from orchestray.search.spaces.architectures.choices import ChoiceSpace
+from orchestray.search.spaces.registry import make_space
+from support.toy_choices import Layers, layer_score
+
+ROOT = Path(__file__).parents[5]
 
 
 def score(proposal: Proposal, _step: int) -> float:
@@ -80,22 +90,58 @@ def test_a_space_that_is_used_up_ends_the_search_and_no_network_is_tried_twice()
     assert method.is_done
 
 
-def test_only_valid_block_codes_are_drawn_and_the_planted_block_is_found() -> None:
-    space = Codes(3)
-    programs = [dict(genome) for genome in space.enumerate()]
-    best = {"1.kind": "convolution", "1.first": 0, "2.kind": "convolution", "2.first": 1, "3.kind": "add"}
-    best |= {"3.first": 2, "3.second": 0}
-    assert best in programs
+def blocks(most_layers: int) -> ChoiceSpace:
+    """Return the space of configs/search/digits-blocks.yaml, of smaller blocks."""
+    made = make_space(f"{ROOT}/configs/search/spaces/blocks.py:Blocks", most_layers=most_layers, channels=2)
+    assert isinstance(made, ChoiceSpace)
+    return made
+
+
+def is_valid(code: Mapping[str, Any]) -> bool:
+    """Return True if a block is one of table 1 of Zhong et al. (2018): each layer is fed by layers before it."""
+    wanted, layer = set(), 1
+    while f"{layer}.kind" in code and code[f"{layer}.kind"] != "terminal":
+        kind = code[f"{layer}.kind"]
+        fields = {"kind", "first"} | ({"kernel"} if kind == "convolution" else set())
+        fields |= {"second"} if kind in ("add", "concat") else set()
+        wanted |= {f"{layer}.{field}" for field in fields}
+        if any(not 0 <= code.get(f"{layer}.{name}", 0) < layer for name in ("first", "second")):
+            return False
+        layer += 1
+    wanted |= {f"{layer}.kind"} & code.keys()  # of the terminal
+    return layer > 1 and code.keys() == wanted
+
+
+def test_only_valid_block_codes_are_drawn_each_of_which_builds() -> None:
+    space, rng = blocks(3), np.random.default_rng(0)
+    of_second, of_third = 6 * 2 + 2 * 2**2, 6 * 3 + 2 * 3**2
+    assert space.count() == 4 * (1 + of_second * (1 + of_third)), "by hand: of one, two or three layers"
+    for number in range(80):
+        code = space.sample(rng)
+        assert is_valid(code), code
+        if number < 25:
+            assert space.build(code, (1, 8, 8), 3)(torch.rand(2, 1, 8, 8)).shape == (2, 3)
+
+
+def test_a_planted_block_is_found_by_shaped_rewards_where_even_draws_miss_it() -> None:
+    space = blocks(3)
+    best = {"1.kind": "convolution", "1.kernel": 3, "1.first": 0, "2.kind": "convolution", "2.kernel": 5}
+    best |= {"2.first": 1, "3.kind": "add", "3.first": 2, "3.second": 0}
+    assert is_valid(best)
 
     def likeness(proposal: Proposal, _step: int) -> float:
+        assert is_valid(proposal.genome)
         return sum(proposal.genome.get(name) == value for name, value in best.items()) / len(best)
 
-    found = 0
-    for seed in range(5):
-        result = simulate(QLearning(space={}, architecture=space, trials=80, seed=seed), likeness)
-        assert all(trial.proposal.genome in programs for trial in result.trials.values())
-        found += result.best.proposal.genome == best
-    assert found >= 4, f"{found} of 5; drawn evenly, 80 of {len(programs)} blocks would have it in 1.5 of 5"
+    def num_found(**keys: Any) -> int:
+        found = 0
+        for seed in range(5):
+            method = QLearning(space={}, architecture=space, trials=200, seed=seed, shaped=True, **keys)
+            found += simulate(method, likeness).best.score == 1.0
+        return found
+
+    assert num_found() >= 4
+    assert num_found(exploration=1.0) <= 2
 
 
 def test_the_same_calls_give_the_same_proposals() -> None:

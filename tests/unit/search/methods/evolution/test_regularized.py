@@ -51,6 +51,24 @@ def test_always_the_oldest_is_removed() -> None:
     assert watched.num_entered >= 300
 
 
+def test_a_crossed_child_has_each_choice_of_either_parent_but_for_the_one_that_mutates() -> None:
+    result = simulate(method(trials=200, crossover_probability=0.7, architecture=BitSpace(40)), one_max, workers=3)
+    genomes = {number: trial.proposal.genome for number, trial in result.trials.items()}
+    num_crossed = num_mixed = 0
+    for trial in result.trials.values():
+        proposal = trial.proposal
+        if not proposal.change.startswith("crossover with trial "):
+            continue
+        assert proposal.parent is not None
+        one, other = genomes[proposal.parent], genomes[int(proposal.change.split()[3].rstrip(","))]
+        strange = [name for name, bit in proposal.genome.items() if bit not in (one[name], other[name])]
+        assert len(strange) <= proposal.change.count(",")
+        num_crossed += 1
+        num_mixed += one != other and any(proposal.genome[name] == other[name] != one[name] for name in one)
+    assert num_crossed == pytest.approx(0.7 * 190, abs=4 * np.sqrt(0.7 * 0.3 * 190))
+    assert num_mixed > num_crossed / 2
+
+
 def test_workers_never_wait_for_each_other() -> None:
     """Keep every worker busy, in virtual time with random durations, from the start until the budget is spent."""
     durations, workers = random_durations(3), 8

@@ -37,6 +37,7 @@ INNER: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Dimension], Callable[[
     "neat": ({"population": 8}, NO_NUMBERS, lambda: Topology(inputs=2, outputs=1)),
     "reinforce": ({"children": 4}, NO_NUMBERS, lambda: Layers(3)),
     "q_learning": ({}, NO_NUMBERS, lambda: Layers(3)),
+    "tree_search": ({}, NO_NUMBERS, lambda: Layers(3)),
     "progressive": ({"beam": 4}, NO_NUMBERS, lambda: Layers(3)),
 }
 """Each method with its parameters, what it searches, and its space."""

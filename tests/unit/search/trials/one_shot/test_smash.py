@@ -40,6 +40,26 @@ def test_architectures_get_weights_of_their_own_from_one_set_that_learns_from_ea
     assert [grad is not None for grad in grads] == ["bias" not in name for name in writer.parameters]
 
 
+def test_architectures_that_need_opposite_weights_of_one_name_both_get_them() -> None:
+    """Fit y = w x and y = -w x: the mean loss of one w for both is at least the mean square of the target."""
+    writer, network = HyperNetwork(hidden=8, seed=0, dtype=torch.float64), nn.Linear(4, 1, bias=False).double()
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 4, dtype=torch.float64, generator=draws)
+    target = x @ torch.tensor([[1.0], [-2.0], [0.5], [0.0]], dtype=torch.float64)
+
+    def loss(sign: float) -> torch.Tensor:
+        written = writer.write({"sign": sign}, network)["weight"]
+        return (sign * x @ written.T - target).square().mean()
+
+    assert float(loss(1.0) + loss(-1.0)) / 2 > 0.5 * float(target.square().mean())
+    optimizer = torch.optim.Adam(writer.parameters.values(), lr=0.03)
+    for step in range(400):
+        optimizer.zero_grad()
+        loss((-1.0) ** step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert max(float(loss(sign)) for sign in (1.0, -1.0)) < 0.02 * float(target.square().mean())
+
+
 def test_a_trial_that_goes_on_from_its_state_is_one_that_was_never_paused() -> None:
     config = mixed_config(steps=20)
     whole = SmashTrial(config, **COMMON)

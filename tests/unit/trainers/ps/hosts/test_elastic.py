@@ -217,6 +217,7 @@ def test_every_sample_of_every_epoch_is_used_once_through_2_4_and_1_workers(
     losses, _ = run.run()
     assert samples_used(run) == Counter((epoch, sample) for epoch in range(epochs) for sample in range(37))
     assert len(losses) == epochs * 3
+    assert sum(losses[-3:]) < sum(losses[:3])  # it goes on to learn
 
 
 def test_the_first_batch_after_a_change_is_cut_for_the_new_number_of_workers(tmp_path: Path) -> None:

@@ -76,9 +76,9 @@ def exhibits() -> dict[str, Exhibit]:
 def test_each_experiment_has_a_table_with_a_name_for_each_column_and_says_what_it_shows(
     exhibits: dict[str, Exhibit],
 ) -> None:
-    # Those that train or compile have tests of their own, and tests/cluster those with Ray.
+    # Those that train, compile or need a calibrated machine have tests of their own, and tests/cluster those with Ray.
     others = {"small-networks", "minibatches", "compiled", "map-reduce", "message-driven", "unlike-devices"}
-    assert {*QUICK, *others} == {*EXPERIMENTS}
+    assert {*QUICK, *others, "predictions"} == {*EXPERIMENTS}
     for name in QUICK:
         exhibit = exhibits[name]
         assert exhibit.name == name
@@ -278,6 +278,8 @@ def test_no_tiling_of_any_convolution_moves_less_than_the_bound(exhibits: dict[s
     assert min(column(exhibit, "tilings")) > 50
     assert all(ratio >= 1 for ratio in column(exhibit, "over the bound"))
     assert re.match(r"0 of [\d,]+ tilings move less than the bound", exhibit.findings[0])
+    # Pooling in one tile moves 16 x 16 inputs and 15 x 15 outputs a map; output by output, four inputs for each.
+    assert exhibit.findings[1].endswith(f"by 36 tilings {16 * (256 + 225):,} to {16 * 5 * 225:,}.")
 
 
 def test_operators_by_definition_are_torch_s_on_every_shape(exhibits: dict[str, Exhibit]) -> None:
@@ -351,6 +353,7 @@ def test_a_result_that_is_not_what_the_operation_means_is_told(monkeypatch: pyte
 def test_replicas_in_threads_and_in_processes_have_together_the_gradient_of_one(exhibits: dict[str, Exhibit]) -> None:
     exhibit = exhibits["interpreter-lock"]
     assert column(exhibit, "replicas") == ["one", "2 threads", "2 processes"] * 2
+    assert column(exhibit, "processes") == [1, 1, 2] * 2
     assert max(column(exhibit, "difference")) < 1e-5
     times, faster = column(exhibit, "ms"), column(exhibit, "times as fast")
     assert faster == pytest.approx([times[row // 3 * 3] / each for row, each in enumerate(times)])

@@ -57,6 +57,22 @@ def test_steps_to_the_target_are_those_of_the_quickest_rate_and_none_where_no_ra
     assert best_of_rates(128, (1e-6,), epochs=1)[2] is None
 
 
+def test_steps_to_the_target_fall_with_the_batch_at_first_and_far_less_later() -> None:
+    sizes = (8, 32, 128, 512)
+    steps = {size: best_of_rates(size, (0.02, 0.06, 0.2), epochs=3)[2] for size in sizes}
+    found = [number for number in steps.values() if number is not None]
+    assert len(found) == len(sizes)
+    # Four times the batch takes nearly a quarter of the steps at first, as with perfect scaling, and later over half.
+    assert found[0] / found[1] > 2.5
+    assert 1 <= found[2] / found[3] < 2
+    sentence = minibatches.scaling_of(steps)
+    assert sentence is not None
+    assert sentence.startswith(
+        f"Steps to 0.95 fall {found[0] / found[1]:.2g} times from 8 to 32, 4 times the batch, and "
+    )
+    assert minibatches.scaling_of({8: 100, 32: None, 64: 20}) is None
+
+
 def test_every_sample_is_used_once_a_pass_whatever_the_size() -> None:
     training = Training(100, 0.1)
     for _ in range(15):

@@ -14,13 +14,27 @@ def on_meta(make: type[nn.Module]) -> nn.Module:
         return make()
 
 
-def test_lenet_has_the_60_thousand_weights_of_its_paper() -> None:
+def test_lenet_has_the_seven_layers_and_the_60_thousand_weights_of_its_paper() -> None:
     with torch.device("meta"):
         network = LeNet5()
     parts = [sum(each.numel() for each in layer.parameters()) for layer in network.children()]
-    assert parts == [156, 12, 1516, 32, 48120, 10164]
+    assert parts == [156, 12, 1516, 32, 48120, 10164, 0]  # the centres of the last are fixed
     assert sum(parts) == 60_000
-    assert LeNet5()(torch.zeros(2, 1, 32, 32)).shape == (2, 84)
+
+
+def test_lenet_names_the_class_whose_centre_is_the_nearest() -> None:
+    network = LeNet5()
+    centres = network.output.centres
+    assert centres.shape == (10, 84)
+    assert set(centres.flatten().tolist()) == {-1.0, 1.0}
+    distances = network.output(centres)
+    torch.testing.assert_close(distances, torch.cdist(centres, centres).square(), rtol=1e-4, atol=1e-3)
+    assert ((distances == 0) == torch.eye(10, dtype=torch.bool)).all()  # no two digits look the same
+    hidden: list[torch.Tensor] = []
+    network.f6.register_forward_hook(lambda _, inputs, out: hidden.append(out))
+    found = network(torch.randn(3, 1, 32, 32))
+    states = 1.7159 * torch.tanh(2 / 3 * hidden[0])
+    torch.testing.assert_close(found, torch.cdist(states, centres).square(), rtol=1e-4, atol=1e-3)
 
 
 def test_alexnet_has_61_million_weights_and_725_million_products() -> None:

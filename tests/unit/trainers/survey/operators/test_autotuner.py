@@ -1,8 +1,8 @@
-"""The autotuner keeps the fastest algorithm for each shape, within a memory limit, also for the next process."""
+"""The fastest algorithm for a shape is that of the least measured time, within a memory limit."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
 
 import pytest
 import torch
@@ -10,23 +10,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestray.trainers.survey.operators import autotuner
-from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm, Autotuner, extra_bytes
+from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm, extra_bytes, fastest, tried_s
 
 X, WEIGHT = torch.ones(1, 2, 8, 8), torch.ones(3, 2, 3, 3)
+SMALL, LARGE = 3, 5
+"""Sides of two kernels."""
 
 
-def convolve(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.conv2d(x, weight)
+def slow_for(side: int) -> Algorithm:
+    """Return a convolution that does its work hundreds of times for kernels of this side: no clock mistakes it."""
 
+    def convolve(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(300 if weight.shape[-1] == side else 1):
+            out = functional.conv2d(x, weight)
+        return out
 
-def steady(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.conv2d(x, weight)
-
-
-def seconds(algorithm: Algorithm, _x: Tensor, weight: Tensor) -> float:
-    """Return the seconds that each algorithm of these tests is said to take: `convolve` is slow for large kernels."""
-    of_small = {convolve: 1.0, steady: 2.0, hungry: 0.5}
-    return of_small[algorithm] if algorithm is not convolve or weight.shape[-1] <= 3 else 9.0
+    return convolve
 
 
 def hungry(x: Tensor, weight: Tensor) -> Tensor:
@@ -34,42 +33,37 @@ def hungry(x: Tensor, weight: Tensor) -> Tensor:
     return functional.conv2d(x, weight) + aside[0]
 
 
-def test_the_choice_is_the_fastest_and_another_for_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotuner, "time_s", seconds)
-    tuner = Autotuner(algorithms={"steady": steady, "convolve": convolve})
-    assert tuner.choice(X, WEIGHT) == "convolve"
-    assert tuner.choice(X, torch.ones(3, 2, 5, 5)) == "steady"
-    torch.testing.assert_close(tuner(X, WEIGHT), functional.conv2d(X, WEIGHT))
+def test_the_fastest_has_the_least_measured_time_and_is_another_for_another_kernel() -> None:
+    algorithms = {"for small": slow_for(LARGE), "for large": slow_for(SMALL)}
+    for side, wanted in ((SMALL, "for small"), (LARGE, "for large")):
+        times_s = tried_s(X, torch.ones(3, 2, side, side), algorithms=algorithms)
+        assert all(0 < seconds < math.inf for seconds in times_s.values())
+        assert fastest(times_s) == wanted == min(times_s, key=times_s.__getitem__)
 
 
-def test_an_algorithm_over_the_limit_is_left_out_and_none_within_it_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(autotuner, "time_s", seconds)
+def test_an_algorithm_over_the_limit_is_not_run_and_none_within_it_leaves_no_choice() -> None:
+    run: list[str] = []
+
+    def noting(x: Tensor, weight: Tensor) -> Tensor:
+        if not x.is_meta:
+            run.append("hungry")
+        return hungry(x, weight)
+
     assert extra_bytes(hungry, X, WEIGHT) >= 10_000_000
-    algorithms = {"hungry": hungry, "steady": steady}
-    assert Autotuner(algorithms=algorithms).choice(X, WEIGHT) == "hungry"
-    assert Autotuner(algorithms=algorithms, limit_bytes=1_000_000).choice(X, WEIGHT) == "steady"
-    with pytest.raises(ValueError, match="no algorithm keeps to 1000 bytes"):
-        Autotuner(algorithms={"hungry": hungry}, limit_bytes=1000).choice(X, WEIGHT)
+    algorithms = {"hungry": noting, "torch": functional.conv2d}
+    times_s = tried_s(X, WEIGHT, limit_bytes=1_000_000, algorithms=algorithms)
+    assert (math.isinf(times_s["hungry"]), run) == (True, [])
+    assert fastest(times_s) == "torch"
+    assert math.isfinite(tried_s(X, WEIGHT, limit_bytes=20_000_000, algorithms=algorithms)["hungry"])
+    assert run
+    assert fastest(tried_s(X, WEIGHT, limit_bytes=1000, algorithms={"hungry": hungry})) is None
+    assert fastest({}) is None
 
 
-def test_a_choice_is_kept_in_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "choices.json"
-    asked: list[str] = []
-
-    def counting(x: Tensor, weight: Tensor) -> Tensor:
-        asked.append("again")
-        return functional.conv2d(x, weight)
-
-    assert Autotuner(file=file, algorithms={"counting": counting}).choice(X, WEIGHT) == "counting"
-    times = len(asked)
-    assert Autotuner(file=file, algorithms={"counting": counting}).choice(X, WEIGHT) == "counting"
-    assert len(asked) == times > 0
-
-
-def test_shapes_that_an_algorithm_does_not_take_leave_the_others() -> None:
-    weight = torch.ones(3, 2, 3, 5)
-    tuner = Autotuner()
-    torch.testing.assert_close(tuner(X, weight), functional.conv2d(X, weight))
-    assert tuner.choice(X, weight) in ALGORITHMS
+def test_shapes_that_an_algorithm_does_not_take_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotuner, "_ENOUGH_S", 0.0)
+    for limit_bytes in (None, 10**9):
+        times_s = tried_s(X, torch.ones(3, 2, 3, 5), limit_bytes=limit_bytes)
+        assert {*times_s} == {*ALGORITHMS}
+        assert math.isinf(times_s["Winograd F(2)"])
+        assert fastest(times_s) not in {None, "Winograd F(2)", "Winograd F(4)"}

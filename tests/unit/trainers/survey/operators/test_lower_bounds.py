@@ -11,6 +11,7 @@ from orchestray.trainers.survey.operators.lower_bounds import (
     Tile,
     least_pooling_words,
     least_words,
+    moved_pooling_words,
     moved_words,
     words_of_tile,
 )
@@ -49,5 +50,17 @@ def test_a_memory_for_everything_moves_each_value_once_and_a_smaller_one_more() 
     assert least_words(shape, 4) > least_words(shape, 16) > once
 
 
-def test_pooling_moves_its_inputs_and_outputs_once() -> None:
-    assert least_pooling_words(ConvolutionShape(2, 3, 3, 8, 8, (2, 2))) == 2 * 3 * (64 + 49)
+@pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (3, 5)])
+def test_pooling_by_tiles_moves_its_inputs_and_outputs_once_or_the_rows_between_tiles_again(
+    kernel: tuple[int, int],
+) -> None:
+    shape = ConvolutionShape(2, 3, 3, 12, 10, kernel)
+    height, width = shape.out_height, shape.out_width
+    bound = least_pooling_words(shape)
+    assert bound == 2 * 3 * (12 * 10 + height * width)
+    moved = {size: moved_pooling_words(shape, *size) for size in itertools.product(range(1, 13), repeat=2)}
+    assert min(moved.values()) == moved[12, 12] == bound
+    assert (min(moved.values()) == max(moved.values())) == (kernel == (1, 1))  # only then no input is below two tiles
+    # Tiles of whole columns: at each of the borders between them, kernel - 1 rows are read twice.
+    borders = -(-height // 4) - 1
+    assert moved[4, 12] - bound == 2 * 3 * borders * (kernel[0] - 1) * 10

@@ -180,13 +180,15 @@ SLOW_NATIVE = AlphaBeta(1e9, 1.0)
 def test_auto_takes_for_each_bucket_what_the_formulas_say_is_cheapest_and_tells(
     data: int, message: AlphaBeta, native: AlphaBeta, chosen: set[str]
 ) -> None:
-    with mock.patch.object(explicit_allreduce, "measure", return_value=Fitted(message, native)):
+    fitted = Fitted(message, native, {4096: 0.5})
+    with mock.patch.object(explicit_allreduce, "measure", return_value=fitted):
         replicas = train(few_digits(hidden=[32, 24]), data, exchange={"algorithm": "auto", **SMALL_BUCKETS}, steps=1)
     told = replicas[0].replica.exchange.summary()  # type: ignore[attr-defined]
     assert all(r.replica.exchange.summary() == told for r in replicas)  # type: ignore[attr-defined]
     assert told["algorithm"] == "auto"
     assert (told["alpha_s"], told["beta_s_per_byte"]) == (message.alpha_s, message.beta_s_per_byte)
     assert (told["native_alpha_s"], told["native_beta_s_per_byte"]) == (native.alpha_s, native.beta_s_per_byte)
+    assert told["held_out"] == [{"num_bytes": 4096, "expected_s": message.time_s(4096), "measured_s": 0.5}]
     assert {bucket["algorithm"] for bucket in told["buckets"]} == chosen
     for bucket in told["buckets"]:
         expected = bucket["expected_s"]

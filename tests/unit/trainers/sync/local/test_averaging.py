@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, few_digits, furthest, same_bits
+from support.training import Rows, digits, few_digits, furthest, same_bits
 
 
 def task() -> Any:
@@ -34,6 +36,30 @@ def test_averaging_after_every_step_is_the_single_process(data: int, optimizer: 
     found = train_laid_out(task, averaged(data, **chosen))
     assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, one.weights) <= 1e-12
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_averaging_after_every_step_is_synchronous_sgd_bit_for_bit_where_no_sum_is_rounded(momentum: float) -> None:
+    """Train a linear layer on whole numbers: all values are multiples of a power of two, which doubles hold."""
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.integers(-3, 4, (16, 3)).astype(float), rng.integers(-3, 4, 16).astype(float)
+
+    def exact() -> Rows:
+        return Rows(inputs, targets, lambda: of_halves(nn.Linear(3, 1)))
+
+    chosen = {"optimizer": {"type": "sgd", "lr": 0.125, "momentum": momentum}, "batch_size": 8, "steps": 4}
+    averaging = train_laid_out(exact, averaged(2, **chosen))
+    synchronous = train_laid_out(exact, layout_settings({"data": 2}, **chosen))
+    assert same_bits(averaging.weights, synchronous.weights)
+    assert averaging.losses == synchronous.losses
+    assert not same_bits(averaging.weights, train_laid_out(exact, averaged(2, every=2, **chosen)).weights)
+
+
+def of_halves(layer: nn.Linear) -> nn.Linear:
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(0.5)
+    return layer
 
 
 @pytest.mark.parametrize("network", [{"tensor": 2}, {"pipeline": 2}])

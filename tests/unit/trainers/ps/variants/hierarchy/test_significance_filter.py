@@ -31,6 +31,19 @@ def test_what_stays_never_exceeds_the_threshold(seed: int, significance: float) 
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_what_stays_never_exceeds_a_threshold_that_falls_with_the_root_of_the_updates(seed: int) -> None:
+    values, changes = steps(seed)
+    falling, constant = Residual(values, 0.3, falls=True), Residual(values, 0.3)
+    for number, change in enumerate(changes, 1):
+        values = values + change
+        for residual in (falling, constant):
+            residual.add(change)
+            residual.take(values, num_updates=number)
+        assert bool((falling.pending.abs() < threshold(values, 0.3 / number**0.5)).all())
+    assert float(falling.pending.norm()) < float(constant.pending.norm())
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_what_was_sent_and_what_stays_are_the_sum_of_the_changes(seed: int) -> None:
     values, changes = steps(seed)
     residual, sent = Residual(values, 0.1), torch.zeros_like(values)
