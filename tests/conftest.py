@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import tempfile
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 _TESTS = Path(__file__).parent
+_ENDPOINTS = itertools.count(1)
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -59,6 +61,8 @@ def _left_out_again() -> Iterator[None]:
     """Leave out again what is there, after an endpoint of a test: its end has all objects examined from then on."""
     yield
     if not gc.get_freeze_count():
+        if next(_ENDPOINTS) % 20 == 0:
+            gc.collect()  # a second, for what the endpoints have left
         gc.freeze()
 
 

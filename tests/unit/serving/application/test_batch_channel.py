@@ -205,6 +205,31 @@ def test_a_replica_that_ends_answers_what_has_come_and_then_loses_its_runner(
     assert caplog.messages == []
 
 
+def test_a_replica_that_is_sent_away_answers_what_it_has_and_takes_no_more() -> None:
+    model = Doubling()
+
+    async def scenario() -> None:
+        ending: list[asyncio.Future[None]] = []
+        server = BatchServer(
+            Counting(model), SIGNATURE, on_leave=lambda: ending.append(asyncio.ensure_future(server.close()))
+        )
+        door = door_at(await server.start("127.0.0.1"), server.key)
+        async with opened(door) as (connection, _):
+            waiting = asyncio.create_task(connection.run(batch(1)))
+            await begun(model, 1)
+            connection.send_away()
+            await until("the replica has read it", lambda: bool(ending))
+            assert not connection.ended.is_set()
+            model.may_go_on.release()
+            assert len((await waiting)[0]) == 1
+            await asyncio.wait_for(connection.ended.wait(), PATIENCE_S)
+            with pytest.raises(GONE):
+                await BatchConnection.open(door)
+        await asyncio.gather(*ending)
+
+    asyncio.run(scenario())
+
+
 @asynccontextmanager
 async def answering(*parts: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
     """Yield the port of one who sends each part after 32 bytes, and what it reads until the end."""
