@@ -233,6 +233,7 @@ _PAGES = {
             "local_sgd",
             "parameter_server",
             "replication_flood",
+            "small_data",
             "hogwild",
             "straggler",
             "worker_killed",

@@ -150,15 +150,17 @@ def test_the_global_checkpoint_of_all_shards_is_of_one_step_also_under_load(seed
 
 
 def test_replication_has_endpoints_of_its_own_and_adds_nothing_to_a_worker_s() -> None:
-    traffic = []
-    for replicated in (False, True):
+    """Compare no copy, one, and a flood: twelve copies, each sent the whole state and every entry."""
+    traffic, replicated = [], []
+    for num_backups in (0, 1, 12):
         plan = Plan("asynchronous", steps=6)
-        servers = Servers(plan)
-        near, far = thread_pair("primary", "backup")
-        if replicated:
+        servers, ends = Servers(plan), []
+        for _ in range(num_backups):
+            near, far = thread_pair("primary", "backup")
             backup = Backup(plan.machine(0))
             spawn(lambda backup=backup, far=far: backup.follow(far))
             servers.follow(0, Replicator(near))
+            ends.append(near)
         channel, contents = servers.channel(0, 0), list[bytes]()
         receive = channel.irecv
 
@@ -171,6 +173,8 @@ def test_replication_has_endpoints_of_its_own_and_adds_nothing_to_a_worker_s() -
         Worker(plan, 0, [channel]).run()
         messages = channel.messages_sent, channel.messages_received
         traffic.append((messages, channel.bytes_sent, channel.bytes_received, contents))
-        assert (near.bytes_sent > 0) == replicated
+        replicated.append(sum(end.bytes_sent for end in ends))
         servers.close()
-    assert traffic[0] == traffic[1]
+    assert replicated[0] == 0
+    assert replicated[2] == 12 * replicated[1] > 10 * traffic[0][1]
+    assert traffic[0] == traffic[1] == traffic[2]
