@@ -7,6 +7,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -41,23 +42,23 @@ def run_gang(
         return run_members(size, lambda world: member(world, place.device()))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context: Any = multiprocessing.get_context("spawn")
-    answers = context.SimpleQueue()
     if place.is_rehearsal and backend == "nccl":
         backend = "gloo"
-    devices = [place.device(rank % (gpus or size)) for rank in range(size)]
-    started = [
-        context.Process(target=_run, args=(member, rank, size, store.port, backend, devices[rank], answers))
-        for rank in range(size)
-    ]
-    for each in started:
-        each.start()
+    started: list[Any] = []
+    answers: dict[Any, int] = {}
     found: dict[int, Any] = {}
     try:
-        while len(found) < size:
-            rank, result, failure = pickle.loads(answers.get())  # noqa: S301 - of this program's own processes
-            if failure is not None:
-                raise RuntimeError(failure)
-            found[rank] = result
+        for rank in range(size):
+            answer, end = context.Pipe(duplex=False)
+            device = place.device(rank % (gpus or size))
+            started.append(context.Process(target=_run, args=(member, rank, size, store.port, backend, device, end)))
+            started[-1].start()
+            end.close()  # the member has the other copy, so its death ends what is read here
+            answers[answer] = rank
+        while answers:
+            for answer in wait(list(answers)):
+                rank = answers.pop(answer)
+                found[rank] = _answer(answer, rank)
         for each in started:
             each.join(10)
     finally:
@@ -67,19 +68,36 @@ def run_gang(
     return [found[rank] for rank in range(size)]
 
 
-def _run(member: Member, rank: int, size: int, port: int, backend: str, device: torch.device, answers: Any) -> None:
+def _answer(answer: Any, rank: int) -> Any:
+    """Return a member's result.
+
+    Raises:
+        RuntimeError: it failed, or its process ended without an answer.
+    """
+    try:
+        result, failure = pickle.loads(answer.recv_bytes())  # noqa: S301 - of this program's own processes
+    except EOFError:
+        raise RuntimeError(f"the process of member {rank} ended without an answer") from None
+    if failure is not None:
+        raise RuntimeError(failure)
+    return result
+
+
+def _run(member: Member, rank: int, size: int, port: int, backend: str, device: torch.device, answer: Any) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        else:
+            torch.set_num_threads(1)  # the members of a rehearsal share the cores, and waiting threads would spin
         world = join(TCPStore("127.0.0.1", port), rank, size, backend, device)
         result = member(world, device)
         world.barrier()  # one that leaves before the others have their last answer would cut them off
     except BaseException as error:  # noqa: BLE001 - carried to the parent
         traceback.print_exc()
-        answers.put(pickle.dumps((rank, None, f"{type(error).__name__}: {error}")))
+        answer.send_bytes(pickle.dumps((None, f"{type(error).__name__}: {error}")))
         os._exit(1)  # a member that is left in an operation would not end
-    answers.put(pickle.dumps((rank, result, None)))  # by value: shared memory would be gone with this process
+    answer.send_bytes(pickle.dumps((result, None)))  # by value: shared memory would be gone with this process
     world.close()
 
 

@@ -17,6 +17,7 @@ from orchestray.serving.application.deployments import (
 )
 from orchestray.serving.application.endpoint import settings_of
 from orchestray.serving.application.ingress import Ingress
+from orchestray.serving.application.starting import gpus_of_listener
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.http.settings import JSON, HttpSettings
@@ -79,7 +80,7 @@ def application(
         max_ongoing_requests=_MANY,
         ray_actor_options={
             "num_cpus": resources.cpus_per_worker * num_inside if reserves_cpus else 0,
-            "num_gpus": resources.gpus_per_worker * num_inside,
+            "num_gpus": gpus_of_listener(config),
             "label_selector": {"ray.io/node-id": ray.get_runtime_context().get_node_id()} if here else {},
         },
         health_check_period_s=HEALTH_PERIOD_S,

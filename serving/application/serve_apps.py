@@ -15,6 +15,7 @@ from orchestray.platform import errors
 from orchestray.platform.cluster import ray_internals
 from orchestray.platform.cluster.cluster import Cluster, connect
 from orchestray.platform.errors import ClusterError, OrchestrayError
+from orchestray.serving.application.starting import gpus_of_listener
 from orchestray.serving.config.schema import Scaling, ServeConfig
 from orchestray.serving.runtime.work_thread import WorkThread
 
@@ -141,10 +142,12 @@ def check_room(config: ServeConfig, cluster: Cluster) -> None:
     wanted = config.resources
     replicas = config.replicas.max if isinstance(config.replicas, Scaling) else config.replicas
     num_cpus = 0.0 if cluster.owned else wanted.cpus_per_worker
+    beside = 0.0 if config.in_process else gpus_of_listener(config)
     free = ray.available_resources()
-    if num_cpus * replicas > free.get("CPU", 0.0) or wanted.gpus_per_worker * replicas > free.get("GPU", 0.0):
+    if num_cpus * replicas > free.get("CPU", 0.0) or wanted.gpus_per_worker * replicas + beside > free.get("GPU", 0.0):
         raise ClusterError(
-            f"{replicas} replicas of {num_cpus:g} CPUs and {wanted.gpus_per_worker:g} GPUs each find no room in "
+            f"{replicas} replicas of {num_cpus:g} CPUs and {wanted.gpus_per_worker:g} GPUs each"
+            f"{f', and {beside:g} GPUs to generate text,' * (beside > 0)} find no room in "
             f"{cluster.describe()}, of which {free.get('CPU', 0.0):g} CPU, {free.get('GPU', 0.0):g} GPU are free: "
             "lower replicas or resources (what replaces other replicas needs room beside them)"
         )

@@ -7,6 +7,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from orchestray.platform.actors.gpus import assigned_gpus
 from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import OF_AN_ENDPOINT
@@ -188,6 +189,27 @@ async def add_codec(version: ModelVersion, model: ModelSection, max_queue: int, 
         version.codec = Codec(version.signature, decode, encode, padding, max_queue, listener.shed)
 
 
+def gpus_of_listener(config: ServeConfig) -> float:
+    """Return the GPUs, or the fraction of one, that Ray sets aside for the process that listens.
+
+    They are for the networks that it computes with itself: of the models in its process, or of those that generate
+    text beside their replicas. All of them are on one GPU. Reads files, and builds tasks of the user's own.
+    """
+    each = config.resources.gpus_per_worker
+    if not each:
+        return 0.0
+    computed = [model for model in config.models if config.in_process or _is_known_text(model)]
+    number = sum(divided_network(model, config) is None for model in computed)
+    return 0.0 if not number else max(each, min(1.0, each * number))
+
+
+def _is_known_text(model: ModelSection) -> bool:
+    try:
+        return not names_class(model.run) and is_text(model)
+    except OrchestrayError:
+        return False  # the loading of the model reports what is wrong with the run
+
+
 async def add_generator(
     version: ModelVersion,
     model: ModelSection,
@@ -232,6 +254,8 @@ def _load(
         return None
     from orchestray.serving.generation.load import load_engine
 
+    if module is None and config.resources.gpus_per_worker:
+        _take_gpu(config)
     return load_engine(
         model.run,
         max_sequences=config.batching.max_batch_size,
@@ -246,6 +270,23 @@ def _load(
         model=module,
         content=content,
     )
+
+
+def _take_gpu(config: ServeConfig) -> None:
+    """Hold this process to its share of the GPU that Ray has set aside for it.
+
+    Raises:
+        ConfigError: there are too few, or Ray has set aside none, so that the network would share one with others.
+    """
+    from orchestray.serving.models.device import chosen_device, limit_memory
+
+    chosen_device(config.resources.gpus_per_worker)
+    if not assigned_gpus():
+        raise ConfigError(
+            "resources.gpus_per_worker: Ray has set aside no GPU for it, as the endpoint was started without a model "
+            "that generates text on one; start the endpoint again"
+        )
+    limit_memory(gpus_of_listener(config))
 
 
 def is_text(model: ModelSection) -> bool:

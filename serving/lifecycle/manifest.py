@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from orchestray.platform.config import yaml_text
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.jobs import kuberay
-from orchestray.serving.application.starting import divided_network
+from orchestray.serving.application.starting import divided_network, gpus_of_listener
 from orchestray.serving.config.load import dump_serve_yaml
 from orchestray.serving.config.own_class import names_class
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
@@ -173,7 +173,8 @@ def _pods_of(config: ServeConfig) -> _Pods:
     """Return the worker pods for the replicas of every version, shadows included.
 
     A stage of a divided model has a pod of its own, with all processes that split its layers: they are neighbours. With
-    `replicas: 1` one pod has the ingress, which computes for all other versions.
+    `replicas: 1` one pod has the ingress, which computes for all other versions. An ingress that generates text on a
+    GPU beside replicas has a pod, too.
     """
     replicas = config.replicas
     few, many = (replicas.min, replicas.max) if isinstance(replicas, Scaling) else (replicas, replicas)
@@ -183,7 +184,8 @@ def _pods_of(config: ServeConfig) -> _Pods:
     if config.in_process:
         return _Pods(1 + of_stages, 1 + of_stages, max(widest, len(config.models)))
     plain = len(config.models) - len(divided)
-    return _Pods(few * plain + of_stages, many * plain + of_stages, widest)
+    more = of_stages + (gpus_of_listener(config) > 0)
+    return _Pods(few * plain + more, many * plain + more, widest)
 
 
 def _pod(

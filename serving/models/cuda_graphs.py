@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from orchestray.platform.data.nested import tensors_in
 from orchestray.serving.models.device import Call
+from orchestray.trainers.core.own_gradients import wants_gradients
 
 _log = logging.getLogger("orchestray.serving")
 
@@ -69,7 +70,9 @@ class Recorded:
             if len(self._graphs) >= _MOST_GRAPHS:
                 raise RuntimeError(f"there are {_MOST_GRAPHS} graphs already, of other shapes")  # noqa: TRY301 - one way
             return self._record(self._model, inputs)
-        except Exception as error:  # noqa: BLE001 - models fail with all kinds of errors on what a graph cannot hold
+        except Exception as error:  # models fail with all kinds of errors on what a graph cannot hold
+            if isinstance(error, RuntimeError) and wants_gradients(error):
+                raise  # whoever calls this calls again with gradients, and then a graph may hold it
             reason = str(error).partition("\n")[0]
             if self._refused.get(size) != reason:
                 _log.warning("no CUDA graph could be made for batches of %s, which are run without: %s", size, reason)

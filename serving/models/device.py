@@ -145,8 +145,9 @@ class CudaAccelerator:
             outputs = model(taken)
 
         def replay(inputs: Any) -> dict[str, Tensor]:
-            for place, tensor in zip(places, tensors_in(inputs), strict=True):
-                place.copy_(tensor)
+            with torch.no_grad():  # a model that takes gradients has made its inputs need them
+                for place, tensor in zip(places, tensors_in(inputs), strict=True):
+                    place.copy_(tensor)
             graph.replay()
             return outputs
 

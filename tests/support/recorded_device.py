@@ -122,7 +122,7 @@ class RecordedDevice:
             self.write(f"replays {size}")
             for place, tensor in zip(tensors_in(taken), tensors_in(inputs), strict=True):
                 assert place.shape == tensor.shape
-                place.copy_(tensor)
+                place.detach().copy_(tensor)
             for name, tensor in model(taken).items():
                 given[name].copy_(tensor)
             return given

@@ -12,8 +12,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from gpu import trace
+from gpu import gang, trace
 from gpu.check import Place, Skip, Verdict, num_gpus, verdict_of
+from support.gone_member import gone
 from support.layers import ROOT
 
 FOLDER = ROOT / "benchmarks" / "gpu"
@@ -94,6 +95,11 @@ def test_a_check_without_a_gpu_is_never_passed() -> None:
     assert verdict_of(passes, Place(is_rehearsal=True))[0] == "REHEARSED"
     assert verdict_of(passes, Place(is_rehearsal=False), gpus=99)[0] == "SKIP"
     assert verdict_of(skips, Place(is_rehearsal=True)) == ("SKIP", "it needs luck")
+
+
+def test_a_member_that_ends_without_an_answer_fails_the_check_at_once() -> None:
+    with pytest.raises(RuntimeError, match="the process of member 0 ended without an answer"):
+        gang.run_gang(Place(is_rehearsal=True), 1, gone)
 
 
 def test_copies_beside_kernels_are_not_exposed() -> None:

@@ -14,6 +14,7 @@ from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.buffers import BufferCopies, untouched
 from orchestray.trainers.core.parameter_uses import are_returned, noting_uses
+from orchestray.trainers.core.rng import generators_put_back
 from orchestray.trainers.core.task_calls import loss_of
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class Noting(TorchFunctionMode):
 def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     """Return which of `forward` and `loss` take gradients in training: the model's forward pass, and the task's loss.
 
-    Both are called once. What `untouched` restores and torch's generator are as before. What fails takes none: training
+    Both are called once. What `untouched` restores and the generators are as before. What fails takes none: training
     reports it. Modules whose parameters the pass uses from outside are marked, see `parameter_uses`. The kinds of the
     parameters that the loss uses, and has not got from the model, are added, and `returned` if the model returns some.
 
@@ -123,7 +124,7 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     found: set[str] = set()
     versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), untouched(forward.model):
+        with generators_put_back(), torch.enable_grad(), untouched(forward.model):
             with Noting() as noting, noting_uses(forward.model):
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()

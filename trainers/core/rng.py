@@ -51,18 +51,32 @@ class FollowsSteps(nn.Module):
     is_counted: bool = True
 
 
-_building = threading.Lock()
+_alone = threading.RLock()
+"""Held while generators are seeded outside of a run's passes: the threads of a process share them."""
 
 
 @contextlib.contextmanager
 def building(seed: int) -> Iterator[None]:
-    """Set the seed of every generator, and let no other thread build a model inside the context.
-
-    The threads of a process share the generators.
-    """
-    with _building:
+    """Set the seed of every generator, and let no other thread build or check a model inside the context."""
+    with _alone:
         seed_everything(seed)
         yield
+
+
+@contextlib.contextmanager
+def generators_put_back() -> Iterator[None]:
+    """Give every generator its state back afterwards, and let no other thread build or check a model inside."""
+    with _alone:
+        torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+        cuda_states = torch.cuda.get_rng_state_all() if gpus_touched() else []
+        try:
+            yield
+        finally:
+            torch.set_rng_state(torch_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+            if cuda_states:
+                torch.cuda.set_rng_state_all(cuda_states)
 
 
 def seed_everything(seed: int) -> None:

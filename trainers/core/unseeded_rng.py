@@ -11,7 +11,6 @@ import contextlib
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from orchestray.platform.process.gpu import gpus_touched
 from orchestray.trainers.core.buffers import untouched
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.core.own_gradients import WithoutGradients
-from orchestray.trainers.core.rng import draws
+from orchestray.trainers.core.rng import draws, generators_put_back
 
 _RUN_SEEDS = (11, 7919)
 _MODULE_SEED = 5
@@ -206,18 +205,3 @@ def _seed_all(seed: int) -> None:
     _seed_torch(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one a module may use
     random.seed(seed)
-
-
-@contextlib.contextmanager
-def generators_put_back() -> Iterator[None]:
-    """Give every generator its state back afterwards."""
-    torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    cuda_states = torch.cuda.get_rng_state_all() if gpus_touched() else []
-    try:
-        yield
-    finally:
-        torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        random.setstate(python_state)
-        if cuda_states:
-            torch.cuda.set_rng_state_all(cuda_states)

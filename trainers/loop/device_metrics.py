@@ -12,7 +12,7 @@ from orchestray.platform.process.gpu import Gpu
 from orchestray.trainers.analysis.flops import flops
 from orchestray.trainers.core.inputs import arguments, inputs_of
 from orchestray.trainers.core.modes import evaluating
-from orchestray.trainers.core.unseeded_rng import generators_put_back
+from orchestray.trainers.core.rng import generators_put_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -306,8 +306,8 @@ class Replica:
         groups = self.groups
         if self._members is not None:
             self._become_member(self._members, groups.coordinate.data)
-            world.barrier()  # members in threads share torch's generator, so none may draw before all are built
         num_elements = num_trained(self._assembler.plain_model)
+        world.barrier()  # workers in threads share torch's generator: none may seed it or draw before all are built
         network = self._assembler.assemble(lambda: groups)
         self._take(network)
         self.exchange.attach(network.model, groups.data, network.pieces)

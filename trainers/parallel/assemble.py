@@ -17,8 +17,7 @@ from orchestray.trainers.core.gathering import Gathering
 from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.core.own_gradients import mark, own_gradients
-from orchestray.trainers.core.rng import RngKey, building, seed_modules
-from orchestray.trainers.core.unseeded_rng import generators_put_back
+from orchestray.trainers.core.rng import RngKey, building, generators_put_back, seed_modules
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.recompute import ActivationMeter, find_blocks, recompute

@@ -276,6 +276,15 @@ def test_a_manifest_has_pods_for_the_replicas_and_the_stages_of_every_version(
     assert workers["rayStartParams"]["num-cpus"] == str(cpus)  # what Ray may put there
 
 
+def test_a_manifest_has_one_more_pod_where_text_is_generated_on_a_gpu_beside_replicas(tmp_path: Path) -> None:
+    task = {"type": "python_source", "context": 32, "width": 16, "depth": 1, "heads": 2}
+    run = written_run(tmp_path, "text", task=task)
+    for gpus, pods in ((0, 3), (1, 4)):
+        config = load_serve_config(run, ["replicas=3", f"resources.gpus_per_worker={gpus}"])
+        (workers,) = manifest(config)[1]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+        assert (workers["minReplicas"], workers["maxReplicas"]) == (pods, pods)
+
+
 def test_a_manifest_of_pods_that_could_not_start_or_would_serve_another_run_is_refused_with_every_reason(
     tmp_path: Path,
 ) -> None:

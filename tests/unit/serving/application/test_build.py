@@ -33,6 +33,16 @@ def test_arguments_of_serve_commands_name_a_run_or_a_config_and_change_keys_nest
         assert (config["http"]["port"], config["batching"]["max_batch_size"]) == (8123, 7)
 
 
+def test_ray_sets_a_gpu_aside_for_the_process_that_listens_where_it_generates_text_beside_replicas(
+    tmp_path: Path,
+) -> None:
+    text = {"type": "python_source", "context": 32, "width": 16, "depth": 1, "heads": 2}
+    for name, task, wanted in (("text", text, 1), ("digits", None, 0)):
+        run = written_run(tmp_path, name, task=task)
+        found: Any = app({"run": str(run), "replicas": 2, "resources.gpus_per_worker": 1})
+        assert found._bound_deployment.ray_actor_options["num_gpus"] == wanted
+
+
 @pytest.mark.parametrize("arguments", [{}, {"http.port": 1}, {"run": "a", "config": "b"}])
 def test_arguments_that_name_none_or_both_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="one of run=RUN_DIR and config=FILE"):

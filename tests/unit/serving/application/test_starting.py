@@ -16,7 +16,13 @@ import torch
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.serving.application.endpoint import LiveEndpoint
-from orchestray.serving.application.starting import add_generator, check_divided, divided_network, is_text
+from orchestray.serving.application.starting import (
+    add_generator,
+    check_divided,
+    divided_network,
+    gpus_of_listener,
+    is_text,
+)
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.generation.decoder import TransformerDecoder
@@ -211,6 +217,40 @@ def test_a_front_without_the_gpus_of_its_replicas_serves_their_predictions_and_s
         await version.close()
 
     asyncio.run(main())
+
+
+def test_a_front_never_generates_on_a_gpu_that_ray_has_given_to_others(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # it sees one, and Ray has assigned it none
+    resources = {"gpus_per_worker": 1}
+    config = load_serve_config(config_of(runs, {"name": "text", "run": "text"}, replicas=2, resources=resources))
+    version = asyncio.run(started(config))
+    assert version.generator is None
+    assert "Ray has set aside no GPU" in str(version.generator_lacking)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "names", "wanted"),
+    [
+        (0, 2, ["text"], 0),
+        (1, 2, ["digits"], 0),
+        (1, 2, ["digits", "text", "own"], 1),
+        (0.5, 2, ["digits", "text"], 0.5),
+        (0.4, 2, ["text", "loud"], 0.8),
+        (0.4, 2, ["text", "loud", "own"], 1),
+        (1, {"min": 1, "max": 2}, ["text"], 1),
+        (0.5, 1, ["digits"], 0.5),
+        (2, 1, ["digits", "text"], 2),
+    ],
+)
+def test_gpus_are_set_aside_for_the_networks_of_the_process_that_listens(
+    runs: Path, gpus: float, replicas: int | dict[str, int], names: list[str], wanted: float
+) -> None:
+    models = [{"name": name, "run": name} for name in names]
+    resources = {"gpus_per_worker": gpus}
+    config = load_serve_config(config_of(runs, *models, replicas=replicas, resources=resources))
+    assert gpus_of_listener(config) == wanted
 
 
 def test_a_run_trained_anew_while_its_replicas_start_is_not_generated_with(runs: Path, tmp_path: Path) -> None:

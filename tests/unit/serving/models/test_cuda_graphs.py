@@ -89,6 +89,15 @@ class Cutting(nn.Module):
         return self.linear(inputs)
 
 
+class Forces(nn.Module):
+    """A model that takes gradients itself, as one whose forces are those of an energy does."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        positions.requires_grad_()
+        (gradient,) = torch.autograd.grad((positions**2).sum(), positions)
+        return -gradient
+
+
 class Named(nn.Module):
     def forward(self, inputs: Tensor) -> tuple[Tensor, list[str]]:
         return inputs, [str(float(row.sum())) for row in inputs]
@@ -133,6 +142,15 @@ def test_a_graph_holds_no_weights_that_autocast_casts_for_one_batch_alone() -> N
         )
         served.warm_up(1)
         assert model.cached == {not graphs}
+
+
+def test_a_model_that_takes_gradients_has_a_graph_of_each_size_and_each_batch_its_own_answers() -> None:
+    served = ServedModel(Forces(), torch.zeros(3), graphs=True, pad_to=(1, 2), accelerator=RecordedDevice())
+    served.warm_up(2)
+    assert served.signature.computing["cuda_graphs"] == [1, 2]
+    assert served.signature.computing["without_cuda_graph"] == {}
+    for rows in (torch.rand(2, 3), torch.rand(1, 3), torch.rand(2, 3)):
+        assert torch.equal(answers_of(served, rows), -2 * rows)
 
 
 def test_a_model_that_answers_with_texts_is_run_without_a_graph_and_its_texts_are_answered() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.solo import SoloCollective
@@ -20,13 +22,17 @@ from orchestray.platform.task import TaskSource
 from orchestray.trainers.config.goals import EarlyStop, Until
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.outcome import Outcome
+from orchestray.trainers.core.rng import building
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.replica import Replica
+from support.layouts import layout_settings
+from support.patience import PATIENCE_S
 from support.threads import run_replicas
 from support.tiny_task import TinyTask
+from support.training import stream_of
 
 SETTINGS = ReplicaSettings(
     task=TaskSource(type="tiny", arguments={}, file=None, source=None),
@@ -286,3 +292,48 @@ def test_fewer_samples_than_replicas_still_is_the_single_process() -> None:
         (single, _), *_ = train(SETTINGS, task)
         for replica, _ in train(replace(SETTINGS, layout=Layout(data=4)), task):
             assert_same(model_tensors(replica.model), model_tensors(single.model), 1e-12)
+
+
+def test_checks_of_a_worker_that_is_ready_first_leave_alone_what_another_thread_still_builds() -> None:
+    """They seed torch's generator, which threads share: its state is put back between the draws of two layers here."""
+    settings = layout_settings({"pipeline": 2})
+    has_built, checks, has_begun, meets = (threading.Event() for _ in range(4))
+
+    class Slow(TinyTask):
+        def build_model(self) -> nn.Module:
+            checks.wait(PATIENCE_S)
+            first = nn.Linear(4, 8)
+            has_begun.set()
+            meets.wait(PATIENCE_S)
+            self.model = nn.Sequential(first, nn.Tanh(), nn.Linear(8, 2))
+            return self.model
+
+    task = Slow()
+
+    def run(world: Collective) -> None:
+        if world.rank == 1:
+            has_built.wait(PATIENCE_S)
+            Replica(task, settings, stream_of(task, settings)).connect(world)
+            return
+        quick = TinyTask()
+        replica = Replica(quick, settings, stream_of(quick, settings))
+        has_built.set()
+        start = world._start
+
+        def starting(*operation: Any) -> Any:
+            checks.set()
+            meets.set()
+            return start(*operation)
+
+        def passing(*_: object) -> None:
+            checks.set()
+            has_begun.wait(PATIENCE_S)
+
+        replica.model.register_forward_pre_hook(passing)
+        with mock.patch.object(world, "_start", starting):
+            replica.connect(world)
+
+    run_replicas(2, run)
+    with building(settings.seed):
+        expected = TinyTask().build_model().to(torch.float64)
+    assert_same(dict(task.model.state_dict()), dict(expected.state_dict()), 0.0)
