@@ -72,7 +72,7 @@ class Recorded:
             return self._record(self._model, inputs)
         except Exception as error:  # models fail with all kinds of errors on what a graph cannot hold
             if isinstance(error, RuntimeError) and wants_gradients(error):
-                raise  # whoever calls this calls again with gradients, and then a graph may hold it
+                raise  # the caller tries again with gradients, and then a graph may hold it
             reason = str(error).partition("\n")[0]
             if self._refused.get(size) != reason:
                 _log.warning("no CUDA graph could be made for batches of %s, which are run without: %s", size, reason)
