@@ -70,7 +70,7 @@ def test_the_advice_on_optimizers_is_what_was_measured() -> None:
     assert number(source["Muon"], "state") < number(source["AdamW"], "state") < number(source["SOAP"], "state") / 3
     assert number(digits["K-FAC"], "training") == min(number(row, "training") for row in digits.values())
     assert number(digits["K-FAC"], "state") == max(number(row, "state") for row in digits.values())
-    assert all(1.7 < number(rows["K-FAC"], "step") < 2 for rows in (digits, source))
+    assert all(round(number(rows["K-FAC"], "step")) == 2 for rows in (digits, source))
     assert number(source["K-FAC"], "training") > number(source["AdamW"], "training")
 
 
