@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +122,7 @@ def test_a_stopped_worker_is_killed_once_it_has_been_silent_for_the_time_allowed
     (tmp_path / "hold").touch()
     running = UnderWay(held(tmp_path, "synchronized"), tmp_path, ["engine=ray_train", "hang_timeout_s=1.5"], name="run")
     running.until("both in the validation", lambda: len(list(tmp_path.glob("held-*"))) == 2)
-    os.kill(running.actors()[0], signal.SIGSTOP)
+    running.stop(0)
     (tmp_path / "hold").unlink()
     running.finish()
     assert_same_run(undisturbed, running.path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +69,7 @@ def test_a_stopped_worker_is_replaced_once_it_has_been_silent_for_the_time_allow
     (tmp_path / "hold").touch()
     running = UnderWay(config, tmp_path, ["hang_timeout_s=1.5"], name="stopped")
     running.until("both in the validation", lambda: len(list(tmp_path.glob("held-*"))) == 2)
-    os.kill(running.actors()[rank], signal.SIGSTOP)
+    running.stop(rank)
     (tmp_path / "hold").unlink()
     running.finish()
     assert_same_run(undisturbed("synchronized"), running.path)

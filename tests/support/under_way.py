@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import orchestray
@@ -51,6 +52,12 @@ class UnderWay:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def stop(self, rank: int) -> None:
+        """Stop a worker by SIGSTOP; return once none of its threads goes on, which may take a moment."""
+        pid = self.actors()[rank]
+        os.kill(pid, signal.SIGSTOP)
+        self.until("stopped", lambda: all(thread.status() == psutil.STATUS_STOPPED for thread in _threads(pid)))
+
     def finish(self) -> None:
         """Wait for the end; raise what the training raised."""
         self._thread.join(TIMEOUT_S)
@@ -74,6 +81,11 @@ class UnderWay:
     def result(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((self.path / "result.json").read_text())
         return result
+
+
+def _threads(pid: int) -> list[psutil.Process]:
+    """Return the threads of a process, of which each has a state of its own on Linux."""
+    return [psutil.Process(thread.id) for thread in psutil.Process(pid).threads()]
 
 
 def losses(run: Path) -> list[tuple[int, float]]:
