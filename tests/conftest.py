@@ -16,12 +16,14 @@ import pytest
 from support.lanes import Lanes
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from orchestray.platform.cluster.cluster import Cluster
 
 _TESTS = Path(__file__).parent
 _ENDPOINTS = itertools.count(1)
+_unfrozen: list[bool] = []
+"""Not empty if something has had all objects examined since they were last left out."""
 
 # How long an example takes says how busy the machine is.
 hypothesis.settings.register_profile(
@@ -33,6 +35,7 @@ hypothesis.settings.load_profile("unhurried")
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FailuresAtOnce(config), "failures-at-once")
     config.pluginmanager.register(Lanes(), "lanes")
+    setattr(gc, "unfreeze", _noting_unfreeze)  # noqa: B010 - mypy refuses an assignment
     # torch asks for the name of every address that it connects to; a name server that drops a question costs 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
     # A machine that was calibrated keeps a record of its runs, and those of tests are none of them.
@@ -60,10 +63,17 @@ def pytest_collection() -> Generator[None, object, object]:
 def _left_out_again() -> Iterator[None]:
     """Leave out again what is there, after an endpoint of a test: its end has all objects examined from then on."""
     yield
-    if not gc.get_freeze_count():
+    if _unfrozen:
         if next(_ENDPOINTS) % 20 == 0:
             gc.collect()  # a second, for what the endpoints have left
         gc.freeze()
+        _unfrozen.clear()
+
+
+def _noting_unfreeze(unfreeze: Callable[[], None] = gc.unfreeze) -> None:
+    """Take the place of `gc.unfreeze`: to ask how much is left out takes as long as to look through all of it."""
+    unfreeze()
+    _unfrozen.append(True)
 
 
 @pytest.fixture(autouse=True)
