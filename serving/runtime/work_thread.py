@@ -27,10 +27,11 @@ class WorkThread(Executor):
     """
 
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None, *, num_threads: int = 1) -> None:
-        self._begin = begin
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)]
+        self._threads = [
+            threading.Thread(target=self._work, args=([begin],), name=name, daemon=True) for _ in range(num_threads)
+        ]
         self._is_shut = False
 
     def submit(self, fn: Callable[..., Found], /, *args: Any, **kwargs: Any) -> Future[Found]:
@@ -57,6 +58,7 @@ class WorkThread(Executor):
         """
         with self._lock:
             self._is_shut = True
+            self._threads = [thread for thread in self._threads if thread.ident is not None]  # no other ever starts
             while cancel_futures:
                 try:
                     call = self._calls.get_nowait()
@@ -66,31 +68,39 @@ class WorkThread(Executor):
                     call[0].cancel()
             for _ in self._threads:
                 self._calls.put(None)
-        for thread in self._threads:
-            if wait and thread.ident is not None:
-                thread.join()
+        for thread in self._threads if wait else ():
+            thread.join()
 
-    def _work(self) -> None:
+    def _work(self, begin: list[Callable[[], None]]) -> None:
+        """Run calls until there are no more.
+
+        Whoever waits for an answer, or has shut the executor down, may take what the calls used for gone: nothing here
+        keeps it.
+
+        Args:
+            begin: what to call first, which is taken out.
+        """
         failed: BaseException | None = None
         try:
-            self._begin()
+            begin.pop()()
         except BaseException as error:  # noqa: BLE001 - the user's error, which every call then raises
             failed = error
         while (call := self._calls.get()) is not None:
-            _answer(*call, failed)
-            del call  # otherwise the last call would be kept alive while idle
-
-
-def _answer(future: Future[Any], function: Callable[[], Any], failed: BaseException | None) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    if failed is not None:
-        future.set_exception(failed)
-        return
-    try:
-        answer = function()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised by the future
-        future.set_exception(error)
-        del future, function  # the error references this frame, which must not keep the error and the call alive
-    else:
-        future.set_result(answer)
+            future, function = call
+            del call
+            if not future.set_running_or_notify_cancel():
+                del future, function
+                continue
+            try:
+                answer = function() if failed is None else None
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised by the future
+                del function  # the error references this frame
+                future.set_exception(error)
+            else:
+                del function
+                if failed is None:
+                    future.set_result(answer)
+                else:
+                    future.set_exception(failed)
+                del answer
+            del future

@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from concurrent.futures import CancelledError
+from functools import partial
 
 import pytest
 
@@ -92,6 +93,21 @@ def test_a_call_that_never_returns_does_not_keep_the_process(cancel: bool) -> No
 
 class Held:
     """An object that a call works with."""
+
+
+def test_once_a_call_is_answered_the_thread_keeps_neither_it_nor_what_it_began_with() -> None:
+    beginning, held = Held(), Held()
+    kept = [weakref.ref(beginning), weakref.ref(held)]
+    thread = WorkThread("t", partial(id, beginning))
+    thread.submit(nothing).result(PATIENCE_S)
+    go, seen = threading.Event(), list[bool]()
+    future = thread.submit(lambda _: go.wait(PATIENCE_S), held)
+    future.add_done_callback(lambda _: seen.append(not any(each() for each in kept)))  # called as it is answered
+    del beginning, held
+    go.set()
+    assert future.result(PATIENCE_S)
+    thread.shutdown(wait=True)
+    assert seen == [True]
 
 
 def test_an_error_keeps_nothing_of_its_call_once_nobody_has_it() -> None:

@@ -19,6 +19,7 @@ from orchestray.trainers.survey.lab import (
     convolving,
     deadline,
     defining,
+    gridding,
     moving,
     multiplying,
     partitioning,
@@ -57,6 +58,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "parameter-cache": lambda: caching.parameter_cache(widths=(4, 6, 5, 3), steps=2),
     "interpreter-lock": lambda: replicating.interpreter_lock(1, steps=4, width=16),
     "partitions": lambda: partitioning.partitions(workers=(1,)),
+    "grids": lambda: gridding.grid_sweep(workers=(4,), layers=gridding.LAYERS[:1]),
 }
 
 
