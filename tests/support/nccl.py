@@ -354,6 +354,8 @@ class Gpus(SimulatedNetwork):
             True if there was one to end.
         """
         running = [program for program, owner in self._of.items() if owner == member and program.finished_s is None]
+        if not running:  # nobody is told, so nobody would end what others wait for
+            return False
         for program in running:
             program.kill()
         for communicator in self.communicators.values():
@@ -361,7 +363,7 @@ class Gpus(SimulatedNetwork):
         if self.rng.random() < 0.5:
             for end in self._channels.get(member, []):
                 self.at(self.now_s + self.rng.random(), end.close)
-        return bool(running)
+        return True
 
     def member_of_running(self) -> int:
         """Return the member whose program runs now."""
