@@ -354,7 +354,7 @@ class Gpus(SimulatedNetwork):
             True if there was one to end.
         """
         running = [program for program, owner in self._of.items() if owner == member and program.finished_s is None]
-        if not running:  # nobody is told, so nobody would end what others wait for
+        if not running:  # the driver is not informed, so nothing would end what others wait for
             return False
         for program in running:
             program.kill()
