@@ -43,12 +43,9 @@ def test_the_hidden_part_is_a_part() -> None:
     assert all(0 <= part <= 1 for part in run_replicas(2, hidden))
 
 
-def test_both_channels_are_timed_in_every_size_and_have_a_latency_and_a_bandwidth() -> None:
+def test_both_channels_are_timed_in_every_size() -> None:
     curves, _ = run_replicas(2, channel_times)
     assert {name: curve.sizes_bytes for name, curve in curves.items()} == {
         "tcp": SIZES_BYTES,
         "shared_memory": SIZES_BYTES,
     }
-    for curve in curves.values():
-        assert curve.fit.alpha_s > 0
-        assert curve.fit.beta_s_per_byte > 0
