@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.evolution.generational import Generational, Member
+from orchestray.search.methods.evolution.marked import MarkedGraphs
 from orchestray.search.methods.evolution.parts import Part, Parts
 from orchestray.search.methods.evolution.variation import Candidate
 from orchestray.search.spaces.architectures.modules import Modules
@@ -29,6 +30,8 @@ class Assembly(Member):
 class CoDeepNeat(Generational[Assembly]):
     """Generations of networks, each assembled from a blueprint and a module of the species that each node names.
 
+    Blueprints and modules begin with one node and grow by mutations. Crossover and species go by the historical marks
+    of their nodes and connections (`marked`).
     The hyper-parameters of `space` are part of the blueprint's genome, as in the paper (section 3.2), and evolve with
     it. With several objectives, fitness is the standing in the generation (`fronts.standings_of`).
     """
@@ -42,6 +45,7 @@ class CoDeepNeat(Generational[Assembly]):
         modules: int = 15,
         networks: int = 20,
         species: int = 3,
+        compatibility: float = 0.5,
         elite: float = 0.4,
         crossover_probability: float = 0.2,
         **arguments: Any,
@@ -60,19 +64,26 @@ class CoDeepNeat(Generational[Assembly]):
         self.assembler = architecture
         self.networks, self.elite, self.crossover_probability = networks, elite, crossover_probability
         rng = rng_of(self.seed, 0)
+        blueprints, layers = MarkedGraphs(architecture.blueprints, "nodes"), MarkedGraphs(architecture.layers, "layers")
         species = min(species, population)
-        self.blueprints = Parts(architecture.blueprints, self.space, population, species, rng)
-        self.modules = Parts(architecture.layers, {}, modules, architecture.num_modules, rng)
+        self.blueprints = Parts(blueprints, self.space, population, species, compatibility, rng)
+        self.modules = Parts(layers, {}, modules, architecture.num_modules, compatibility, rng)
         self.members = self._assemble(rng)
 
     def _assemble(self, rng: np.random.Generator) -> list[Assembly]:
-        """Return a generation of networks: the blueprints in turn, each with a module drawn from every species."""
+        """Return a generation of networks: the blueprints in turn, each with a module drawn from every species.
+
+        A number of a species that there is not, or no longer, counts from the first again.
+        """
         made = []
         for number in range(self.networks):
             place = number % len(self.blueprints.members)
             blueprint = self.blueprints.members[place]
-            drawn = [one[int(rng.integers(len(one)))] for one in self.modules.species]
-            genome = self.assembler.assemble(blueprint.candidate.genome, [module.candidate.genome for module in drawn])
+            living = self.modules.species
+            each = [living[index % len(living)] for index in range(self.assembler.num_modules)]
+            drawn = [one[int(rng.integers(len(one)))] for one in each]
+            modules = [self.modules.graphs.choices_of(module.candidate.genome) for module in drawn]
+            genome = self.assembler.assemble(self.blueprints.graphs.choices_of(blueprint.candidate.genome), modules)
             used = [part for part, there in zip(drawn, genome["modules"], strict=True) if there is not None]
             candidate = Candidate(genome, blueprint.candidate.changes)
             change = f"generation {self.generation}, blueprint {place}"

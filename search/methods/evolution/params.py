@@ -97,7 +97,10 @@ class CoDeepNeat(MethodSection):
     networks: Positive = 20
     """Networks assembled and evaluated in a generation."""
     species: Positive = 3
-    """Number of species of blueprints; modules have as many as the space says (`num_modules`)."""
+    """Largest number of species of blueprints; of modules it is `num_modules` of the space."""
+    compatibility: AboveZero = 0.5
+    """Largest distance of graphs of one species at first: the part of nodes and connections that only one has, plus
+    that of choices that differ in nodes that both have. It rises while species are as many as may be, else it falls."""
     elite: Share = 0.4
     """Part of each species that has offspring; its best member survives unchanged."""
     crossover_probability: ZeroToOne = 0.2

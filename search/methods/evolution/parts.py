@@ -1,4 +1,7 @@
-"""A population of parts of networks, in species; a part's fitness is the score of the networks that contain it."""
+"""A population of parts of networks, in species by historical marks.
+
+The fitness of a part is the mean score of the networks that contain it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ import numpy as np
 from orchestray.search.methods.evolution.variation import Candidate, Variation
 
 if TYPE_CHECKING:
-    from orchestray.search.spaces.architectures.choices import ChoiceSpace
+    from orchestray.search.methods.evolution.marked import MarkedGraphs
     from orchestray.search.spaces.dimensions import Dimension
+
+_RISE = 1.1
+"""Factor of the threshold after a generation with as many species as there may be."""
 
 
 @dataclass
@@ -30,47 +36,51 @@ class Part:
 
 
 class Parts:
-    """Parts of one kind, in a fixed number of species.
+    """Parts of one kind, in species of compatible graphs.
+
+    As in NEAT, a part joins the first species whose representative is nearer than a threshold, or founds a new one. The
+    number of species is limited, since blueprints name the species of modules: at the limit a part joins the nearest,
+    and the threshold rises until species merge. Below the limit it falls.
 
     Args:
-        architecture: space of the parts.
+        graphs: the parts' graphs.
         space: hyper-parameters that each part has too.
         size: number of parts of a generation.
-        num_species: number of species, each with at least one part.
+        most_species: largest number of species.
+        compatibility: threshold at the beginning.
         rng: random numbers for the first generation.
     """
 
     def __init__(
         self,
-        architecture: ChoiceSpace,
+        graphs: MarkedGraphs,
         space: Mapping[str, Dimension],
         size: int,
-        num_species: int,
+        most_species: int,
+        compatibility: float,
         rng: np.random.Generator,
     ) -> None:
-        self.variation = Variation(space, architecture)
-        self.architecture = architecture
-        self.size, self.num_species = max(size, num_species), num_species
+        self.variation = Variation(space, graphs)
+        self.graphs, self.compatibility = graphs, compatibility
+        self.size, self.most_species = max(size, most_species), most_species
         self.members = [Part(self.variation.sample(rng)) for _ in range(self.size)]
-        self.species = self._divide([part.candidate for part in self.members[:num_species]])
-
-    def distance(self, a: Candidate, b: Candidate) -> float:
-        """Return the fraction of differing choices, of all choices that either has made."""
-        chosen_a, chosen_b = (dict(self.architecture.chosen_in(one.genome)) for one in (a, b))
-        names = chosen_a.keys() | chosen_b.keys()
-        differing = sum(chosen_a.get(name) != chosen_b.get(name) for name in names)
-        return float(differing / max(len(names), 1))
+        self.species = self._divide([])
 
     def _divide(self, representatives: Sequence[Candidate]) -> list[list[Part]]:
-        """Return the species: each part joins the nearest representative; a representative its own species."""
-        species: list[list[Part]] = [[] for _ in representatives]
+        """Return the species of the members, the first of each its representative."""
         places = {id(one): index for index, one in enumerate(representatives)}
-        for part in self.members:
-            place = places.get(id(part.candidate))
-            if place is None:
-                distances = [self.distance(part.candidate, one) for one in representatives]
-                place = int(np.argmin(distances))
-            species[place].append(part)
+        firsts: list[Candidate] = []
+        species: list[list[Part]] = []
+        # The representatives come first, so that a species whose representative joins another is gone.
+        for part in sorted(self.members, key=lambda part: places.get(id(part.candidate), len(places))):
+            distances = [self.graphs.distance(part.candidate.genome, one.genome) for one in firsts]
+            near = [place for place, distance in enumerate(distances) if distance < self.compatibility]
+            if near or len(species) == self.most_species:
+                species[near[0] if near else int(np.argmin(distances))].append(part)
+            else:
+                firsts.append(part.candidate)
+                species.append([part])
+        self.compatibility *= _RISE if len(species) == self.most_species else 1 / _RISE
         return species
 
     def breed(self, elite: float, crossover_probability: float, rng: np.random.Generator) -> None:
@@ -105,11 +115,13 @@ class Parts:
         self.species = self._divide(representatives)
 
     def _child(self, parents: Sequence[Part], crossover_probability: float, rng: np.random.Generator) -> Part:
-        first = parents[int(rng.integers(len(parents)))].candidate
+        """Return a mutant of a parent, or of two crossed; parents are ranked, the fittest first."""
+        place = int(rng.integers(len(parents)))
+        made = parents[place].candidate
         if len(parents) > 1 and rng.random() < crossover_probability:
-            second = parents[int(rng.integers(len(parents)))].candidate
-            first = self.variation.crossover(first, second, rng)
-        return Part(self.variation.mutate(first, rng)[0])
+            fitter, other = sorted((place, int(rng.integers(len(parents)))))
+            made = self.variation.crossover(parents[fitter].candidate, parents[other].candidate, rng)
+        return Part(self.variation.mutate(made, rng)[0])
 
 
 def _shares(above: np.ndarray[Any, Any], total: int) -> list[int]:

@@ -141,7 +141,7 @@ class Topology(BuiltInSpace):
                 connections = [list(gene) for gene in genome["connections"]]
                 connections[index][4] = True
                 return {"nodes": genome["nodes"], "connections": connections}
-            if index is None and not _reaches(genome, target, source):
+            if index is None and not reaches(genome, target, source):
                 weight = float(self.weight_scale * rng.standard_normal())
                 gene = [self.innovations.connection(source, target), source, target, weight, True]
                 return {"nodes": genome["nodes"], "connections": sorted([*genome["connections"], gene])}
@@ -232,7 +232,7 @@ class Topology(BuiltInSpace):
         return Graph(nodes, tuple(edges))
 
 
-def _reaches(genome: TopologyGenome, start: int, goal: int) -> bool:
+def reaches(genome: TopologyGenome, start: int, goal: int) -> bool:
     """Return True if connections, including disabled ones (which may be re-enabled), lead from `start` to `goal`."""
     follow: dict[int, list[int]] = {}
     for gene in genome["connections"]:

@@ -81,14 +81,37 @@ def test_mutation_touches_both() -> None:
     assert any(mutant.changes != part.changes for mutant in mutants)
 
 
-def test_every_species_of_modules_lives_on_and_sizes_stay() -> None:
+def test_species_are_no_more_than_a_network_has_modules_and_sizes_stay() -> None:
     searched = method(trials=150)
     simulate(searched, fitness, workers=2)
     assert searched.generation > 3
-    assert len(searched.modules.species) == 3
+    assert 1 < len(searched.modules.species) <= 3
     assert all(searched.modules.species)
     assert len(searched.modules.members) == sum(map(len, searched.modules.species)) == 15
     assert len(searched.blueprints.members) == 10
+
+
+def test_networks_begin_with_one_node_of_one_layer_and_grow() -> None:
+    searched = method(trials=240)
+    assert {one.candidate.genome["blueprint"]["nodes"] for one in searched.members} == {1}
+    assert {module["layers"] for one in searched.members for module in one.candidate.genome["modules"] if module} == {1}
+    simulate(searched, fitness, workers=4)
+    graphs = [part.candidate.genome for parts in (searched.blueprints, searched.modules) for part in parts.members]
+    assert max(len(graph["nodes"]) for graph in graphs[:10]) == 4, "the score rises with the nodes"
+    assert max(len(graph["nodes"]) for graph in graphs[10:]) > 1
+
+
+def test_graphs_of_a_species_are_nearer_to_its_first_than_the_threshold_unless_there_are_as_many_as_may_be() -> None:
+    searched = method(trials=150, compatibility=0.9)
+    simulate(searched, fitness, workers=2)
+    for parts, most in ((searched.blueprints, 3), (searched.modules, 3)):
+        divided_by = parts.compatibility / (1.1 if len(parts.species) == most else 1 / 1.1)
+        firsts = [species[0].candidate.genome for species in parts.species]
+        for place, species in enumerate(parts.species):
+            for part in species[1:]:
+                distances = [parts.graphs.distance(part.candidate.genome, first) for first in firsts]
+                assert distances[place] < divided_by or (len(firsts) == most and distances[place] == min(distances))
+                assert all(distance >= divided_by for distance in distances[:place])
 
 
 def test_the_number_of_workers_changes_nothing_and_nothing_is_evaluated_twice() -> None:
