@@ -19,6 +19,7 @@ from orchestray.search.config.gangs import most_workers
 from orchestray.search.config.paths_of_base import path_problems
 from orchestray.search.config.schema import Architecture, Budget, Objective
 from orchestray.search.config.start import start_problems
+from orchestray.search.methods.one_shot.obeyed import refused
 from orchestray.search.methods.params import MethodSection, Searched
 from orchestray.search.spaces.architectures.measures import MEASURES
 from orchestray.trainers.config.modes import mode_is_missing
@@ -266,6 +267,15 @@ def _one_process(parts: Parts) -> Iterator[Problem]:
         yield Problem("base.faults", f"must be empty: {why}, which no fault reaches; take them out, or use {instead}")
 
 
+def _shared_weights(parts: Parts) -> Iterator[Problem]:
+    """Refuse what weights that networks share are not trained with, before a trial finds it out."""
+    if parts.base is None or parts.method is None or not parts.method.shares_weights:
+        return
+    for sentence in refused(parts.base):
+        key, _, text = sentence.partition(": ")
+        yield Problem(f"base.{key}", text)
+
+
 def _memory(parts: Parts) -> Iterator[Problem]:
     if parts.base is None or parts.budget is None or parts.budget.trial_memory_mb is None:
         return
@@ -313,5 +323,6 @@ _RULES: tuple[Callable[[Parts], Iterator[Problem]], ...] = (
     _batch_schedule,
     _engine,
     _one_process,
+    _shared_weights,
     _memory,
 )

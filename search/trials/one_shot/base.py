@@ -19,13 +19,13 @@ from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.task import OF_THE_LOSS, training_batch_of
 from orchestray.search.methods.base import rng_of
+from orchestray.search.methods.one_shot.obeyed import refused
 from orchestray.search.spaces.searched_task import SearchedTask
 from orchestray.search.trials.metric_names import metric_names
 from orchestray.search.trials.one_shot.data import Batches, two_parts
 from orchestray.search.trials.program import MODEL, Progress, TrialState, part
 from orchestray.trainers import tasks
 from orchestray.trainers.config.dump import dump_yaml
-from orchestray.trainers.config.obeyed import not_obeyed
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.device import device_of
 from orchestray.trainers.core.model_state import ModelState
@@ -55,35 +55,6 @@ _RECALIBRATED_BY = 20
 _RANKED_BY = 4
 """Number of batches on which the networks drawn at the end are compared."""
 _DTYPES = {"float64": torch.float64}
-_OBEYED = {
-    *("batch_size", "drop_last", "epochs", "steps", "optimizer", "lr_schedule", "lr_scaling", "grad_clip"),
-    *("seed", "validate_every_steps", "loss_is", "batch_norm", "buffers"),
-}
-"""Keys of `train` that the training of shared weights obeys, beside `precision` in part."""
-_REASONS = {
-    "average": "weights that networks share are not averaged; take it out",
-    "solver": "weights that networks share see another network each step; use optimizer",
-    "time_limit_s": "weights that networks share train for all steps; use search.budget.trial_time_limit_s",
-    "accumulate": "weights that networks share are trained on whole batches; take it out",
-    **dict.fromkeys(("until", "early_stopping"), "weights that networks share train for all steps; take it out"),
-}
-"""Reasons why it does not obey others."""
-
-
-def _check(config: TrainConfig) -> None:
-    """Refuse what the training of shared weights would not do.
-
-    Raises:
-        ConfigError: with every reason.
-    """
-    train, otherwise = config.train, "weights that networks share are trained without it; take it out"
-    problems = not_obeyed(train, {*_OBEYED, "precision"}, _REASONS, otherwise)
-    if train.precision == "bfloat16":
-        problems.append("train.precision: weights that networks share train in float32 or float64; choose one of them")
-    if config.distill is not None:
-        problems.append("distill: weights that networks share have no teacher; take it out")
-    if problems:
-        raise ConfigError(problems)
 
 
 class OneShotTrial(ABC):
@@ -113,7 +84,8 @@ class OneShotTrial(ABC):
             raise ConfigError(
                 f"search.architecture: weights are shared by the networks of a space, and {task!r} has none"
             )
-        _check(config)
+        if problems := refused(config):
+            raise ConfigError(problems)
         refuse(task, OF_THE_LOSS, "weights that networks share", "choose another method")
         self._task = task
         self.space = task.space
@@ -297,8 +269,12 @@ class OneShotTrial(ABC):
 
     def _ranked(self, genomes: Iterable[Genome], judge: Callable[[Genome, Batch], float], first: int) -> list[Genome]:
         """Return networks ranked on a few batches of the architecture data, the best first."""
-        batches = [self._cast(self._judged_by.at(first + number)) for number in range(_RANKED_BY)]
+        batches = self._ranking_batches(first)
         return sorted(genomes, key=lambda genome: sum(judge(genome, batch) for batch in batches), reverse=True)
+
+    def _ranking_batches(self, first: int) -> list[Batch]:
+        """Return a few batches of the architecture data."""
+        return [self._cast(self._judged_by.at(first + number)) for number in range(_RANKED_BY)]
 
     def _reward(self, outputs: Tensor, batch: Batch, metric: str | None) -> float:
         """Return the score of a network on one batch: a metric, or minus the loss."""

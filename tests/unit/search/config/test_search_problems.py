@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -256,6 +257,20 @@ def test_first_values_of_a_population_are_of_keys_of_the_space() -> None:
     reversed_bounds = {"train.optimizer.lr": {"type": "uniform", "low": 2, "high": 1}}
     method["initial"] = [{"train.optimizer.lr": 1.5}]
     assert len(problems(method=method, space=reversed_bounds)) == 1, "one mistake is told once"
+
+
+@pytest.mark.parametrize("method", ["darts", "enas", "smash"])
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("base.train.until={metric: loss, value: 0.1}", "base.train.until: weights that networks share train for all"),
+        ("base.train.time_limit_s=5", "base.train.time_limit_s: .* use search.budget.trial_time_limit_s"),
+    ],
+    ids=["until", "time limit"],
+)
+def test_an_end_that_the_shared_weights_would_not_come_to_is_refused(override: str, expected: str, method: str) -> None:
+    (found,) = problems(override, method={"type": method}, **NETWORKS)
+    assert re.match(expected, found)
 
 
 GANGS: list[tuple[str, str]] = [
