@@ -16,6 +16,7 @@ from orchestray.search.spaces.architectures.chain import Chain
 from orchestray.search.spaces.architectures.genetic import Genetic
 from orchestray.search.spaces.architectures.hierarchical import Hierarchical
 from orchestray.search.spaces.architectures.layer_graph import LayerGraph
+from orchestray.search.spaces.architectures.memory_bank import MemoryBank
 from orchestray.search.spaces.architectures.modules import Modules
 from orchestray.search.spaces.architectures.topology import Topology
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
@@ -90,7 +91,7 @@ CASES: Mapping[str, Case] = {
     "progressive, chain": Case(architecture=Chain),
     "enas": Case(architecture=Cell, takes_trials=("finalists",)),
     "darts": Case(architecture=Cell, takes_trials=("finalists",)),
-    "smash": Case(architecture=Cell, takes_trials=("finalists",)),
+    "smash": Case(architecture=MemoryBank, takes_trials=("finalists",)),
 }
 """By name; a method is there once for each way in which its proposals cost otherwise."""
 FINITE: Mapping[str, str] = {

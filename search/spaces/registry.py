@@ -24,6 +24,7 @@ SPACES: Mapping[str, str] = {
     "hierarchical": "orchestray.search.spaces.architectures.hierarchical:Hierarchical",
     "modules": "orchestray.search.spaces.architectures.modules:Modules",
     "layer_graph": "orchestray.search.spaces.architectures.layer_graph:LayerGraph",
+    "memory_bank": "orchestray.search.spaces.architectures.memory_bank:MemoryBank",
     "topology": "orchestray.search.spaces.architectures.topology:Topology",
     "painted": "orchestray.search.spaces.architectures.hyperneat:Painted",
 }

@@ -13,6 +13,7 @@ from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.architectures.base import ArchitectureSpace
 from orchestray.search.spaces.architectures.cell import Cell
 from orchestray.search.spaces.architectures.layer_graph import LayerGraph
+from orchestray.search.spaces.architectures.memory_bank import MemoryBank
 from orchestray.search.spaces.architectures.modules import Modules
 from orchestray.search.spaces.architectures.topology import Topology
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Uniform
@@ -24,6 +25,10 @@ BITS: dict[str, Dimension] = {f"bit{bit}": Binary() for bit in range(8)}
 
 def small_cell() -> Cell:
     return Cell(nodes=2, operations=["identity", "conv_1x1", "max_3x3"], channels=4, reductions=0)
+
+
+def small_banks() -> MemoryBank:
+    return MemoryBank(blocks=1, banks=2, channels=[2], unit=2, max_ops=2, kernels=[3], dilations=[1])
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ CASES: dict[str, Case] = {
     "progressive, stretches": Case("progressive", NUMBERS, parameters={"levels": 2, "beam": 4}),
     "enas": Case("enas", architecture=small_cell, parameters={"finalists": 3}, trials=4),
     "darts": Case("darts", architecture=small_cell, parameters={"finalists": 1}, trials=2),
-    "smash": Case("smash", architecture=lambda: BitSpace(6), parameters={"finalists": 3}, trials=4),
+    "smash": Case("smash", architecture=small_banks, parameters={"finalists": 3}, trials=4),
 }
 """By name; a method is there once for each way in which it works otherwise."""
 

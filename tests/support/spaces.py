@@ -18,6 +18,7 @@ SPACES: dict[str, tuple[str, dict[str, Any]]] = {
         "hierarchical",
         {"channels": 4, "motifs": [2, 2], "nodes": [3, 2, 3], "reductions": 0},
     ),
+    "memory_bank": ("memory_bank", {"channels": [2, 4], "unit": 2}),
     "modules": ("modules", {"channels": [4, 8]}),
 }
 """Name and arguments of spaces to draw from, each a program of choices."""
@@ -42,6 +43,11 @@ ENUMERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "hierarchical": (
         "hierarchical",
         {"operations": ["conv_1x1", "identity"], "motifs": [1], "nodes": [3, 2], "reductions": 0, "channels": 4},
+    ),
+    "memory_bank": (
+        "memory_bank",
+        {"blocks": 1, "banks": 2, "channels": [2, 4], "unit": 2, "max_ops": 2, "max_units": 1, "max_convolutions": 1}
+        | {"kernels": [3], "dilations": [1]},
     ),
     "modules": (
         "modules",

@@ -81,14 +81,16 @@ class Darts(OneShot):
 
 
 class Smash(OneShot):
-    """A network that writes the weights of others (Brock et al., 2018)."""
+    """A HyperNet that generates the weights of networks of memory banks (Brock et al., 2018)."""
 
     type: Literal["smash"]
     """The method `smash`."""
-    hidden: Positive = 64
-    """Units of the network that writes the weights."""
+    hidden: Positive = 32
+    """Channels of each convolution of the HyperNet."""
     num_judged: Positive = 64
-    """Networks drawn at the end, of which the best by written weights are the finalists."""
+    """Networks drawn at the end, and judged with generated weights."""
+    num_perturbed: Annotated[Whole, Field(ge=0)] = 32
+    """Networks judged after these, each the best so far with one choice changed; the best of all are the finalists."""
     metric: Text | None = None
     """Metric of the task that they are judged by, to be maximised unless its name says otherwise; null: the
     search's first objective."""

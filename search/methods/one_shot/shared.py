@@ -62,5 +62,5 @@ def check_shared(architecture: ArchitectureSpace | None, method: str) -> None:
             f"search.architecture.space: the method {method} trains all networks as parts of one, and "
             f"{type(own).__name__} has none. Take the space cell, or give your own space a method "
             "'supernet(input_shape, num_outputs)' (orchestray.search.methods.one_shot.shared says what it returns); "
-            "smash and regularized_evolution need none."
+            "regularized_evolution needs none."
         )

@@ -120,7 +120,13 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "q-learning": (3, []),
     "random": (2, []),
     "reinforce": (4, ["search.method.children=2"]),
-    "smash": (3, ["search.method.num_judged=2", *SMALL_SHARED]),
+    "smash": (
+        3,
+        [
+            *("search.method.num_judged=2", "search.method.num_perturbed=1", "search.method.hidden=4"),
+            *("search.architecture.channels=[4]", "search.method.search_steps=4", "base.train.batch_size=128"),
+        ],
+    ),
     "sobol": (2, []),
     "spectral": (6, ["search.method.samples=4", "search.method.stages=1", "search.method.degree=1"]),
     "tpe": (3, ["search.method.initial=2"]),

@@ -7,18 +7,28 @@ from typing import Any
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Continue, Finished, Report
+from orchestray.search.methods.base import Continue, Finished, Report, rng_of
 from orchestray.search.methods.one_shot.base import OneShot
 from orchestray.search.methods.one_shot.darts import Darts
 from orchestray.search.methods.one_shot.enas import Enas
 from orchestray.search.methods.one_shot.smash import Smash
 from orchestray.search.spaces.dimensions import Uniform
 from orchestray.search.spaces.registry import OwnSpace
+from support.method_cases import small_banks
 from support.mixed_space import BEST, Mixed
 from support.toy_choices import Layers
 
-METHODS = [Enas, Darts, Smash]
 OTHER = {"first": "identity", "second": "sine"}
+THIRD = {"first": "sine", "second": "sine"}
+
+
+def banked() -> list[Any]:
+    """Return three networks of different keys."""
+    found = {small_banks().key(one): one for one in map(small_banks().sample, map(rng_of, range(20)))}
+    return list(found.values())[:3]
+
+
+METHODS = [(Enas, Mixed, [BEST, OTHER, THIRD]), (Darts, Mixed, [BEST, OTHER, THIRD]), (Smash, small_banks, banked())]
 
 
 class Own:
@@ -34,22 +44,27 @@ class Own:
     def build(self, genome: Any, input_shape: Any, num_outputs: int) -> Any: ...
 
 
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_program_comes_first_and_then_the_networks_it_found_each_once(kind: type[OneShot]) -> None:
-    method = kind(space={}, architecture=Mixed(), seed=3, trials=10, steps_per_trial=50, finalists=2, inherit=True)
+@pytest.mark.parametrize(("kind", "architecture", "found"), METHODS, ids=["enas", "darts", "smash"])
+def test_a_program_comes_first_and_then_the_networks_it_found_each_once(
+    kind: type[OneShot], architecture: Any, found: list[Any]
+) -> None:
+    best, other, third = found
+    method = kind(
+        space={}, architecture=architecture(), seed=3, trials=10, steps_per_trial=50, finalists=2, inherit=True
+    )
     first = method.ask()
     assert first is not None
     assert first.program == kind.program
     assert first.steps == 200
     assert method.ask() is None
     assert not method.is_done
-    told = {"genomes": [BEST, BEST, OTHER, {"first": "sine", "second": "sine"}]}
+    told = {"genomes": [best, best, other, third]}
     assert method.genome_of(first) == first.genome
     assert method.report(Report(0, 200, 0.5, told=told)) == Continue()
-    assert method.genome_of(first) == BEST
+    assert method.genome_of(first) == best
     method.tell(Finished(0, "succeeded", 200, 0.5))
     finalists = [method.ask(), method.ask()]
-    assert [one.genome for one in finalists if one] == [BEST, OTHER]
+    assert [one.genome for one in finalists if one] == [best, other]
     assert all(one.parent == 0 and one.inherits and one.program is None for one in finalists if one)
     assert method.is_done
     assert method.ask() is None
@@ -106,14 +121,21 @@ def test_a_first_trial_that_failed_ends_the_search() -> None:
 
 @pytest.mark.parametrize("kind", [Enas, Darts])
 def test_a_space_without_shared_weights_is_refused_with_what_would_fit(kind: type[OneShot]) -> None:
-    with pytest.raises(ConfigError, match=r"Layers has none. Take the space cell, or .* smash"):
+    with pytest.raises(ConfigError, match=r"Layers has none. Take the space cell, or .* regularized_evolution"):
         kind(space={}, architecture=Layers())
 
 
 def test_a_space_that_is_no_program_of_choices_is_named_as_the_user_wrote_it() -> None:
     with pytest.raises(ConfigError, match="enas answers the choices of a program, and Own is none"):
         Enas(space={}, architecture=OwnSpace(Own()))
-    assert Smash(space={}, architecture=OwnSpace(Own())).ask() is not None
+
+
+def test_a_space_without_memory_banks_is_refused_by_smash() -> None:
+    for space, name in ((Mixed(), "Mixed"), (OwnSpace(Own()), "Own")):
+        with pytest.raises(
+            ConfigError, match=rf"codes of memory banks, and {name} has none. Take the space memory_bank"
+        ):
+            Smash(space={}, architecture=space)
 
 
 def test_hyper_parameters_beside_are_refused() -> None:
@@ -123,10 +145,12 @@ def test_hyper_parameters_beside_are_refused() -> None:
         Smash(space={})
 
 
-@pytest.mark.parametrize("kind", [Enas, Smash])
-def test_networks_are_found_by_what_the_search_looks_for_unless_the_method_names_another(kind: Any) -> None:
+@pytest.mark.parametrize(("kind", "architecture"), [(Enas, Mixed), (Smash, small_banks)], ids=["enas", "smash"])
+def test_networks_are_found_by_what_the_search_looks_for_unless_the_method_names_another(
+    kind: Any, architecture: Any
+) -> None:
     def told(metric: str, mode: str, given: str | None = None) -> tuple[Any, Any]:
-        method = kind(space={}, architecture=Mixed(), trials=3, metric=given)
+        method = kind(space={}, architecture=architecture(), trials=3, metric=given)
         method.judge_by(metric, mode)
         first = method.ask()
         return first.arguments["metric"], first.arguments.get("less_is_better", False)

@@ -25,6 +25,7 @@ COMMON: dict[str, Any] = {"seed": 0, "finalists": 2, "architecture_part": 0.5}
 ENAS: dict[str, Any] = {"controller_every": 1, "controller_steps": 1, "children": 2, "num_judged": 2}
 OPERATIONS = ["identity", "max_3x3", "conv_1x1"]
 CELL: dict[str, Any] = {"space": "cell", "nodes": 1, "channels": 2, "reductions": 0, "operations": OPERATIONS}
+BANKS: dict[str, Any] = {"space": "memory_bank", "blocks": 2, "channels": [4]}
 CHAIN: dict[str, Any] = {"space": "chain", "max_depth": 2, "channels": [2, 4], "widths": [4]}
 
 
@@ -58,8 +59,7 @@ def digits_config(architecture: dict[str, Any]) -> TrainConfig:
         (EnasTrial, ENAS, CELL),
         (EnasTrial, ENAS, CHAIN),
         (DartsTrial, {"warmup_part": 0.0, "order": 2}, CELL),
-        (SmashTrial, {"num_judged": 2}, CELL),
-        (SmashTrial, {"num_judged": 2}, CHAIN),
+        (SmashTrial, {"num_judged": 2, "num_perturbed": 1}, BANKS),
     ],
     ids=lambda value: value.get("space", "") if isinstance(value, dict) else value.__name__,
 )

@@ -13,7 +13,6 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.trials.one_shot.darts import DartsTrial
 from orchestray.search.trials.one_shot.data import two_parts
 from orchestray.search.trials.one_shot.enas import EnasTrial
-from orchestray.search.trials.one_shot.smash import SmashTrial
 from support.mixed_space import BEST, Squares, mixed_config
 
 torch.set_num_threads(1)
@@ -109,7 +108,7 @@ def test_a_trial_that_goes_on_from_its_state_is_one_that_was_never_paused(progra
     assert all(torch.equal(ours.tensors[name], theirs.tensors[name]) for name in ours.tensors)
 
 
-@pytest.mark.parametrize("program", [EnasTrial, DartsTrial, SmashTrial])
+@pytest.mark.parametrize("program", [EnasTrial, DartsTrial])
 def test_a_trial_that_is_asked_to_stop_does_after_the_step_and_goes_on_as_if_it_had_not_been(program: Any) -> None:
     config = mixed_config(steps=20)
     whole, first, second = (program(config, **COMMON) for _ in range(3))
