@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.search_simulation import Simulated, simulate
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.evolution.genetic_cnn import GeneticCnn
 from orchestray.search.methods.evolution.large_scale import LargeScaleEvolution
 from orchestray.search.methods.evolution.regularized import RegularizedEvolution
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.architectures.layer_graph import LayerGraph
 from orchestray.search.spaces.dimensions import Binary
 from support.bit_space import BitSpace, num_ones

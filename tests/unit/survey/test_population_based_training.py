@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.search.methods.base import Exploit, Proposal
 from orchestray.search.methods.population.pbt import PopulationBasedTraining
 from orchestray.search.replay import config_at
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Dimension, Uniform
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config

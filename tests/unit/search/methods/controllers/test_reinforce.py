@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config
 from orchestray.search.methods.base import Finished, Proposal, rng_of
@@ -16,6 +15,7 @@ from orchestray.search.methods.controllers.answering import Questions
 from orchestray.search.methods.controllers.policy import Policy, Vocabulary, policy_gradient
 from orchestray.search.methods.controllers.reinforce import Reinforce
 from orchestray.search.registry.check import method_of, space_of
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.base import Genome
 from orchestray.search.spaces.architectures.chain import Chain
 from orchestray.search.spaces.dimensions import Choice, Uniform

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,14 @@ class Call:
     """`ask`, `report`, `tell` or `released`."""
     argument: Report | Finished | None
     answer: Any
+
+    def made_to(self, method: Method) -> Any:
+        """Make the call to a method, and return its answer."""
+        if self.name == "ask":
+            return method.ask()
+        if self.name == "released":
+            return list(method.released())
+        return getattr(method, self.name)(self.argument)
 
 
 @dataclass
@@ -93,29 +101,6 @@ def simulate(
         reports: what the program of a trial reports, where it has one of its own.
     """
     return _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become, reports).run()
-
-
-def replay(method: Method, calls: Sequence[Call]) -> None:
-    """Make the calls of a journal again, as a search does that goes on after it was killed.
-
-    Args:
-        method: a new one, of the same arguments as the one that the journal is of.
-        calls: a journal, or the first part of one.
-
-    Raises:
-        AssertionError: the method answers another thing than it did.
-    """
-    for number, call in enumerate(calls):
-        answer = _ask(method, call)
-        assert answer == call.answer, f"call {number} ({call.name}) was answered {call.answer}, and now {answer}"
-
-
-def _ask(method: Method, call: Call) -> Any:
-    if call.name == "ask":
-        return method.ask()
-    if call.name == "released":
-        return list(method.released())
-    return getattr(method, call.name)(call.argument)
 
 
 class _Simulation:
@@ -223,6 +208,6 @@ class _Simulation:
 
     def _call(self, name: str, argument: Report | Finished | None = None) -> Any:
         call = Call(name, argument, None)
-        answer = _ask(self.method, call)
+        answer = call.made_to(self.method)
         self.result.calls.append(replace(call, answer=answer))
         return answer
