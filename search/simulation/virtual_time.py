@@ -88,6 +88,7 @@ def simulate(
     steps_per_trial: int | None = None,
     on_become: Callable[[int, Exploit], None] | None = None,
     reports: Reports = lambda _proposal, _step: {},
+    time_limit_s: float | None = None,
 ) -> Simulated:
     """Run a search to its end.
 
@@ -99,8 +100,10 @@ def simulate(
         steps_per_trial: default: the method's.
         on_become: called when a trial takes another's state.
         reports: what the program of a trial reports, where it has one of its own.
+        time_limit_s: virtual time after which no trial continues: those under way do not end; None: there is none.
     """
-    return _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become, reports).run()
+    simulation = _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become, reports)
+    return simulation.run(float("inf") if time_limit_s is None else time_limit_s)
 
 
 class _Simulation:
@@ -127,12 +130,16 @@ class _Simulation:
         self.held: set[int] = set()
         self.free = workers
 
-    def run(self) -> Simulated:
+    def run(self, limit_s: float) -> Simulated:
         while True:
             self._fill()
             if not self.events:
                 break
             at_s, _, trial, step = heapq.heappop(self.events)
+            if at_s > limit_s:
+                self.now_s = limit_s
+                self.result.busy_s -= sum(ends_s - limit_s for ends_s, *_ in [*self.events, (at_s,)])
+                break
             self.now_s = at_s
             self.free += 1
             self._at(trial, step)
