@@ -180,6 +180,17 @@ def test_a_price_is_that_of_all_workers_for_the_whole_run() -> None:
     assert plan.price == pytest.approx(2 * 100 * plan.step_s / 100)
 
 
+def test_the_cheapest_plan_is_the_least_of_those_that_keep_the_result_and_there_is_none_without_a_price() -> None:
+    plans = planner(Known(is_small=True), price_per_worker_hour=36.0).plans(CONFIG, 2)
+    prices = {plan.name: plan.price for plan in plans.plans if plan.keeps_result and plan.price is not None}
+    assert plans.cheapest is not None
+    assert prices[plans.cheapest.name] == min(prices.values())
+    # Two workers are faster here, and one process costs less: the time of an exchange is paid twice.
+    assert plans.best is not None
+    assert (plans.best.num_workers, plans.cheapest.name) == (2, "one process")
+    assert planner(Known()).plans(CONFIG, 2).cheapest is None
+
+
 @pytest.mark.parametrize("name", ["one process", "2 replicas", "2 workers, asynchronous server"])
 def test_an_epoch_takes_its_number_of_steps(name: str) -> None:
     plan = planner(Known()).plans(CONFIG, 2).find(name)
