@@ -69,6 +69,7 @@ RESULT = {
     "exchange": "What the exchange says of itself: graph, algorithm, buckets, or how each layer is sent.",
     "bytes_across_groups": "Bytes between leaf servers and shards (`groups`).",
     "dropped_copies": "Shares that two workers computed (`backup_workers`).",
+    "bytes_replicated": "Bytes that servers sent to their copies, over connections of their own (`replicas`).",
     "updates": "Updates of the shared parameters (`transport: shared_memory`).",
     "lost_updates": "Updates that may have been lost (`transport: shared_memory`).",
     "read_retries": "Reads of data that were tried again.",
