@@ -86,7 +86,7 @@ def test_every_layout_in_float32_gives_weights_and_lines_of_the_cpu_bit_for_bit(
 
 
 def test_bfloat16_is_as_near_to_float32_on_a_device_as_on_the_cpu(found: dict[str, Any]) -> None:
-    """A device rounds by a list of operations of its own, so that bits differ."""
+    """Bits differ, as a device rounds by a list of operations of its own."""
     assert found["rounded"].keys() == {name for name in WAITS if "bfloat16" in name}
     for name, far in found["rounded"].items():
         assert 0 < far <= ROUNDED, name
