@@ -83,6 +83,7 @@ def test_without_moves_replicas_come_to_the_mean(graph: Any) -> None:
         for step in range(1, 81):
             exchange.before_step(step)
             exchange.after_step(step)
+            collective.barrier()  # with all its steps before those of others, one would reach its neighbours alone
         exchange.state()
         settled = model.now()
         collective.barrier()
