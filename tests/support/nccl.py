@@ -42,7 +42,7 @@ from orchestray.platform.sim.event_loop import DeadlockError
 from orchestray.platform.sim.network import Link, SimulatedNetwork
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
 from orchestray.trainers.layout import groups
-from orchestray.trainers.sync.local import elastic_center
+from orchestray.trainers.sync.local import asynchronous_gossip, elastic_center
 
 FOR_EVER = float("inf")
 MAKING_S = 20.0
@@ -554,7 +554,8 @@ class _Future(Promise[Any]):
 def in_virtual_time(gpus: Gpus) -> Iterator[None]:
     """Let the threads beside a member be programs in virtual time, and let members open simulated channels.
 
-    The threads are those of scheduled all-reduces, and of the replica that serves the centre of elastic averaging.
+    The threads are those of scheduled all-reduces, and of replicas that serve the centre of elastic averaging or answer
+    neighbours.
     """
     threads = SimpleNamespace(Thread=partial(_Thread, gpus), Lock=threading.Lock)
     with (
@@ -563,6 +564,7 @@ def in_virtual_time(gpus: Gpus) -> Iterator[None]:
         mock.patch.object(groups, "open_channel", gpus.open_channel),
         mock.patch.object(elastic_center, "threading", threads),
         mock.patch.object(elastic_center, "GlooChannel", gpus.open_channel),
+        mock.patch.object(asynchronous_gossip, "GlooChannel", gpus.open_channel),
     ):
         yield
 

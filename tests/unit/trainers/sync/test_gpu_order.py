@@ -49,10 +49,15 @@ SCHEMES: dict[str, dict[str, Any]] = {
         f"compressed by {name}": {"exchange": ALLREDUCE, "compression": {"type": name, **keys}}
         for name, keys in COMPRESSED.items()
     },
+    "compressed by topk over a nested butterfly": {
+        "exchange": {**ALLREDUCE, "algorithm": "butterfly"},
+        "compression": {"type": "topk", "ratio": 0.3},
+    },
     "median": {"exchange": ALLREDUCE, "aggregation": {"type": "median"}},
     **{
         f"gossip, {graph}": {"exchange": {"type": "gossip", "graph": graph}} for graph in ("random", "ring", "complete")
     },
+    "gossip, asynchronous": {"exchange": {"type": "gossip", "consistency": "asynchronous"}},
     "gossip, push-sum": {"exchange": {"type": "gossip", "mixing": "push_sum"}},
     "gossip, compressed": {
         "exchange": {"type": "gossip", "graph": "ring"},
@@ -69,7 +74,12 @@ SCHEMES: dict[str, dict[str, Any]] = {
     },
     "independent": {"exchange": {"type": "independent"}},
 }
-BY_TIMES = {"algorithm auto", "elastic, asynchronous", "elastic, asynchronous, compressed"}
+BY_TIMES = {
+    "algorithm auto",
+    "gossip, asynchronous",
+    "elastic, asynchronous",
+    "elastic, asynchronous, compressed",
+}
 """Schemes whose bits depend on the order of events: one chooses by times, others pull when they get there."""
 
 
