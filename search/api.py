@@ -176,6 +176,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
         **_infeasible(config, best),
         **_cut_off(lines),
         **_untrained(lines),
+        **_copied(lines),
         "status": outcome.status,
         "trials": len(lines),
         "best": None if best is None else _short(config, best),
@@ -187,6 +188,7 @@ def result_of(config: SearchConfig, records: SearchRecords, outcome: SearchOutco
         "method": config.search.method.type,
         "parts": list(outcome.parts),
         "objectives": [{"metric": goal.metric, "mode": goal.mode} for goal in goals_of(config)],
+        **outcome.more,
     }
 
 
@@ -205,6 +207,12 @@ def _untrained(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return the number of trials that were only validated, as their networks break a bound; empty if it is 0."""
     count = sum(map(is_untrained, lines))
     return {"untrained": count} if count else {}
+
+
+def _copied(lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number and bytes of the states that trials have taken over from others; empty if there are none."""
+    copies, copied_bytes = (sum(int(line.get(name) or 0) for line in lines) for name in ("copies", "copied_bytes"))
+    return {"copies": copies, "copied_bytes": copied_bytes} if copies else {}
 
 
 def _cut_off(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:

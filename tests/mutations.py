@@ -1,22 +1,22 @@
 """Mutations of the table of systems: a row's tests must fail once the property that they name is switched off.
 
-`python tests/mutations.py` tries all of `systems_mutations/`, `python tests/mutations.py NAME ...` those of some
-rows. Each is applied to a copy of the project, in which the tests of its row then run; without one they must all pass.
-It exits with 1 if a mutation survives, or cannot be tried.
+`python tests/mutations.py` tries all of `systems_mutations/`, `--group X` those of a group, and names those of some
+rows. Each is applied to a copy of the project, in which the tests of its row run twice: first without it, when all must
+pass, then with it. It exits with 1 if a mutation survives, or cannot be tried, and lists those.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -27,6 +27,12 @@ ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "systems_mutations"
 """The mutations, a file for each group of the table."""
 _TIMEOUT_S = 600
+"""Longest that a row's tests may take with a mutation: it has made them hang."""
+_BROKEN = re.compile(
+    r"^E +(?:\w+\.)*(SyntaxError|NameError|UnboundLocalError|ImportError|ModuleNotFoundError|AttributeError): .*",
+    re.MULTILINE,
+)
+"""Errors of code that is broken, not of a system that is switched off."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +55,9 @@ class Mutation:
         changed = text.replace(self.old, self.new)
         if self.file.endswith(".py"):
             try:
-                ast.parse(changed)
+                compile(changed, self.file, "exec", dont_inherit=True)
             except SyntaxError as error:
-                raise ValueError(f"{self.file} is no Python any more: {error}") from None
+                raise ValueError(f"{self.file} does not compile any more: {error}") from None
         return changed
 
 
@@ -83,11 +89,17 @@ def outcome(mutation: Mutation, tests: Sequence[str], copy: Path) -> str:
         return f"its tests did not end within {_TIMEOUT_S} s"
     finally:
         file.write_text(text, encoding="utf-8")
-    if done.returncode == 0:
+    return verdict(done.returncode, done.stdout, done.stderr)
+
+
+def verdict(status: int, stdout: str, stderr: str = "") -> str:
+    """Return what the tests of a row say of its mutation, by the status and the output of pytest."""
+    if status == 0:
         return "SURVIVED"
-    if done.returncode == 1 and re.search(r"^(?:\d+ .*, )?\d+ failed", done.stdout, re.MULTILINE):
-        return "killed"
-    return f"its tests could not run: {done.stdout[-2_000:]}{done.stderr[-2_000:]}"
+    if status == 1 and re.search(r"^(?:\d+ .*, )?\d+ failed", stdout, re.MULTILINE):
+        broken = _BROKEN.search(stdout)
+        return f"it breaks the code: {broken[0][1:].strip()}" if broken else "killed"
+    return f"its tests could not run: {stdout[-2_000:]}{stderr[-2_000:]}"
 
 
 def tried(tests: Sequence[str], copy: Path, limit_s: float | None = _TIMEOUT_S) -> subprocess.CompletedProcess[str]:
@@ -119,27 +131,51 @@ def copy_of_the_project(folder: Path) -> Path:
     return folder
 
 
+def chosen(names: Collection[str], groups: Collection[str]) -> list[Mutation]:
+    """Return the mutations of some systems and groups; all of them if none is named.
+
+    Raises:
+        ValueError: a system or a group has no mutation.
+    """
+    known, group_of = load_mutations(), {system.name: system.group for system in load_systems()}
+    unknown = {*names} - {one.system for one in known} | {*groups} - {group_of[one.system] for one in known}
+    if unknown:
+        raise ValueError(f"no mutation is known of {', '.join(sorted(unknown))}")
+    everything = not names and not groups
+    return [one for one in known if everything or one.system in names or group_of[one.system] in groups]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Try the mutations of the table of systems.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="systems; none: all that have a mutation")
-    chosen = parser.parse_args().names
+    parser.add_argument("names", nargs="*", metavar="NAME", help="systems; none, and no group: all with a mutation")
+    parser.add_argument("--group", action="append", default=[], metavar="X", help="all of a group, by its letter")
+    given = parser.parse_args()
     tests = {system.name: system.tests for system in load_systems()}
-    wanted = [one for one in load_mutations() if not chosen or one.system in chosen]
-    if missing := set(chosen) - {one.system for one in wanted}:
-        parser.error(f"no mutation is known of {', '.join(sorted(missing))}")
-    bad = 0
+    try:
+        wanted = chosen(given.names, given.group)
+    except ValueError as error:
+        parser.error(str(error))
+    not_killed = {}
     with tempfile.TemporaryDirectory() as folder:
         copy = copy_of_the_project(Path(folder))
-        plain = tried(sorted({test for one in wanted for test in tests[one.system]}), copy, limit_s=None)
-        if plain.returncode:
-            print(f"tests fail without a mutation, too:\n{plain.stdout[-2_000:]}")
-            return 1
+
+        @cache
+        def plain(ids: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+            return tried(ids, copy, limit_s=None)
+
         for mutation in wanted:
-            found = outcome(mutation, tests[mutation.system], copy)
-            bad += found != "killed"
+            ids = tests[mutation.system]
+            if (done := plain(ids)).returncode:
+                found = f"its tests fail without it, too:\n{done.stdout[-2_000:]}"
+            else:
+                found = outcome(mutation, ids, copy)
             print(f"{mutation.system}: {found}", flush=True)
-    print(f"{len(wanted)} mutations, {bad} of them not killed")
-    return int(bad > 0)
+            if found != "killed":
+                not_killed[mutation.system] = found
+    print(f"{len(wanted)} mutations, {len(not_killed)} of them not killed{':' if not_killed else ''}")
+    for name, why in not_killed.items():
+        print(f"  {name}: {why.splitlines()[0]}")
+    return int(bool(not_killed))
 
 
 if __name__ == "__main__":

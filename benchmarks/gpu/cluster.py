@@ -96,6 +96,11 @@ def train(place: Path, config: Mapping[str, Any], *, watch: bool = False) -> Don
     return Done({line["step"]: line["loss"] for line in lines}, most)
 
 
+def num_restarts(run: Path) -> int:
+    """Return how often a run that has ended began again from a checkpoint."""
+    return int(json.loads((run / "result.json").read_text(encoding="utf-8"))["restarts"])
+
+
 def kill_a_worker(place: Path, config: Mapping[str, Any]) -> Killed:
     """Kill the second of two workers by SIGKILL while it trains, and wait for the next step."""
     run = place / str(config["name"])

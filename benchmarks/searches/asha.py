@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.benchmark import Options, Report, run, say
-from lab.search_simulation import simulate
 from orchestray.search.methods.base import Proposal
 from orchestray.search.registry.methods import make_method
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Choice, Dimension, Integer, Uniform
 from orchestray.trainers.tasks import resolve
 

@@ -1,11 +1,13 @@
 """Predicted against measured steps, over every scheme that the planner compares.
 
-Each model is planned first and trained after, by every plan or by some of each kind. A run is held out from what
-corrects its prediction: the record has all other runs, or those of the other models alone (a first plan).
+Each model is planned first and trained after, by every plan, in two rounds. A step takes the mean of both, since one
+run differs from the next by some percent. A run is held out from what corrects its prediction: the record has all other
+runs, or those of the other models alone (a first plan).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -43,6 +45,7 @@ _MODELS: dict[str, dict[str, Any]] = {
 }
 _WORKERS = 2
 _TRAINED_S, _LEAST_STEPS, _MOST_STEPS = 3.0, 40, 400
+_ROUNDS = 2
 _PIPELINES = ("4 micro-batches", "8 micro-batches")
 _IN_OWN_PROCESSES = (
     "one process",
@@ -60,16 +63,19 @@ class Case:
 
     model: str
     plan: Plan
-    measured_s: float
-    result: dict[str, Any]
+    times_s: list[float] = field(default_factory=list)
+    """Seconds of a step in each round."""
+    result: dict[str, Any] = field(default_factory=dict)
+    """Result of the last round."""
     predicted_s: float = 0.0
     """Predicted step, corrected by all other runs."""
     resident_bytes: int = 0
     """Resident set of the worker with most, in a run of processes of its own; 0: not measured."""
 
     @property
-    def ratio(self) -> float:
-        return self.measured_s / self.plan.step_s
+    def measured_s(self) -> float:
+        """Mean of the rounds."""
+        return statistics.fmean(self.times_s)
 
 
 def add_options(parser: Any) -> None:
@@ -102,13 +108,14 @@ def _of_model(name: str, predictor: Predictor, options: benchmark.Options) -> li
             plans.append(predictor.predict(applied, candidate.name, candidate.changes))
         except OrchestrayError as error:
             _say(f"{name}: {candidate.name} does not fit: {str(error)[:100]}")
-    cases = []
-    for number, plan in enumerate(plans):
-        _say(f"{name}: {plan.name}")
-        case = _trained(name, plan, options.workspace / f"{name}-{number}")
-        if plan.name in _IN_OWN_PROCESSES:
-            case.resident_bytes = _resident_bytes(plan, options.workspace / f"{name}-{number}-memory")
-        cases.append(case)
+    cases = [Case(name, plan) for plan in plans]
+    for number in range(options.rounds(_ROUNDS, 1)):
+        for place, case in enumerate(cases):
+            _say(f"{name}: {case.plan.name}, round {number + 1}")
+            _train(case, options.workspace / f"{name}-{place}-{number}")
+    for place, case in enumerate(cases):
+        if case.plan.name in _IN_OWN_PROCESSES:
+            case.resident_bytes = _resident_bytes(case.plan, options.workspace / f"{name}-{place}-memory")
     return cases
 
 
@@ -135,19 +142,21 @@ def _resident_bytes(plan: Plan, place: Path) -> int:
     return int(max(result["memory"]["peak_bytes"]))
 
 
-def _trained(name: str, plan: Plan, place: Path) -> Case:
+def _train(case: Case, place: Path) -> None:
+    """Train by the plan of a case, and keep what was measured."""
     import orchestray
 
-    steps = round(min(_MOST_STEPS, max(_LEAST_STEPS, _TRAINED_S / plan.step_s)))
-    config = json.loads(json.dumps(dict(plan.config)))
+    steps = round(min(_MOST_STEPS, max(_LEAST_STEPS, _TRAINED_S / case.plan.step_s)))
+    config = json.loads(json.dumps(dict(case.plan.config)))
     config["train"] |= {"epochs": None, "steps": steps, "validate_every_steps": 10 * steps}
     config["checkpoint"]["every_steps"] = 10 * steps
     run = orchestray.train(config, runs_dir=place, name="run")
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     measured_s = measured_step_s(lines)
     if measured_s is None:
-        raise benchmark.BenchmarkError(f"{plan.name} made too few steps")
-    return Case(name, plan, measured_s, dict(run.result))
+        raise benchmark.BenchmarkError(f"{case.plan.name} made too few steps")
+    case.times_s.append(measured_s)
+    case.result = dict(run.result)
 
 
 def _judge(report: benchmark.Report, cases: Sequence[Case]) -> None:
@@ -181,6 +190,8 @@ def _judge(report: benchmark.Report, cases: Sequence[Case]) -> None:
     report.goal("step time: 90th percentile of the errors", known.most_of(0.9), 12.0, "%")
     report.goal("step time: largest error", known.sizes[-1], 25.0, "%")
     report.goal("80 % interval: distance of its coverage from 80 %", abs(known.covered - 80.0), 5.0, "%")
+    tau = _kendalls_tau([case.predicted_s for case in cases], [case.measured_s for case in cases])
+    report.goal("all runs: 1 - Kendall's tau", 1 - tau, 0.1)
     for model in dict.fromkeys(case.model for case in cases):
         _judge_order(report, model, [case for case in cases if case.model == model])
     _judge_memory(report, cases)
@@ -228,14 +239,24 @@ def _corrected(case: Case, known: Sequence[Case]) -> Plan:
     return case.plan.corrected(Record([_entry(other) for other in known]).correction(case.plan.traits))
 
 
-def _judge_order(report: benchmark.Report, model: str, cases: Sequence[Case]) -> None:
+def _kendalls_tau(predicted_s: Sequence[float], measured_s: Sequence[float]) -> float:
+    """Return the part of the pairs of runs whose order is as predicted, less that of the others."""
     agreed = [
-        math.copysign(1, (a.predicted_s - b.predicted_s) * (a.measured_s - b.measured_s))
-        for number, a in enumerate(cases)
-        for b in cases[:number]
+        math.copysign(1, (predicted_s[a] - predicted_s[b]) * (measured_s[a] - measured_s[b]))
+        for a, b in itertools.combinations(range(len(predicted_s)), 2)
     ]
-    if agreed:
-        report.goal(f"{model}: 1 - Kendall's tau", 1 - statistics.fmean(agreed), 0.1)
+    return statistics.fmean(agreed) if agreed else 1.0
+
+
+def _judge_order(report: benchmark.Report, model: str, cases: Sequence[Case]) -> None:
+    measured_s = [case.measured_s for case in cases]
+    tau = _kendalls_tau([case.predicted_s for case in cases], measured_s)
+    report.goal(f"{model}: 1 - Kendall's tau", 1 - tau, 0.1)
+    rounds = list(zip(*(case.times_s for case in cases), strict=True))
+    if len(rounds) > 1:
+        report.notes.append(
+            f"{model}: Kendall's tau of the first round and the last is {_kendalls_tau(rounds[0], rounds[-1]):.2f}."
+        )
     exact = [case for case in cases if case.plan.keeps_result]
     chosen = min(exact, key=lambda case: case.predicted_s)
     best = min(exact, key=lambda case: case.measured_s)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 KEPT = "kept"
 """Key of a state's position under which its process adds what the next report must include: `report` (its number),
-`evaluations` so far, and `used_s`.
+`evaluations` so far, `used_s`, and `copied_bytes` if it has taken over the state of another trial since the last one.
 """
 _POSITION = "position"
 """Key of the metadata of a file."""

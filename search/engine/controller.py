@@ -194,7 +194,7 @@ class SearchController:
         evaluations = self._objectives.evaluations([{**result.measures, **each} for each in result.evaluations])
         before = standing.num_reports, dict(standing.changes)
         report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told), violations)
-        self.session.report(report, seconds=self._account.seconds(trial))
+        self.session.report(report, seconds=self._account.seconds(trial), copied_bytes=result.copied_bytes)
         self.states.reported(trial, is_written=result.is_written)
         self._account.members_reported(result)
         if result.is_written:

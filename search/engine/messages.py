@@ -87,6 +87,8 @@ class TrialResult:
     """True if there is a file of the state it has reached."""
     seconds: float = 0.0
     """Seconds that the task took."""
+    copied_bytes: int = 0
+    """Bytes of the whole state of another trial (weights, optimizer) that it has taken over since its last report."""
     measures: Mapping[str, float] = field(default_factory=dict)
     """Measures `parameters`, `flops` and `latency_ms` of a searched network."""
     error: str | None = None

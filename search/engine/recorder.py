@@ -146,7 +146,12 @@ class Account:
             flops=_whole(measures.get("flops")),
             latency_ms=measures.get("latency_ms"),
             change=proposal.change,
-            more={**more, **self._kept_bounds(standing), **_best_of(standing.best_changes, standing.changes)},
+            more={
+                **more,
+                **self._kept_bounds(standing),
+                **_best_of(standing.best_changes, standing.changes),
+                **_copies(standing),
+            },
         )
 
     def _kept_bounds(self, standing: TrialStanding) -> dict[str, Any]:
@@ -199,6 +204,11 @@ class Account:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) else int(value)
+
+
+def _copies(standing: TrialStanding) -> dict[str, int]:
+    """Return the number and the bytes of the states of other trials that a trial has taken over, if there are any."""
+    return {"copies": len(standing.copied), "copied_bytes": sum(standing.copied)} if standing.copied else {}
 
 
 def _best_of(best: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:

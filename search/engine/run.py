@@ -21,6 +21,7 @@ from orchestray.search.checkpoints.state_files import StateFiles
 from orchestray.search.config.gangs import most_workers
 from orchestray.search.config.trial import trial_config
 from orchestray.search.engine.controller import SearchController
+from orchestray.search.engine.controller_team import controllers_on
 from orchestray.search.engine.messages import GANG, ORDINARY, TrialLimits
 from orchestray.search.engine.objective import objectives_of
 from orchestray.search.engine.placement_watch import PlacementWatch
@@ -125,11 +126,16 @@ def run_search(
         logs=str(records.paths.logs.absolute()),
     )
     watch = _placement_watch(config, cluster, notify)
-    with contextlib.closing(TrialLogs(records.paths.logs, said)) as logs:
+    with (
+        contextlib.closing(TrialLogs(records.paths.logs, said)) as logs,
+        controllers_on(cluster, controller.session.method) as team,
+    ):
         is_stopped, is_left = _run_trials(config, controller, limits, records, cluster, stop, deadline_s, watch, logs)
+        processes = {} if team is None else team.describe()
     if not is_stopped and not controller.is_over:
         controller.suspend()
-    return _finish(controller, records, limits, stop, is_stopped=is_stopped, is_left=is_left)
+    outcome = _finish(controller, records, limits, stop, is_stopped=is_stopped, is_left=is_left)
+    return replace(outcome, parts=[*outcome.parts, *processes.pop("parts", ())], more=processes)
 
 
 def _run_trials(

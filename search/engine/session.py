@@ -84,6 +84,8 @@ class TrialStanding:
     num_reports: int = 0
     seconds: float = 0.0
     """Seconds of work up to its last report."""
+    copied: list[int] = field(default_factory=list)
+    """Bytes of each state of another trial that it had taken over by its last report."""
     origin: tuple[int, int] | None = None
     """State (trial, report) of another trial that it takes over since its last report; None: its own."""
     taken: list[tuple[int, Exploit]] = field(default_factory=list)
@@ -171,12 +173,18 @@ class MethodSession:
         self._journal.append("ask", proposal=None if proposal is None else asdict(proposal))
         return proposal
 
-    def report(self, report: Report, *, seconds: float = 0.0) -> Decision:
-        """Report a trial's progress to the method; the total working time is only recorded."""
+    def report(self, report: Report, *, seconds: float = 0.0, copied_bytes: int = 0) -> Decision:
+        """Report a trial's progress to the method.
+
+        Args:
+            report: its progress.
+            seconds: seconds of work on the trial in all; only recorded.
+            copied_bytes: bytes of the state that it has taken over since its last report; only recorded.
+        """
         decision = self.method.report(report)
-        self._reported(report, decision, seconds)
+        self._reported(report, decision, seconds, copied_bytes)
         given = self._release()
-        worked = {"seconds": round(seconds, 6)}
+        worked = {"seconds": round(seconds, 6), **({"copied_bytes": copied_bytes} if copied_bytes else {})}
         self._journal.append("report", report=asdict(report), decision=_told(decision), released=given, **worked)
         return decision
 
@@ -243,10 +251,11 @@ class MethodSession:
         self._news = True
         self.method.allow(trials)
 
-    def _reported(self, report: Report, decision: Decision, seconds: float) -> None:
+    def _reported(self, report: Report, decision: Decision, seconds: float, copied_bytes: int) -> None:
         self._news = True
         standing = self.trials[report.trial]
         standing.seconds = seconds
+        standing.copied += [copied_bytes] if copied_bytes else []
         standing.step, standing.decision = report.step, decision
         standing.num_reports, standing.origin = standing.num_reports + 1, None
         before = None if standing.score is None else merit(standing.score, standing.violation)
@@ -301,7 +310,7 @@ class MethodSession:
             report = Report(**_tuples(entry["report"], "scores", "evaluations", "violations"))
             decision = self.method.report(report)
             self._check(number, call, entry["decision"], _told(decision))
-            self._reported(report, decision, entry.get("seconds", 0.0))
+            self._reported(report, decision, entry.get("seconds", 0.0), entry.get("copied_bytes", 0))
         else:
             finished = Finished(**_tuples(entry["finished"], "scores", "violations"))
             self.method.tell(finished)

@@ -75,6 +75,8 @@ class TrialHost:
         """Monotonic time at which the trial's state was last saved."""
         self._evaluations: list[Mapping[str, float]] = []
         """Validations of the trial since its last report."""
+        self._copied_bytes = 0
+        """Bytes of the state of another trial that it has taken over since its last report."""
         self._are_named = not rules.objectives.of_validation
         """True if the task is known to have the metrics of the objectives."""
         self._room: WorkerPool | None = None
@@ -149,7 +151,7 @@ class TrialHost:
         if (problem := self._misnamed()) is not None:
             return TrialResult(order.trial, seconds=self._seconds(), error=problem, is_misnamed=True)
         progress = self._refused() or self._advance(order)
-        seconds = self._seconds()
+        seconds, copied_bytes = self._seconds(), self._copied_bytes
         measures = self._program.measures() if isinstance(self._program, Measured) else {}
         is_written = self._keep(order, {**measures, **progress.metrics})
         return TrialResult(
@@ -161,6 +163,7 @@ class TrialHost:
             is_over=progress.is_over,
             is_written=is_written,
             seconds=seconds,
+            copied_bytes=copied_bytes,
             measures=measures,
         )
 
@@ -256,7 +259,7 @@ class TrialHost:
         self._drop()
         self._trial = order.trial
         self._used_s = self._reported_s = order.used_s
-        self._saved_s, self._evaluations = time.monotonic(), []
+        self._saved_s, self._evaluations, self._copied_bytes = time.monotonic(), [], 0
         self._program = self._build(order, order.config)
         self._config = order.config
         return order.source is not None and self._take(order, order.source)
@@ -320,10 +323,13 @@ class TrialHost:
             self._used_s = max(self._used_s, kept["used_s"])  # includes the work that the driver does not know of
             if kept["report"] == order.report:
                 self._evaluations = list(kept["evaluations"])
+                self._copied_bytes = kept.get("copied_bytes", 0)
         if order.partly and isinstance(self._program, InheritsWeights):
             self._program.inherit(state, overlap=order.overlaps)
         else:
             self._program.load(state, partly=order.partly)
+            if at.trial != order.trial and not order.partly:
+                self._copied_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
         return True
 
     def _build(self, order: TrialTask, config: TrainConfig) -> TrialProgram:
@@ -346,7 +352,7 @@ class TrialHost:
         is_needed = order.writes_state or (order.bar is not None and score is not None and score >= order.bar)
         if is_needed:
             self._files.write(StateAt(order.trial, order.report), self._state(order.report))
-        self._evaluations = []
+        self._evaluations, self._copied_bytes = [], 0
         if order.is_exact:
             self._saved_s = time.monotonic()
         elif order.writes_state and time.monotonic() - self._saved_s >= self._rules.save_every_s:
@@ -365,6 +371,7 @@ class TrialHost:
         assert self._program is not None
         state, evaluations = self._program.state(), [dict(one) for one in self._evaluations]
         kept = {"report": report, "evaluations": evaluations, "used_s": round(self._used_s, 6)}
+        kept |= {"copied_bytes": self._copied_bytes} if self._copied_bytes else {}
         return replace(state, position={**state.position, KEPT: kept})
 
     @contextlib.contextmanager

@@ -42,7 +42,8 @@ class TrialLine:
     """Description of what was done to its parent."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Additional keys of the line: `reason` of a stop, `rung`, `duplicate_of`; `constraints` (the values that have
-    bounds), `feasible` and `violation`. JSON values."""
+    bounds), `feasible` and `violation`; `copies` of the states of other trials, and `copied_bytes`. JSON values.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as JSON values, without unknown measures of the network."""
@@ -89,6 +90,8 @@ class SearchOutcome:
     """Reason for the failure, in a sentence."""
     parts: Sequence[str] = ()
     """Classes of the method that proposed the trials."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Additional keys of `result.json`: `controllers`, the processes of a search by policy gradients. JSON values."""
 
 
 def ended_text(result: Mapping[str, Any]) -> str:

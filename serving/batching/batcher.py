@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching.core import Core
@@ -58,6 +58,10 @@ class Batcher(Generic[In, Out]):
         self._dispatch = Dispatch(self._core, run_timeout_s, isolate=isolate)
         self._intake = Intake(self._core, max_queue, self._dispatch.look_soon)
         self._num_named = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return how batches are formed, as JSON values."""
+        return {**self._core.policy.describe(), "max_batch_size": self.max_batch_size}
 
     async def submit(self, item: In, *, priority: int = 0, deadline_s: float | None = None) -> Out:
         """Return the answer for one item.

@@ -83,6 +83,7 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
                 "traffic": share.traffic,
                 "shadow": share.shadow,
                 "computing": share.version.signature.computing,
+                "batching": share.version.batcher.describe(),
                 "parts": parts_of(share.version, folders=_PARTS),
             }
             for share in endpoint.shares

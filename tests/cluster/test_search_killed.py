@@ -51,6 +51,8 @@ def test_a_killed_synchronous_population_goes_on_with_the_same_copies_to_the_sam
     killed, whole = _killed_and_whole(cluster, config, tmp_path, has_copied, trials=4)
     nodes = [_by_trial(path / "lineage.jsonl", "step", without="time_s") for path in (killed, whole)]
     assert nodes[0] == nodes[1]
+    copies = [_copies(path) for path in (killed, whole)]
+    assert copies[0] == copies[1] >= (sum(place[1] > 0 for place in nodes[1]), 1)
 
 
 @pytest.mark.slow
@@ -128,6 +130,12 @@ def _by_trial(file: Path, *more: str, without: str) -> dict[tuple[Any, ...], dic
         tuple(line[key] for key in ("trial", *more)): {key: line[key] for key in line if key not in left_out}
         for line in read_lines(file)
     }
+
+
+def _copies(path: Path) -> tuple[int, int]:
+    """Return the number of states that trials have taken over from others, and their bytes."""
+    result = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    return result["copies"], result["copied_bytes"]
 
 
 def _objectives(path: Path) -> dict[int, float]:

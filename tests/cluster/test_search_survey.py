@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from lab.search_simulation import Simulated, simulate
 from orchestray.platform.actors.pool import make_room
 from orchestray.search.config.load import load_search_config
 from orchestray.search.engine.run import run_search
@@ -18,6 +17,7 @@ from orchestray.search.methods.base import Proposal
 from orchestray.search.registry.check import method_of
 from orchestray.search.results.schema import TrialChange
 from orchestray.search.results.writer import SearchRecords
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from support.formula_task import FormulaTask
 
 if TYPE_CHECKING:

@@ -1,6 +1,8 @@
 // A device that torch knows nothing about, whose memory is the CPU's and whose operations run there.
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/ops/_local_scalar_dense.h>
@@ -23,6 +25,20 @@ struct Memory final : c10::Allocator {
 };
 Memory memory;
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &memory);
+
+// Fully sharded parameters give their memory back, and take it again.
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
+    c10::DataPtr block = memory.allocate(size);
+    if (size_t kept = std::min(size, storage.nbytes())) std::memcpy(block.get(), storage.data(), kept);
+    storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(block));
+    storage.unsafeGetStorageImpl()->set_nbytes(size);
+  }
+};
+const bool has_hooks = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
 
 const c10::DispatchKeySet KEYS(c10::DispatchKey::PrivateUse1);
 
@@ -115,4 +131,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", &at::native::view);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
+}
+
+// Mixed precision: the operations that torch's GPUs compute in few bits, and those that they compute in float32.
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+#define IN_FEW_BITS(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
+  AT_FORALL_LOWER_PRECISION_FP(IN_FEW_BITS)
+#define IN_FLOAT32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
+  AT_FORALL_FP32(IN_FLOAT32)
 }

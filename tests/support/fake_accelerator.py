@@ -39,8 +39,21 @@ def built(folder: Path) -> Path:
     return library
 
 
+class _Device(backend_registration._DummyBackendModule):
+    """The functions of `torch.fakegpu`. Streams are the CPU's, as everything is done at once."""
+
+    Stream, Event = torch.cpu.Stream, torch.cpu.Event
+    stream, current_stream = staticmethod(torch.cpu.stream), staticmethod(torch.cpu.current_stream)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
 def register(library: Path) -> torch.device:
     """Add the device to this process, and return it."""
     torch.ops.load_library(str(library))
-    backend_registration._setup_privateuseone_for_python_backend(NAME)
+    torch.utils.rename_privateuse1_backend(NAME)
+    torch.utils.generate_methods_for_privateuse1_backend()
+    torch._register_device_module(NAME, _Device())
+    torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
     return torch.device(NAME, 0)

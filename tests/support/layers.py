@@ -57,7 +57,7 @@ LAYERS = """
     search.checkpoints  search.trials.one_shot
     search.registry
     search.config
-    search.results
+    search.results  search.simulation
     search.engine
     search.tune
     search

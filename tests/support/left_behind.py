@@ -56,9 +56,10 @@ class LeftBehind:
         Args:
             marker: what must have been left, by where: `parts`, names of classes in `result.json`; `result`, values
                 by their dotted path there (null: any value that is not null); `metrics`, keys that a line has, or
-                values by key; `event`, a name, or some of its values; `prints`, a regular expression; `file`, a
-                pattern; `workers`, their number; `config`, values of the run's config, for what is a parameter of a
-                class; `plain`, true for what a plain training leaves as well.
+                values by key (a text between slashes: a regular expression for the whole value); `event`, a name, or
+                some of its values; `prints`, a regular expression; `file`, a pattern; `workers`, their number;
+                `config`, values of the run's config, for what is a parameter of a class; `plain`, true for what a
+                plain training leaves as well.
         """
         return [f"{kind}: {wanted}" for kind, wanted in marker.items() if not self._has(kind, wanted)]
 
@@ -103,6 +104,8 @@ def _at(values: Any, path: str) -> Any:
 
 
 def _is(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, str) and wanted.startswith("/") and wanted.endswith("/"):
+        return isinstance(value, str) and re.fullmatch(wanted[1:-1], value) is not None
     if isinstance(wanted, float) and isinstance(value, float | int):
         return math.isclose(value, wanted, rel_tol=1e-6)
     return value is not None if wanted is None else bool(value == wanted)

@@ -25,16 +25,23 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.serving.models.served import ServedModel
 from orchestray.trainers.core.unread import Arriving
+from orchestray.trainers.loop import task_host
 from orchestray.trainers.loop.loop import Loop
+from orchestray.trainers.ps.protocol.assignments import Compute
+from orchestray.trainers.ps.worker.worker import CentralWorker
+from support.central_run import central_settings, train_central
 from support.fake_accelerator import register
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.recorded_device import RecordedDevice
 from support.synchronizing import Synchronizing
 from support.tiny_task import TinyTask
-from support.training import order_of
+from support.training import furthest, order_of, same_bits
 
 Waits = list[tuple[str, str, str]]
 
+_SHORT = {"precision": "bfloat16"}
+IN_FLOAT32 = {"one in bfloat16": "one", "data in bfloat16": "data", "zero3 in bfloat16": "zero3"}
+"""Layouts whose operations a device rounds as its own list of them says, and the same in float32."""
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "one": ({}, {}, {}),
     "one, clipped": ({}, {}, {"grad_clip": 0.05}),
@@ -43,9 +50,17 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "data, clipped": ({"data": 2}, {}, {"grad_clip": 0.05}),
     "zero1": ({"data": 2}, {"shard": "optimizer"}, {}),
     "zero2": ({"data": 2}, {"shard": "gradients"}, {}),
+    "zero3": ({"data": 2}, {"shard": "parameters"}, {}),
     "averaging": ({"data": 2}, {"type": "averaging", "every": 2}, {}),
     "tensor": ({"tensor": 2}, {}, {}),
     "pipeline": ({"pipeline": 2}, {}, {}),
+    "tensor and pipeline": ({"tensor": 2, "pipeline": 2}, {}, {}),
+    "gossip": ({"data": 2}, {"type": "gossip"}, {}),
+    "elastic averaging": ({"data": 2}, {"type": "elastic_averaging"}, {}),
+    "one, lars": ({}, {}, {"optimizer": {"type": "lars", "lr": 0.1}}),
+    "one in bfloat16": ({}, {}, _SHORT),
+    "data in bfloat16": ({"data": 2}, {}, _SHORT),
+    "zero3 in bfloat16": ({"data": 2}, {"shard": "parameters"}, _SHORT),
 }
 NAN_AT = 0
 """A sample of the second batch."""
@@ -61,7 +76,7 @@ class Misplaced(TinyTask):
 
 def trained(device: torch.device | str, name: str, task: Callable[[], Any] = TinyTask) -> LaidOut:
     network, exchange, train = LAYOUTS[name]
-    settings = layout_settings(network, exchange, steps=5, precision="float32", **train)
+    settings = layout_settings(network, exchange, **{"steps": 5, "precision": "float32", **train})
     return train_laid_out(task, settings, device=device)
 
 
@@ -69,6 +84,7 @@ def trained(device: torch.device | str, name: str, task: Callable[[], Any] = Tin
 def watched() -> Iterator[Waits]:
     """Yield the waits of all steps but the first of each worker, which looks at the loss and the model."""
     until_agreed, init, read = Loop._until_agreed, Arriving.__init__, Arriving.read
+    compute = CentralWorker._compute
     waits: Waits = []
     local = threading.local()
 
@@ -77,6 +93,12 @@ def watched() -> Iterator[Waits]:
         with torch.autograd.set_multithreading_enabled(False), Synchronizing() as local.mode:
             result = until_agreed(loop, *rest)
         waits.extend(local.mode.found if loop._replica.position.step > 1 else ())
+        return result
+
+    def noting_share(worker: CentralWorker, order: Compute, *rest: Any) -> Any:
+        with torch.autograd.set_multithreading_enabled(False), Synchronizing() as mode:
+            result = compute(worker, order, *rest)
+        waits.extend(mode.found if order.step > 1 else ())
         return result
 
     def noting_init(arriving: Any, values: Any) -> None:
@@ -90,22 +112,45 @@ def watched() -> Iterator[Waits]:
 
     with (
         mock.patch.object(Loop, "_until_agreed", noting_step),
+        mock.patch.object(CentralWorker, "_compute", noting_share),
         mock.patch.object(Arriving, "__init__", noting_init),
         mock.patch.object(Arriving, "read", noting_read),
     ):
         yield waits
 
 
-def compared(device: torch.device, name: str) -> dict[str, Any]:
-    """Return what a layout's run on the device has in common with that on the CPU, and where it waits."""
+def compared(device: torch.device, name: str, weights: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+    """Return what a layout's run on the device has in common with that on the CPU, and where it waits.
+
+    Args:
+        device: the device.
+        name: name of the layout.
+        weights: weights on the device of the layouts before, to which those of this one are added.
+    """
     on_cpu = trained("cpu", name)
     with watched() as waits:
         there = trained(device, name)
+    weights[name] = {key: each.cpu() for key, each in there.weights.items()}
     shown = [[{key: line.get(key) for key in _SHOWN} for line in run.lines] for run in (on_cpu, there)]
     return {
-        "weights are equal": all(torch.equal(on_cpu.weights[key], there.weights[key].cpu()) for key in on_cpu.weights),
+        "weights are equal": same_bits(on_cpu.weights, weights[name]),
         "lines are equal": shown[0] == shown[1],
         "result is equal": on_cpu.outcome.final == there.outcome.final,
+        "waits": sorted({*waits}),
+        "furthest": furthest(on_cpu.weights, weights[name]),
+    }
+
+
+def under_servers(device: torch.device) -> dict[str, Any]:
+    """Return what a run under parameter servers with workers on the device has in common with that on the CPU."""
+    settings = central_settings(2, {"shards": 2}, steps=5, precision="float32")
+    with tempfile.TemporaryDirectory() as folder:
+        on_cpu = train_central(TinyTask, settings, Path(folder) / "cpu")
+        with mock.patch.object(task_host, "device_of", return_value=device), watched() as waits:
+            there = train_central(TinyTask, settings, Path(folder) / "device")
+    return {
+        "weights are equal": same_bits(on_cpu.weights, there.weights),
+        "losses are equal": on_cpu.losses == there.losses,
         "waits": sorted({*waits}),
     }
 
@@ -181,8 +226,11 @@ def main(library: str) -> dict[str, Any]:
         return OverHost(connect(*args, **more), lambda tensor: tensor.device == device)
 
     with mock.patch.object(collective, "connect", connect_over_host):
+        weights: dict[str, dict[str, Tensor]] = {}
         return {
-            "layouts": {name: compared(device, name) for name in LAYOUTS},
+            "layouts": {name: compared(device, name, weights) for name in LAYOUTS},
+            "rounded": {short: furthest(weights[short], weights[long]) for short, long in IN_FLOAT32.items()},
+            "servers": under_servers(device),
             "misplaced": failure(device, "one", Misplaced),
             "nan": {
                 name: [failure(place, name, lambda: TinyTask(nan_at=NAN_AT)) for place in ("cpu", device)]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lab.search_simulation import Simulated, simulate
 from orchestray.search.methods.base import Exploit, Method, Proposal
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.dimensions import Dimension, Uniform
 
 NUM_STEPS = 200

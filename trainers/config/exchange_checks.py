@@ -106,6 +106,28 @@ def _gossip(view: View) -> Iterator[Problem]:
         yield Problem(f"{_PATH}.peers", f"{text}, so take it out")
     if isinstance(exchange.graph, Edges):
         yield from _edges(exchange.graph.edges, data)
+    if exchange.consistency == "asynchronous":
+        yield from _without_waiting(view, exchange)
+
+
+def _without_waiting(view: View, exchange: Gossip) -> Iterator[Problem]:
+    """Refuse keys of gossip in step, where a replica averages with one neighbour at a time."""
+    text = (
+        "a replica that does not wait takes the mean with one neighbour; take it out, or use consistency: synchronous"
+    )
+    own = {"mixing": "symmetric", "consensus_step_size": None, "peers": 1}
+    for key, only in own.items():
+        if getattr(exchange, key) != only:
+            yield Problem(f"{_PATH}.{key}", text)
+    if view("strategy.compression.type") not in (None, "none"):
+        yield Problem("strategy.compression", f"asynchronous gossip sends whole models; {text.partition('; ')[2]}")
+    for axis in ("tensor", "pipeline"):
+        if view(f"strategy.network.{axis}") not in (None, 1):
+            yield Problem(
+                f"strategy.network.{axis}", "the parts of a replica would mix in different orders; set it to 1"
+            )
+    if view("engine") == "ray_train":
+        yield Problem(f"{_PATH}.consistency", "asynchronous gossip needs engine: actors")
 
 
 def _edges(edges: tuple[tuple[int, int], ...], data: int) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestray.platform.config.problems import Problem
 from orchestray.trainers.config.checked_view import Rule, View
-from orchestray.trainers.solvers.params import Admm
+from orchestray.trainers.solvers.params import Admm, Stacking
 from orchestray.trainers.sync.allreduce.params import AllReduce
 
 _WHOLE = "a solver holds all weights as one vector on each worker"
@@ -75,10 +75,10 @@ def _drop_last(view: View) -> Iterator[Problem]:
         yield Problem("train.drop_last", f"{text}; set it to false")
 
 
-def _admm(view: View) -> Iterator[Problem]:
+def _least_squares(view: View) -> Iterator[Problem]:
     solver = view("train.solver")
-    if isinstance(solver, Admm) and solver.weight_decay:
-        text = "admm solves for the weights by plain least squares, which have no penalty; take it out"
+    if isinstance(solver, Admm | Stacking) and solver.weight_decay:
+        text = f"{solver.type} solves for the weights by plain least squares, which have no penalty; take it out"
         yield Problem("train.solver.weight_decay", text)
 
 
@@ -101,6 +101,6 @@ SOLVER_RULES: tuple[Rule, ...] = (
     _allreduce,
     _precision,
     _drop_last,
-    _admm,
+    _least_squares,
     _byzantine,
 )

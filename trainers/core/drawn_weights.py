@@ -24,7 +24,7 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 @torch.no_grad()
-def draw_weights(model: nn.Module, distribution: str, gain: float = 1.0) -> None:
+def draw_weights(model: nn.Module, distribution: str, gain: float = 1.0) -> list[Tensor]:
     """Draw the weights of a model's layers, in place, by the global generator; the biases of these layers become zero.
 
     A layer is a module with a weight of two or more dimensions. The gates of a recurrent layer are drawn one by one.
@@ -35,16 +35,19 @@ def draw_weights(model: nn.Module, distribution: str, gain: float = 1.0) -> None
         distribution: a name of `DISTRIBUTIONS`.
         gain: factor on the weights.
 
+    Returns:
+        The weights that were drawn.
+
     Raises:
         ConfigError: the model has no such layer.
     """
-    draw, drawn = DISTRIBUTIONS[distribution], set[int]()
+    draw, drawn = DISTRIBUTIONS[distribution], dict[int, Tensor]()
     for module in model.modules():
         if isinstance(module, _TABLES):
             continue
         weights = [weight for weight in _weights(module) if id(weight) not in drawn]
         for weight in weights:
-            drawn.add(id(weight))  # a tied weight is drawn once
+            drawn[id(weight)] = weight  # a tied weight is drawn once
             for part in _gates(module, weight):
                 draw(part)
                 part.mul_(gain)
@@ -57,6 +60,7 @@ def draw_weights(model: nn.Module, distribution: str, gain: float = 1.0) -> None
             "config: train.init: the model has no layer whose weights could be drawn: none has a trained parameter "
             "called weight of two or more dimensions. Take train.init out."
         )
+    return [*drawn.values()]
 
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:

@@ -32,6 +32,7 @@ from orchestray.trainers.loop.noise_watch import NoiseWatch
 from orchestray.trainers.loop.solving import Solving
 from orchestray.trainers.loop.step_log import Agreed, Step
 from orchestray.trainers.optim.schedules import lr_at
+from orchestray.trainers.saved.initial_weights import initial_summary
 from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ class Loop:
         """Make one step."""
         if self._has_weight:
             share = weighed(self._replica, share, step=number)
-        step = Step(number, epoch, self._lr_at(number), share.batch_samples, time.time(), share.num_samples)
+        step = Step(number, epoch, self._lr_at(number), share.batch_samples, time.time())
+        step.num_samples, step.num_passes = share.num_samples, len(share.micro_batches)
         self._replica.draw.step = number
         if self._solving is not None:
             self._solving.take(share, step, self._votes())
@@ -256,11 +258,11 @@ class Loop:
         It is a loop of its own, as a batch's forward pass begins before the update of the batch before it.
         """
         replica = self._replica
-        samples: list[tuple[int, int]] = []
+        samples: list[tuple[int, int, int]] = []
 
         def taken() -> Iterator[Share]:
             for step, share in enumerate(shares, start=first):
-                samples.append((share.num_samples, share.batch_samples))
+                samples.append((share.num_samples, share.batch_samples, len(share.micro_batches)))
                 yield weighed(replica, share, step=step) if self._has_weight else share
 
         def update(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], number: int, _: int) -> None:
@@ -278,7 +280,7 @@ class Loop:
                 steps.append(step)
         reports = objects.gather_json(replica.world, [[step.staleness, step.done_s] for step in steps])
         for index, step in enumerate(steps):
-            step.num_samples, step.batch_samples = samples[index]
+            step.num_samples, step.batch_samples, step.num_passes = samples[index]
             step.staleness = [value for report in reports for value in report[index][0]]
             step.done_s = max(report[index][1] for report in reports)
             step.began_s, began_s = began_s, step.done_s
@@ -419,6 +421,7 @@ class Loop:
             "read_retries": READS.num_retries,
             "parts": parts_of(replica),
             "arithmetic": arithmetic_here(),
+            "initial": initial_summary(replica.task),
         }
         summary = replica.exchange.summary()
         return Outcome(

@@ -13,7 +13,7 @@ from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import training_batch_of
 from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.loop.solver_oracle import SharedOracle
-from orchestray.trainers.solvers.admm import Admm
+from orchestray.trainers.solvers.admm import SampleSolver
 from orchestray.trainers.solvers.penalised import Penalised
 from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 
@@ -50,7 +50,7 @@ class Solving:
         network, replicas = cast("WholeNetwork", replica.network), replica.groups.data
         self._oracle = SharedOracle(network, replicas, stream, replica.world.rank)
         self._penalised = Penalised(self._oracle, optimizer.weight_decay)
-        self._function: Oracle = self._oracle if isinstance(optimizer.solver, Admm) else self._penalised
+        self._function: Oracle = self._oracle if isinstance(optimizer.solver, SampleSolver) else self._penalised
         self._is_to_check = True
 
     def take(self, share: Share, step: Step, votes: Sequence[float]) -> None:
@@ -115,9 +115,9 @@ class Solving:
         replicas = replica.groups.data.size
         if section.needs_curvature and replicas > 1:
             refuse(replica.task, ("gather",), f"{name} on several replicas", "use lbfgs, bfgs or svrg, or one replica")
-        if isinstance(self._optimizer.solver, Admm) and stream.num_samples < replicas:
+        if isinstance(self._optimizer.solver, SampleSolver) and stream.num_samples < replicas:
             raise ConfigError(
-                f"config: strategy.network.data: admm needs samples on each replica, and {replicas} replicas share "
+                f"config: strategy.network.data: {name} needs samples on each replica, and {replicas} replicas share "
                 f"{stream.num_samples}; use {stream.num_samples} or fewer"
             )
         if layer := next((n for n, m in replica.model.named_modules() if isinstance(m, _BatchNorm)), None):

@@ -39,6 +39,8 @@ class Step:
     """Wall-clock time at which its share had arrived, in seconds."""
     num_samples: int = 0
     """Samples of this worker's share."""
+    num_passes: int = 0
+    """Micro-batches of this worker's share, each of which is a pass forward and backward."""
     loss: float | Tensor = 0.0
     """This worker's part of the batch's mean loss; a tensor if it is on a device and not read yet."""
     done_s: float = 0.0
@@ -91,12 +93,13 @@ class UsageSum:
         self._busy_s = self._span_s = self._worked_s = self._waited_s = 0.0
         self._bytes_by_link: Counter[str] = Counter()
         self._timeline: list[dict[str, Any]] = []
-        self._num_shares = self._num_samples = 0
+        self._num_shares = self._num_samples = self._num_passes = 0
 
     def add(self, steps: Sequence[Step], usage: Usage | None) -> dict[str, float]:
         """Add steps and what their network used; return `bubble`, for the metric line, if there is a schedule."""
         self._num_shares += len(steps)
         self._num_samples += sum([step.num_samples for step in steps])
+        self._num_passes += sum([step.num_passes for step in steps])
         if usage is None:
             return {}
         self._busy_s += usage.busy_s
@@ -125,6 +128,7 @@ class UsageSum:
             "worker": {
                 "shares": self._num_shares,
                 "samples": self._num_samples,
+                "passes": self._num_passes,
                 "busy_s": round(self._worked_s, 6),
                 "waited_s": round(self._waited_s, 6),
             },

@@ -49,6 +49,7 @@ def gemm_table(dtype: torch.dtype, sizes: Sequence[int] = SIZES, passes: int = 2
     would take long is not measured; its time is that of a smaller one, grown like the work.
     """
     every = shapes(sizes)
+    places = places_for(max(sizes), dtype)
     found: dict[tuple[int, int, int], float] = {}
     products_per_s, began_s = 0.0, perf_counter()
     for _ in range(passes):
@@ -58,7 +59,7 @@ def gemm_table(dtype: torch.dtype, sizes: Sequence[int] = SIZES, passes: int = 2
             if is_long and smaller in found:
                 found[shape] = min(found[smaller] * work / math.prod(smaller), found.get(shape, math.inf))
                 continue
-            found[shape] = min(product_s(*shape, dtype), found.get(shape, math.inf))
+            found[shape] = min(product_s(*shape, places), found.get(shape, math.inf))
             products_per_s = max(products_per_s, work / found[shape])
     return GemmTable(tuple(sizes), tuple(found[shape] for shape in every))
 
@@ -72,16 +73,28 @@ def _smaller(shape: tuple[int, int, int], sizes: Sequence[int]) -> tuple[int, in
     return m, n, k
 
 
-def product_s(m: int, n: int, k: int, dtype: torch.dtype) -> float:
+def places_for(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the memory of a product: two factors of ones and a result, each flat, of `size` squared elements.
+
+    Products of all shapes use it one after the other: to get new memory takes longer than many of them.
+    """
+    first, second, out = (torch.ones(size * size, dtype=dtype) for _ in range(3))
+    return first, second, out
+
+
+def product_s(m: int, n: int, k: int, places: tuple[Tensor, Tensor, Tensor]) -> float:
     """Return the seconds of a product of matrices [m, k] and [k, n].
 
     It is the mean of three, as a linear layer and its gradients need them. In one the matrices are as they are, in one
     the first is transposed, in one the second.
     """
-    a, b = torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)
-    a_turned, b_turned = torch.ones(k, m, dtype=dtype), torch.ones(n, k, dtype=dtype)
-    out = torch.empty(m, n, dtype=dtype)
-    pairs = ((a, b), (a, b_turned.t()), (a_turned.t(), b))
+    first, second, result = places
+    a, b, out = first[: m * k], second[: k * n], result[: m * n].view(m, n)
+    pairs = (
+        (a.view(m, k), b.view(k, n)),
+        (a.view(m, k), b.view(n, k).t()),
+        (a.view(k, m).t(), b.view(k, n)),
+    )
     return sum(_call_s(_product(left, right, out)) for left, right in pairs) / len(pairs)
 
 

@@ -74,17 +74,14 @@ def _between_blocks_s(group: Collective, run: Callable[[], None], repeats: int, 
     operation takes several times as long as one after the other does.
     """
     run()
-
-    def block_and_run() -> None:
-        block()
-        run()
-
-    alone = []
+    alone_s, both_s = [], []
     for _ in range(max(repeats, _LEAST_BLOCKS)):
-        alone.append(_timed_s(block))
-        run()  # keeps the ranks in step
-    both = [_timed_s(block_and_run) for _ in range(max(repeats, _LEAST_BLOCKS))]
-    added = torch.tensor([max(_LEAST_S, _middle(both) - _middle(alone))], dtype=torch.float64)
+        began_s = perf_counter()
+        block()
+        alone_s.append(perf_counter() - began_s)
+        run()
+        both_s.append(perf_counter() - began_s)
+    added = torch.tensor([max(_LEAST_S, _middle(both_s) - _middle(alone_s))], dtype=torch.float64)
     group.all_reduce(added, "max")
     return float(added)
 

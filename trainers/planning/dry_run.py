@@ -49,7 +49,7 @@ _LEAST_STEPS, _MOST_STEPS = 8, 200
 _AIM_S = 0.6
 """Seconds that the measured steps take together, so that the workers that measure at once do so most of the time."""
 _LAYER_REPEATS = 7
-_ENDLESS = 1_000_000_000
+ENDLESS = 1_000_000_000
 _PERIOD = 4
 """Steps between two averages in a dry run, whatever the config says: both kinds of steps are to be seen."""
 
@@ -192,7 +192,7 @@ def without_ends(settings: ReplicaSettings) -> ReplicaSettings:
     return replace(
         settings,
         epochs=None,
-        steps=_ENDLESS,
+        steps=ENDLESS,
         batch_schedule=None,
         checkpoint_storage=None,
         model_directory=None,
@@ -202,7 +202,7 @@ def without_ends(settings: ReplicaSettings) -> ReplicaSettings:
         best=None,
         time_limit_s=None,
         pause_at=None,
-        validate_every_steps=_ENDLESS,
+        validate_every_steps=ENDLESS,
     )
 
 
@@ -211,7 +211,7 @@ def _shortened(settings: ReplicaSettings) -> tuple[int, ReplicaSettings]:
     settings = without_ends(settings)
     every = settings.exchange.get("every", 1)
     if every == "end":
-        return _ENDLESS, settings
+        return ENDLESS, settings
     if settings.exchange.get("unit") == "samples":
         every = max(1, round(int(every) / settings.batch_size))
         settings = replace(settings, exchange={**settings.exchange, "every": every, "unit": "steps"})

@@ -244,7 +244,7 @@ def _found(wanted: Wanted, rank: int, meeting: Path, start: Callable[[], None]) 
 
     settings = wanted.settings
     if wanted.kind == "served":
-        alone = served.of_one_worker(settings)
+        alone = served.of_one_worker(settings, meeting.parent)
         if rank == 0:
             return served.work(alone, meeting, start)
         return served.serve(alone, rank - 1, meeting, start)

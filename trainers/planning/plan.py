@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ def plan(
     workers: int | None = None,
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
+    price_per_hour: float | None = None,
     report: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Plans:
     """Return the plans for a config: the schemes that fit, ranked by their predicted time.
@@ -44,12 +47,13 @@ def plan(
         workers: most workers; default: the cores of all machines.
         nodes: number of machines.
         machine: file of the profile of each machine; default: this machine's own.
+        price_per_hour: price of a worker for an hour, in any currency; default: that of the profile, if it has one.
         report: called with the numbers of schemes done and in all.
 
     Raises:
         ConfigError: the config is wrong, this machine has no profile, or no scheme fits.
     """
-    planner, cluster = _planner(nodes, machine)
+    planner, cluster = _planner(nodes, machine, price_per_hour)
     config = load_train_config(source, overrides)
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers must be 1 or more, got {workers}")
@@ -62,9 +66,10 @@ def plan_as_it_stands(
     overrides: Sequence[str] = (),
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
+    price_per_hour: float | None = None,
 ) -> Plan:
     """Return the prediction of a config as it stands; arguments and errors as in `plan`."""
-    return _planner(nodes, machine)[0].this(load_train_config(source, overrides))
+    return _planner(nodes, machine, price_per_hour)[0].this(load_train_config(source, overrides))
 
 
 def note_run(config: TrainConfig, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -144,8 +149,12 @@ def _noted(
     return {"step_s": corrected.step_s, "interval_s": [*corrected.interval_s], "measured_step_s": measured_s}
 
 
-def _planner(nodes: int, machine: str | os.PathLike[str] | None) -> tuple[Planner, Cluster]:
+def _planner(
+    nodes: int, machine: str | os.PathLike[str] | None, price_per_hour: float | None
+) -> tuple[Planner, Cluster]:
     here = kept.load()
+    if price_per_hour is not None and not 0 <= price_per_hour < math.inf:
+        raise ConfigError(f"--price-per-hour must be 0 or more, got {price_per_hour:g}")
     if nodes < 1:
         raise ConfigError(f"--nodes must be 1 or more, got {nodes}")
     if machine is None:
@@ -153,6 +162,8 @@ def _planner(nodes: int, machine: str | os.PathLike[str] | None) -> tuple[Planne
     else:
         there = kept.load(Path(machine), of_any_machine=True)
         cluster = Cluster(there, nodes, here.flops_per_s() / there.flops_per_s())
+    if price_per_hour is not None:
+        cluster = replace(cluster, machine=replace(cluster.machine, price_per_worker_hour=price_per_hour))
     _, measurements = _predictor(cluster)
     return Planner(cluster, measurements, records.load_record(here.name)), cluster
 

@@ -62,6 +62,13 @@ class Plans:
             return alone[0]
         return exact[0]
 
+    @property
+    def cheapest(self) -> Plan | None:
+        """The plan with the lowest price of those that keep the result of a single process; None: there is no price."""
+        exact = [(plan.price, place) for place, plan in enumerate(self.plans) if plan.keeps_result]
+        priced = [(price, place) for price, place in exact if price is not None]
+        return self.plans[min(priced)[1]] if priced else None
+
     def find(self, name: str) -> Plan:
         """Return the plan of a name, or of a place in the table, from 1.
 

@@ -19,7 +19,7 @@ from torch.distributed import FileStore
 
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.planning.dry_run import peak_memory, resident_memory, without_ends
+from orchestray.trainers.planning.dry_run import ENDLESS, peak_memory, resident_memory, without_ends
 from orchestray.trainers.planning.record import measured_step_s
 from orchestray.trainers.ps.hosts.server_host import ServerHost
 from orchestray.trainers.ps.hosts.worker_host import WorkerHost
@@ -37,12 +37,19 @@ _AIM_S, _POLL_S, _TIMEOUT_S = 0.8, 0.05, 120.0
 _DONE = "done"
 
 
-def of_one_worker(settings: ReplicaSettings) -> ReplicaSettings:
-    """Return the settings of one worker with its share of the batch, and its servers without copies."""
+def of_one_worker(settings: ReplicaSettings, folder: Path) -> ReplicaSettings:
+    """Return the settings of one worker with its share of the batch, and its servers without copies.
+
+    The run keeps a checkpoint at its end: that is when its processes need most memory.
+
+    Args:
+        settings: settings of the run.
+        folder: folder for what the run keeps.
+    """
     share = ceil(settings.batch_size / settings.layout.data)
     exchange = {**settings.exchange, "replicas": 1, "groups": 1, "backup_workers": 0, "persist": False}
     alone = replace(settings, layout=Layout(), batch_size=share, exchange=exchange, recompute="none")
-    return without_ends(alone)
+    return replace(without_ends(alone), checkpoint_every_steps=ENDLESS, checkpoint_storage=str(folder / "checkpoints"))
 
 
 def serve(settings: ReplicaSettings, rank: int, meeting: Path, start: Callable[[], None]) -> dict[str, Any]:

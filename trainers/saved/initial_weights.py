@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -47,6 +48,15 @@ class InitialisedTask(WrappedTask):
         """
         super().__init__(task)
         self._initial = initial
+        self._made: dict[str, Any] = {}
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was done to the model that was built last, as JSON values.
+
+        Of `drawn` weights it has the number of tensors and the root of their mean square. `loaded` is the number of
+        tensors that were taken from elsewhere. `frozen` is the number of values that are not trained.
+        """
+        return dict(self._made)
 
     def build_model(self) -> nn.Module:
         """Return the task's model, changed.
@@ -55,12 +65,16 @@ class InitialisedTask(WrappedTask):
             ConfigError: the model or the saved weights do not fit what the config says.
         """
         initial, model = self._initial, self.task.build_model()
+        made: dict[str, Any] = {}
+        self._made = made
         if initial.init is not None:
-            draw_weights(model, initial.init, initial.init_gain)
+            drawn = draw_weights(model, initial.init, initial.init_gain)
+            made["drawn"] = {"tensors": len(drawn), "root_mean_square": _root_mean_square(drawn)}
         if initial.init_from is not None:
-            _load(model, initial.init_from, initial)
+            made["loaded"] = _load(model, initial.init_from, initial)
         if initial.freeze:
             freeze_layers(model, initial.freeze)
+            made["frozen"] = sum(each.numel() for each in model.parameters() if not each.requires_grad)
         if initial.weight_norm:
             normalise_weights(model)
         return model
@@ -71,8 +85,25 @@ def with_initial_weights(task: Task, initial: InitialModel) -> Task:
     return InitialisedTask(task, initial) if initial.changes else task
 
 
-def _load(model: nn.Module, place: str, initial: InitialModel) -> None:
+def initial_summary(task: Task) -> dict[str, Any]:
+    """Return `InitialisedTask.summary` of a task or of one that it wraps; empty if there is none."""
+    while isinstance(task, WrappedTask):
+        if isinstance(task, InitialisedTask):
+            return task.summary()
+        task = task.task
+    return {}
+
+
+def _root_mean_square(tensors: Sequence[Tensor]) -> float:
+    squares = sum(float(each.detach().double().square().sum()) for each in tensors)
+    return math.sqrt(squares / sum(each.numel() for each in tensors))
+
+
+def _load(model: nn.Module, place: str, initial: InitialModel) -> int:
     """Load saved weights into a model that was just built, but for those that are left out.
+
+    Returns:
+        The number of tensors that were loaded.
 
     Raises:
         ConfigError: there are none, they are those of another model, or a pattern of what is left out fits nothing.
@@ -81,8 +112,9 @@ def _load(model: nn.Module, place: str, initial: InitialModel) -> None:
     saved = replace(saved, tensors=renamed(model, saved.tensors))
     if initial.precision == "float64":
         convert(model, torch.float64)
+    num_kept = 0
     if initial.init_except:
-        saved = _without(model, saved, place, initial.init_except)
+        saved, num_kept = _without(model, saved, place, initial.init_except)
     try:
         apply_kinds(model, saved.buffers)
         load_state(model, saved)
@@ -93,10 +125,11 @@ def _load(model: nn.Module, place: str, initial: InitialModel) -> None:
         ) from error
     if initial.init_keeps is not None:
         keep(model, initial.init_keeps)
+    return len(saved.tensors) - num_kept
 
 
-def _without(model: nn.Module, saved: ModelState, place: str, patterns: Sequence[str]) -> ModelState:
-    """Return a saved state in which what fits a pattern is that of the model."""
+def _without(model: nn.Module, saved: ModelState, place: str, patterns: Sequence[str]) -> tuple[ModelState, int]:
+    """Return a saved state in which what fits a pattern is that of the model, and the number of those tensors."""
     own = model_tensors(model)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in (*own, *saved.tensors)):
@@ -110,7 +143,7 @@ def _without(model: nn.Module, saved: ModelState, place: str, patterns: Sequence
     taken = {name: tensor for name, tensor in saved.tensors.items() if not is_left_out(name)}
     kept = {name: tensor.clone() for name, tensor in own.items() if is_left_out(name)}
     buffers = {name: kind for name, kind in saved.buffers.items() if not is_left_out(name)}
-    return replace(saved, tensors={**taken, **kept}, buffers=buffers)
+    return replace(saved, tensors={**taken, **kept}, buffers=buffers), len(kept)
 
 
 def _read(place: str) -> ModelState:

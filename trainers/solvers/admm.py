@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
@@ -41,6 +42,22 @@ class LayeredOracle(Oracle, Protocol):
         """Return the sum of a tensor over the replicas, which is made in its memory."""
 
 
+class SampleSolver(Solver):
+    """A solver that looks at the model and at the samples behind the function: it is given a `LayeredOracle`."""
+
+    @abstractmethod
+    def look_at(self, model: nn.Module, num_samples: int) -> None:
+        """Look at the model before `begin`.
+
+        Args:
+            model: the model whose parameters are moved.
+            num_samples: number of training samples.
+
+        Raises:
+            ConfigError: the subproblems of this model have no closed forms.
+        """
+
+
 @dataclass(frozen=True)
 class _Layer:
     """The variables of a layer for this replica's samples, before or after an update."""
@@ -51,7 +68,7 @@ class _Layer:
     """Activations a, [samples, outputs]; of the last layer the multipliers."""
 
 
-class Admm(Solver):
+class Admm(SampleSolver):
     """Alternating directions (G. Taylor et al., "Training Neural Networks Without Gradients: A Scalable ADMM Approach",
     ICML 2016, algorithm 1).
 
@@ -78,15 +95,6 @@ class Admm(Solver):
         self._num_samples = 0
 
     def look_at(self, model: nn.Module, num_samples: int) -> None:
-        """Look at the model before `begin`.
-
-        Args:
-            model: the model whose parameters are moved.
-            num_samples: number of training samples.
-
-        Raises:
-            ConfigError: the subproblems of this model have no closed forms.
-        """
         layers = list(model) if isinstance(model, nn.Sequential) else []
         # No subclasses: those whose weight is computed from others, or that compute something else.
         linear = [layer for layer in layers[::2] if type(layer) is nn.Linear and layer.bias is not None]
@@ -276,7 +284,8 @@ def kind_of_loss(outputs: Tensor, targets: Tensor | None, loss: float, weight: f
             return "squared_error"
     raise ConfigError(
         "config: train.solver.type: admm knows the minimum of cross-entropy and of one squared error a sample next to "
-        "a point, and the task's loss is neither of the model's outputs and the batch's `targets`; use another solver"
+        "a point, and stacking the least squares to targets; the task's loss is neither of the model's outputs "
+        "and the batch's `targets`; use another solver"
     )
 
 

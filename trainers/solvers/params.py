@@ -110,6 +110,17 @@ class Admm(SolverSection):
     """Number of steps before the multipliers of the last layer move."""
 
 
+class Stacking(SolverSection):
+    """Deep stacking networks (Deng and Yu, 2011): module by module, output weights by least squares."""
+
+    needs_same_batch = True
+
+    type: Literal["stacking"]
+    """The solver `stacking`."""
+    steps_per_module: Positive = 20
+    """Number of steps before the next module is trained; the last one is trained to the end."""
+
+
 class StochasticLbfgs(SolverSection):
     """Stochastic L-BFGS (Moritz et al., 2016): gradients of reduced variance, curvature by Hessian-vector products."""
 

@@ -27,6 +27,7 @@ SOLVERS: Registry[SolverSection] = Registry(
         "stochastic_lbfgs": (f"{_PARAMS}:StochasticLbfgs", f"{_HERE}.stochastic_lbfgs:StochasticLbfgs"),
         "svrg": (f"{_PARAMS}:Svrg", f"{_HERE}.svrg:Svrg"),
         "admm": (f"{_PARAMS}:Admm", f"{_HERE}.admm:Admm"),
+        "stacking": (f"{_PARAMS}:Stacking", f"{_HERE}.stacking:Stacking"),
         "neumann": (f"{_PARAMS}:Neumann", f"{_HERE}.neumann:Neumann"),
     },
     noun="a solver",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         LevenbergMarquardt,
         Neumann,
         Newton,
+        Stacking,
         StochasticLbfgs,
         Svrg,
     )
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         | StochasticLbfgs
         | Svrg
         | Admm
+        | Stacking
         | Neumann
     )
 else:

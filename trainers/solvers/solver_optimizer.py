@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.trainers.optim.optimizers import Optimizer
-from orchestray.trainers.solvers.admm import Admm
+from orchestray.trainers.solvers.admm import SampleSolver
 from orchestray.trainers.solvers.base import Solver
 from orchestray.trainers.solvers.registry import SOLVERS
 
@@ -52,7 +52,7 @@ class SolverOptimizer(Optimizer):
         self.weight_decay = weight_decay
         self.section = SOLVERS.params(type)
         self.kind = type
-        if isinstance(self.solver, Admm):
+        if isinstance(self.solver, SampleSolver):
             self.solver.look_at(model, num_samples())
 
     def init(self, named_params: Iterable[tuple[str, Tensor]]) -> None:

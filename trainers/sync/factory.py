@@ -12,6 +12,7 @@ from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 from orchestray.trainers.sync.allreduce.explicit_allreduce import KNOWN, AlgorithmicAllReduce
 from orchestray.trainers.sync.compressed.compressed_averaging import CompressedAveraging
 from orchestray.trainers.sync.compressed.compressed_gossip import CompressedGossip
+from orchestray.trainers.sync.local.asynchronous_gossip import AsynchronousGossip
 from orchestray.trainers.sync.local.elastic import ElasticAveraging
 from orchestray.trainers.sync.other_than_sums import other_than_sums
 from orchestray.trainers.sync.registry import EXCHANGES
@@ -55,6 +56,8 @@ def make_exchange(
     Raises:
         ConfigError: the exchange, algorithm or kind of sharding is unknown, or two keys contradict each other.
     """
+    if type == "gossip" and arguments.pop("consistency", "synchronous") == "asynchronous":
+        return AsynchronousGossip(arguments.get("graph", "random"), seed)
     if type in _COMPRESSED and (compression or {}).get("type", "none") != "none":
         return _COMPRESSED[type](compression=compression, **arguments, seed=seed)
     if type != "allreduce":

@@ -153,31 +153,34 @@ def _of_ensemble(logits: Tensor) -> Tensor:
 
 
 class DeepStacking(nn.Module):
-    """Layers that each receive the raw inputs and the outputs of all layers before (Deng et al. 2012).
+    """Modules that each receive the raw inputs and the outputs of all modules before (Deng and Yu 2011, section 2).
 
-    Layer k is `tanh(W_k [x; y_1 .. y_(k-1)] + b_k)`. The raw parts W_k x of all layers are one product (`raw`), which
-    does not wait for any layer. Split by its outputs, tensor workers compute the raw parts of different layers at once.
+    Module k has the hidden units `h_k = sigmoid(W_k [x; y_1 .. y_(k-1)] + b_k)` and the outputs `y_k = U_k h_k + c_k`.
+    The raw parts W_k x of all modules are one product (`raw`), which does not wait for any of them. Split by its
+    outputs, tensor workers compute the raw parts of different modules at once. The solver `stacking` trains them one
+    after the other.
 
     Args:
         num_inputs: number of raw inputs.
-        width: outputs of each layer.
-        depth: number of layers.
-        num_outputs: outputs of a last linear layer on the outputs of all layers.
+        width: hidden units of each module.
+        depth: number of modules.
+        num_outputs: outputs of each module; those of the last are the network's.
     """
 
     def __init__(self, num_inputs: int, width: int, depth: int, num_outputs: int) -> None:
         super().__init__()
         self.raw = nn.Linear(num_inputs, width * depth)
-        self.previous = nn.ModuleList(nn.Linear(width * layer, width, bias=False) for layer in range(1, depth))
-        self.last = nn.Linear(width * depth, num_outputs)
+        self.previous = nn.ModuleList(nn.Linear(num_outputs * below, width, bias=False) for below in range(1, depth))
+        self.upper = nn.ModuleList(nn.Linear(width, num_outputs) for _ in range(depth))
         self._depth = depth
 
     def forward(self, x: Tensor) -> Tensor:
         first, *raw = self.raw(x).chunk(self._depth, 1)
-        results = torch.tanh(first)
-        for own, previous in zip(raw, self.previous, strict=True):
-            results = torch.cat([results, torch.tanh(own + previous(results))], 1)
-        y: Tensor = self.last(results)
+        y: Tensor = self.upper[0](torch.sigmoid(first))
+        results = y
+        for own, previous, upper in zip(raw, self.previous, self.upper[1:], strict=True):
+            y = upper(torch.sigmoid(own + previous(results)))
+            results = torch.cat([results, y], 1)
         return y
 
 
@@ -185,8 +188,8 @@ class DeepStackingDigits(Digits):
     """A `DeepStacking` network on the digits.
 
     Args:
-        width: outputs of each layer.
-        depth: number of layers.
+        width: hidden units of each module.
+        depth: number of modules.
     """
 
     def __init__(self, width: int = 32, depth: int = 4) -> None:

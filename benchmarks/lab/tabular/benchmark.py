@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lab.search_simulation import simulate
 from lab.tabular.table import Table, TableSpace, load_table
 from orchestray.search.methods.base import Method, Proposal
+from orchestray.search.simulation.virtual_time import simulate
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ class Reinforce(MethodSection):
     children: Positive = 8
     """Networks per update of a controller."""
     controllers: Positive = 1
-    """Controllers that share their parameters through a server."""
+    """Controllers that share their parameters through a server. Several are processes of their own, like the shards."""
     shards: Positive = 1
-    """Shards of that server."""
+    """Shards of that server; several are processes of their own, and so is each controller."""
     hidden: Positive = 35
     """Units of the LSTM."""
     learning_rate: AboveZero = 0.01

@@ -89,6 +89,7 @@ class Policy:
             "option.output": torch.zeros(0, hidden, dtype=torch.float64),
             "option.bias": torch.zeros(0, dtype=torch.float64),
         }
+        self._initial = dict(self.parameters)
         self.grow()
 
     def grow(self) -> None:
@@ -102,6 +103,16 @@ class Policy:
         added = {"option.input": drawn[:, 0], "option.output": drawn[:, 1], "option.bias": drawn.new_zeros(len(rngs))}
         for name, rows in added.items():
             self.parameters[name] = torch.cat([self.parameters[name], rows])
+            self._initial[name] = torch.cat([self._initial[name], rows])
+
+    def adopt(self, learned: Mapping[str, Tensor]) -> None:
+        """Move the parameters to what was learned.
+
+        Args:
+            learned: difference of each parameter from its initial value; there may be rows of options to come.
+        """
+        self.grow()
+        self.parameters = {name: initial + learned[name][: len(initial)] for name, initial in self._initial.items()}
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 

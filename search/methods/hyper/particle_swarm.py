@@ -42,7 +42,7 @@ class ParticleSwarm(Proposer):
 
     Asynchronous: a particle moves as soon as its trial has ended, by the best point known then. With `synchronous` all
     move together when all have ended; only then are the proposals the same at any concurrency. Integers, choices and
-    flags are treated like numbers. `lab.search_simulation` runs it as a plain optimiser of a function.
+    flags are treated like numbers. `search.simulation` runs it as a plain optimiser of a function.
     """
 
     def __init__(

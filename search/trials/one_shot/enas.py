@@ -90,8 +90,8 @@ class EnasTrial(SharedTrial):
         baseline = mean if self._baseline is None else self._baseline
         advantages = [reward - baseline for reward in rewards]
         gradients = policy_gradient(self.policy, drawn, advantages, entropy_weight=self._entropy_weight)
-        self._server.push(gradients, self.policy.parameters, self._server.version)
-        _, self.policy.parameters = self._server.fetch()
+        self._server.push(gradients, self._server.versions, number=number + 1)
+        self.policy.adopt(self._server.fetch())
         self._baseline = self._baseline_decay * baseline + (1 - self._baseline_decay) * mean
         self.rewards.append(mean)
 
@@ -124,5 +124,5 @@ class EnasTrial(SharedTrial):
         super()._load_tensors(tensors, position)
         self.policy.vocabulary.load([(name, option) for name, option in position["vocabulary"]])
         self._server.load_state_tensors(part(tensors, "controller/"))
-        _, self.policy.parameters = self._server.fetch()
+        self.policy.adopt(self._server.fetch())
         self._baseline, self.rewards = position["baseline"], list(position["rewards"])

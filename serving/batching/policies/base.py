@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from orchestray.serving.batching.policies.service_time import ServiceTimeModel
 
@@ -42,6 +42,10 @@ class Policy(ABC):
         self.max_batch_size = max_batch_size
         self.objective = objective
         self.model = model
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name of the rule and its parameters, as JSON values."""
+        return {"policy": type(self).__name__}
 
     def arrived(self, now_s: float) -> None:  # noqa: B027 - most policies need not know
         """Note that a request arrived, whatever the runners do."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching.policies.base import Opportunity, Policy
 
@@ -18,6 +20,9 @@ class Fixed(Policy):
         if not 0 <= timeout_ms < float("inf"):
             raise ConfigError(f"timeout_ms: must be >= 0 and finite, got {timeout_ms}")
         self._timeout_s = timeout_ms / 1e3
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "timeout_ms": 1e3 * self._timeout_s}
 
     def wait_s(self, opportunity: Opportunity) -> float:
         return max(0.0, opportunity.oldest_s + self._timeout_s - opportunity.now_s)

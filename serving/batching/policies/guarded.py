@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from orchestray.serving.batching.policies.base import Opportunity, Policy
 from orchestray.serving.batching.policies.greedy import Greedy
@@ -29,6 +30,9 @@ class Guarded(Policy):
     def bind(self, *, max_batch_size: int, objective: str, model: ServiceTimeModel) -> None:
         super().bind(max_batch_size=max_batch_size, objective=objective, model=model)
         self._policy.bind(max_batch_size=max_batch_size, objective=objective, model=model)
+
+    def describe(self) -> dict[str, Any]:
+        return self._policy.describe()
 
     def arrived(self, now_s: float) -> None:
         try:

@@ -33,6 +33,8 @@ orchestray plan configs/train/digits.yaml
 orchestray plan configs/train/digits.yaml --why 1 "one process"
 
 orchestray plan configs/train/digits.yaml --workers 64 --nodes 8 --machine cluster.json
+
+orchestray plan configs/train/digits.yaml --price-per-hour 0.10
 """
 
 
@@ -62,6 +64,10 @@ def plan(
         float | None,
         typer.Option("--mtbf-hours", metavar="H", help="Mean hours between failures: show the expected goodput."),
     ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option("--price-per-hour", metavar="P", help="Price of a worker for an hour: show what a run costs."),
+    ] = None,
     history: Annotated[
         bool, typer.Option("--history", help="Show the errors of earlier predictions; CONFIG may be a runs directory.")
     ] = False,
@@ -76,7 +82,9 @@ def plan(
     from orchestray.trainers.planning import plan as planning
 
     if this:
-        one = planning.plan_as_it_stands(config, overrides=overrides or (), nodes=nodes, machine=machine)
+        one = planning.plan_as_it_stands(
+            config, overrides=overrides or (), nodes=nodes, machine=machine, price_per_hour=price_per_hour
+        )
         if as_json:
             print(json.dumps([one.to_json()]))
         else:
@@ -84,7 +92,13 @@ def plan(
             _print_notes(one)
         return
     plans = planning.plan(
-        config, overrides=overrides or (), workers=workers, nodes=nodes, machine=machine, report=_reporter()
+        config,
+        overrides=overrides or (),
+        workers=workers,
+        nodes=nodes,
+        machine=machine,
+        price_per_hour=price_per_hour,
+        report=_reporter(),
     )
     if as_json:
         print(json.dumps([each.to_json() for each in plans.plans]))
@@ -124,7 +138,8 @@ def _table(plans: Plans, *, everything: bool) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("")
     table.add_column("scheme")
-    for name in ("step, ms", "80 % of runs", "samples/s", "memory", "sent", "stale"):
+    has_price = any(each.price is not None for each in plans.plans)
+    for name in ("step, ms", "80 % of runs", "samples/s", "memory", "sent", "stale", *(["price"] if has_price else [])):
         table.add_column(name, justify="right")
     rows: list[tuple[str, Plan]] = [(str(place), each) for place, each in enumerate(plans.plans, start=1)]
     shown = rows if everything else rows[:_SHOWN]
@@ -142,6 +157,7 @@ def _table(plans: Plans, *, everything: bool) -> RenderableType:
             size(each.memory.resident),
             size(sum(each.num_bytes.values())),
             f"{each.staleness:.2g}" if each.staleness else "",
+            *(["-" if each.price is None else f"{each.price:.3g}"] if has_price else []),
         )
     return table
 
@@ -170,6 +186,8 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
     from orchestray.trainers.planning.plan import overrides_of
 
     yield f"Fastest with the result of one process: {best.name}."
+    if (cheapest := plans.cheapest) is not None:
+        yield f"Cheapest with the result of one process: {cheapest.name}, {cheapest.price:.3g} for the run."
     if mtbf_h is not None:
         yield _goodput_line(best, mtbf_h)
     yield command_of(config, overrides_of(best))

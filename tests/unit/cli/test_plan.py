@@ -92,6 +92,21 @@ def test_a_plan_is_explained_by_its_parts_and_compared_with_another(config: str)
 
 
 @pytest.mark.usefixtures("profile")
+def test_a_price_an_hour_shows_what_each_run_costs_and_which_costs_least(config: str) -> None:
+    assert "Cheapest" not in run(config, "--workers", "1")
+    shown = run(config, "--workers", "1", "--price-per-hour", "36")
+    assert shown.splitlines()[0].split()[-1] == "price"
+    plans = json.loads(run(config, "--workers", "1", "--price-per-hour", "36", "--json"))
+    for plan in plans:
+        assert plan["price"] == pytest.approx((plan["start_s"] + 100 * plan["step_s"]) / 100)  # a cent a second
+    cheapest = min((plan for plan in plans if plan["keeps_result"]), key=lambda plan: plan["price"])
+    assert f"Cheapest with the result of one process: {cheapest['name']}, {cheapest['price']:.3g} for the run." in shown
+    assert "price of the run" in run(config, "--this", "--price-per-hour", "36")
+    with pytest.raises(ConfigError, match=r"--price-per-hour must be 0 or more, got -1"):
+        run(config, "--price-per-hour", "-1")
+
+
+@pytest.mark.usefixtures("profile")
 def test_batches_that_grow_are_planned_with_a_note_and_their_runs_are_not_put_beside_predictions(config: str) -> None:
     grows = "train.batch_schedule={type: steps, every_steps: 10, max_batch_size: 64}"
     assert "Note: batches grow from 32 samples to 64 at most." in run(config, grows, "--this")

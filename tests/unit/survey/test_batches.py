@@ -170,6 +170,8 @@ def test_gradient_accumulation_makes_one_step_of_all_micro_batches(batch_size: i
     assert sum(passes[4]) == sum(passes[1])
     assert furthest(split.after, whole.after) <= 1e-10
     assert len(split.steps) == 12
+    counted = [run.outcome.usage[0]["worker"]["passes"] for run in (split, whole)]
+    assert counted == [4 * 12, 12]
     assert [line["loss"] for line in split.steps] == pytest.approx([line["loss"] for line in whole.steps], abs=1e-12)
 
 

@@ -9,10 +9,10 @@ from itertools import accumulate
 
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.search.methods.base import Finished, Method
 from orchestray.search.methods.controllers.progressive import Progressive
 from orchestray.search.methods.controllers.reinforce import Reinforce
+from orchestray.search.simulation.virtual_time import simulate
 from support.toy_choices import Cells, cell_score
 
 torch.set_num_threads(1)

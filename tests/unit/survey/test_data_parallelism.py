@@ -116,6 +116,8 @@ def test_nonblocking_allreduce_overlap_sends_early_and_changes_no_bit() -> None:
     assert "wait" not in step[:first_layer]
     plain = events[False][: len(events[False]) // 3]
     assert "send" not in plain[: plain.index("gradient 0")]
+    counted = {overlap: run[0].outcome.summary["exchange"] for overlap, run in runs.items()}
+    assert counted == {True: {"buckets": 3, "early": 2}, False: {"buckets": 3, "early": 0}}
 
 
 class Delayed:
@@ -186,6 +188,7 @@ def test_fine_grained_data_parallelism_sends_layer_by_layer() -> None:
         "send",
         "gradient 0",
     ]
+    assert layered[0].outcome.summary["exchange"]["buckets"] == 3
     at_once = train(wide_task(), 2, exchange={"bucket_mb": 25, "overlap": False}, **options)
     assert same_bits(layered[0].after, at_once[0].after)
 

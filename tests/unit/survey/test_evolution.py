@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.search_simulation import Simulated, simulate
+from orchestray.search.config.load import load_search_config
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.evolution.genetic_cnn import GeneticCnn
 from orchestray.search.methods.evolution.large_scale import LargeScaleEvolution
-from orchestray.search.methods.evolution.regularized import RegularizedEvolution
+from orchestray.search.simulation.occupancy import occupancy_of
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.architectures.layer_graph import LayerGraph
-from orchestray.search.spaces.dimensions import Binary
 from support.bit_space import BitSpace, num_ones
+from support.layers import ROOT
+
+STEADY_STATE = ROOT / "configs/search/digits-steady-state.yaml"
 
 
 def one_max(proposal: Proposal, _step: int = 0) -> float:
@@ -50,40 +53,49 @@ def test_a_generation_of_a_genetic_algorithm_is_evaluated_all_at_once() -> None:
     assert simulated.makespan_s <= method.generation + 1, "an evaluation takes 1 s, and so does a generation"
 
 
-def test_the_titan_run_keeps_18000_simulated_workers_busy(capsys: pytest.CaptureFixture[str]) -> None:
-    """Simulate the run in virtual time, with durations that differ by their standard deviation: it cannot be repeated.
+def test_the_titan_run_keeps_18000_simulated_workers_busy() -> None:
+    """Simulate the run in virtual time, as a user does with the config and `--simulate`: it cannot be repeated.
 
     No worker is idle before the last trial begins. After that they are, for as long as the longest trial at most
-    (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). The utilisation is printed.
+    (R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
     """
-    workers, trials = 18_000, 27_000
-    durations = np.random.default_rng(0).lognormal(sigma=0.3, size=trials)
-    space = {f"gene{number}": Binary() for number in range(4)}
-    method = RegularizedEvolution(
-        space=space, trials=trials, population=100, sample_size=10, reuse_scores=False, crossover_probability=0.5
-    )
-    simulated = simulate(
-        method,
-        lambda proposal, _step: num_ones(proposal.changes),
-        workers=workers,
-        seconds_per_step=lambda one: float(durations[one.trial]),
-    )
-    assert len(simulated.trials) == trials
+    workers, trials, hour_s = 18_000, 27_000, 3600.0
+    budget = [f"search.parallel={workers}", f"search.budget.trials={trials}", "search.budget.time_limit_s=null"]
+    config = load_search_config(STEADY_STATE, [*budget, "search.architecture=null", "search.method.population=100"])
+    found, simulated = occupancy_of(config, trial_s=hour_s)
+    assert (found.workers, found.trials, found.ended) == (workers, trials, trials)
     crossed = [trial.proposal.change.startswith("crossover") for trial in simulated.trials.values()]
     assert np.mean(crossed[workers:]) == pytest.approx(0.5, abs=4 * 0.5 / np.sqrt(trials - workers))
+    durations = np.array([(one.ended_s or 0.0) - one.began_s for one in simulated.trials.values()])
     check_nobody_waits(simulated, durations, workers)
-    assert simulated.busy_s == pytest.approx(durations.sum())
+    assert found.utilisation_until_last == pytest.approx(1.0)
     last_s = max(trial.began_s for trial in simulated.trials.values())
-    busy_s = sum(min(trial.ended_s or 0.0, last_s) - trial.began_s for trial in simulated.trials.values())
-    assert busy_s == pytest.approx(workers * last_s), "all of the time until the last trial begins"
     # By then half of the workers have ended a trial, next to none of them two: that is after the median of a trial,
-    # 1 s, whose sample has a standard error of sqrt(0.25 / workers) over the density there, 1 / (0.3 sqrt(2 pi)).
-    assert last_s == pytest.approx(1.0, abs=4 * np.sqrt(0.25 / workers) * 0.3 * np.sqrt(2 * np.pi))
+    # exp(-0.3^2 / 2) of its mean, whose sample has a relative standard error of sqrt(0.25 / workers) over the density
+    # there, 1 / (0.3 sqrt(2 pi)).
+    error = 4 * np.sqrt(0.25 / workers) * 0.3 * np.sqrt(2 * np.pi)
+    assert last_s == pytest.approx(hour_s * np.exp(-(0.3**2) / 2), rel=error)
     assert last_s + durations.min() <= simulated.makespan_s <= last_s + durations.max()
-    utilisation = simulated.busy_s / (workers * simulated.makespan_s)
-    assert utilisation >= durations.sum() / (workers * (last_s + durations.max())) > 0.35
-    with capsys.disabled():
-        print(f" [100% of {workers:,} workers' time until the last trial began, {utilisation:.0%} until all had ended]")
+    assert found.utilisation == pytest.approx(durations.sum() / (workers * simulated.makespan_s))
+    assert 0.35 < found.utilisation < 0.45
+
+
+def test_a_run_that_its_time_limit_ends_loses_no_time_of_a_worker_but_a_generation_does() -> None:
+    """Simulate a day of trials of three hours."""
+    workers, day = 200, ["search.budget.trials=3000", "search.budget.time_limit_s=86400", "search.parallel=200"]
+    steady = load_search_config(STEADY_STATE, [*day, "search.method.population=100"])
+    generations = load_search_config(
+        ROOT / "configs/search/digits-genetic-cnn.yaml",
+        [*day, "search.method.population=200", "search.architecture.nodes=[6, 6]"],
+    )
+    without, simulated = occupancy_of(steady, trial_s=3 * 3600)
+    assert without.utilisation == pytest.approx(1.0)
+    assert without.trials == without.ended + workers
+    assert without.hours == 24
+    assert without.trials_per_hour == pytest.approx(workers / 3, rel=0.1)
+    assert max(trial.ended_s or 0.0 for trial in simulated.trials.values()) <= 86400
+    with_them, _ = occupancy_of(generations, trial_s=3 * 3600)
+    assert with_them.utilisation < 0.8
 
 
 def test_large_scale_evolution_is_the_better_the_larger_the_population() -> None:

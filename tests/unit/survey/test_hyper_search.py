@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import replay, simulate
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.hyper.bayesian import Bayesian
 from orchestray.search.methods.hyper.boolean_polynomials import sparse_terms
 from orchestray.search.methods.hyper.learning_curve import LearningCurve
 from orchestray.search.methods.hyper.particle_swarm import ParticleSwarm
 from orchestray.search.methods.hyper.random import Random
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Choice, Dimension, Integer, Uniform
 from support.functions import BRANIN_BEST, BRANIN_SPACE, HARTMANN_BEST, HARTMANN_SPACE, branin, hartmann
 from support.learning_curves import draw_curves, trained_curves
+from support.replayed import replay
 from support.training import digits, train
 
 # -- Bayesian optimisation ---------------------------------------------------------------------------------------------

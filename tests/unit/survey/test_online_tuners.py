@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from lab.search_simulation import Simulated, simulate
 from orchestray.search.methods.base import Exploit, Proposal
 from orchestray.search.methods.population.omnivore import Omnivore
 from orchestray.search.replay import config_at
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.dimensions import Choice, Dimension
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config

@@ -2,54 +2,69 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
-from lab.search_simulation import simulate
+from orchestray.search.engine.messages import TrialTask
+from orchestray.search.engine.trial_worker import TrialHost
 from orchestray.search.methods.base import Exploit, Proposal
 from orchestray.search.methods.population.pbt import PopulationBasedTraining
-from orchestray.search.replay import config_at
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Dimension, Uniform
-from orchestray.search.trials.training import TrainingTrial
-from orchestray.trainers.config.load import load_train_config
+from orchestray.search.trials.program import Progress
 from support.population_toy import NUM_STEPS
+from support.search_loop import Loop
 
 LR = "train.optimizer.lr"
 STEPS, INTERVAL = 24, 6
 
 
-def test_a_clone_has_the_bytes_of_its_source_and_every_line_of_the_lineage_names_one() -> None:
-    train = {"batch_size": 256, "steps": STEPS, "optimizer": {"type": "adam", "lr": 0.01}}
-    base = load_train_config({"name": "population", "task": {"type": "digits", "hidden": [8]}, "train": train})
-    trials: dict[int, TrainingTrial] = {}
-    lineage: list[tuple[int, int, int]] = []
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_clone_has_the_bytes_of_its_source_and_every_line_of_the_lineage_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, synchronous: bool
+) -> None:
+    copied: list[tuple[int, int, int]] = []
+    """Trial, source, and bytes of its state, of each order of the engine to take over another trial's state."""
+    advance = TrialHost._advance
 
-    def evaluate(proposal: Proposal, step: int) -> float:
-        if proposal.trial not in trials:
-            trials[proposal.trial] = TrainingTrial(config_at(base, proposal.changes))
-        return trials[proposal.trial].advance(step).metrics["accuracy"]
+    def noting(host: TrialHost, order: TrialTask) -> Progress:
+        if order.source is not None and order.source.trial != order.trial:
+            _, held = host.checkpoint()
+            source = host._files.read(order.source)
+            assert held.tensors.keys() == source.tensors.keys()
+            assert all(torch.equal(held.tensors[name], tensor) for name, tensor in source.tensors.items())
+            assert held.position["step"] == source.position["step"]
+            copied.append((order.trial, order.source.trial, sum(one.nbytes for one in source.tensors.values())))
+        return advance(host, order)
 
-    def become(trial: int, decision: Exploit) -> None:
-        source = trials[decision.source]
-        before = {name: value.clone() for name, value in source.state().tensors.items()}
-        trials[trial] = TrainingTrial(config_at(base, decision.changes))
-        trials[trial].load(source.state())
-        copied = trials[trial].state()
-        assert copied.tensors.keys() == before.keys()
-        assert all(torch.equal(copied.tensors[name], value) for name, value in before.items())
-        assert copied.position["step"] == source.step
-        lineage.append((trial, decision.source, source.step))
-
+    monkeypatch.setattr(TrialHost, "_advance", noting)
     space: dict[str, Dimension] = {LR: Uniform(1e-4, 0.3, is_log=True)}
     method = PopulationBasedTraining(
-        space=space, population=4, interval_steps=INTERVAL, steps_per_trial=STEPS, fraction=0.25, synchronous=True
+        space=space,
+        population=4,
+        interval_steps=INTERVAL,
+        steps_per_trial=STEPS,
+        fraction=0.25,
+        synchronous=synchronous,
     )
-    found = simulate(method, evaluate, workers=2, on_become=become)
-    assert len(lineage) == STEPS // INTERVAL - 1  # the worst of four, after every interval but the last
-    for trial, source, step in lineage:
+    loop = Loop(method, tmp_path, parallel=2).run()
+    loop.close()
+    records = loop.records
+    reported = {(trial, step): metrics["accuracy"] for trial, step, metrics in records.reports}
+    made = [(trial, parent, step) for trial, parent, step, _ in records.nodes if parent is not None]
+    assert made
+    if synchronous:
+        assert len(made) == STEPS // INTERVAL - 1  # the worst of four, after every interval but the last
+    for trial, source, step in made:
         assert trial != source
-        assert step in dict(found.trials[source].reports)
-        at = dict(found.trials[source].reports)[step], dict(found.trials[trial].reports)[step]
-        assert at[0] >= at[1]
+        assert (source, step) in reported
+        assert not synchronous or reported[source, step] >= reported[trial, step]
+    assert [(trial, source) for trial, source, _ in copied] == [(trial, source) for trial, source, _ in made]
+    lines = records.lines.values()
+    assert sum(line.get("copies", 0) for line in lines) == len(copied)
+    assert sum(line.get("copied_bytes", 0) for line in lines) == sum(size for _, _, size in copied) > 0
 
 
 def test_a_schedule_is_found_where_the_best_value_moves_which_no_fixed_one_is() -> None:

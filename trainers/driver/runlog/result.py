@@ -34,6 +34,7 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
         **_workers(outcome.usage),
         "parts": parts_of_all(outcome.usage),
         **_arithmetic(outcome.usage),
+        **_initial(outcome.usage),
         **_retries(outcome.usage),
         **outcome.summary,
         "stopped_by": outcome.stopped_by,
@@ -49,6 +50,12 @@ def _arithmetic(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return torch's arithmetic on the first worker; empty without one that knows it."""
     found = next((worker["arithmetic"] for worker in usage if "arithmetic" in worker), None)
     return {} if found is None else {"arithmetic": found}
+
+
+def _initial(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what was done to the model before the first step; empty if that was nothing."""
+    found = next((worker["initial"] for worker in usage if worker.get("initial")), None)
+    return {} if found is None else {"initial": found}
 
 
 def _links(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

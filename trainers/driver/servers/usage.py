@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Usage = dict[str, Any]
 """Usage of a process: `rank`, `memory` in bytes, `bytes` sent, `saved_bytes` by compression, its `parts`.
 
-A worker also has `_WORKER_KEYS` and `read_retries`. A leaf server also has `across_bytes` between it and the shards,
-and `across_dense_bytes`, had all values been sent each time.
+A worker also has `_WORKER_KEYS` and `read_retries`, a server with copies `replicated_bytes`, sent to them. A leaf
+server also has `across_bytes` between it and the shards, and `across_dense_bytes`, had all values been sent each time.
 """
 _WORKER_KEYS = ("replica", "stage", "shares", "samples", "busy_s", "waited_s", "cancelled", "left_at_step")
 """Keys of each worker's usage in the result."""
@@ -72,6 +72,8 @@ def add_usage(outcome: Outcome, workers: Sequence[Usage], servers: Sequence[Usag
     if leaves:
         across, dense = (sum(one[key] for one in leaves) for key in ("across_bytes", "across_dense_bytes"))
         outcome.summary |= {"bytes_across_groups": {"sent": across, "dense": dense}}
+    if replicated := [one["replicated_bytes"] for one in servers if "replicated_bytes" in one]:
+        outcome.summary |= {"bytes_replicated": sum(replicated)}
     if num_retries := sum(one.get("read_retries", 0) for one in workers):
         outcome.summary |= {"read_retries": num_retries}
     outcome.summary |= {"workers": [{key: one[key] for key in _WORKER_KEYS if key in one} for one in workers]}

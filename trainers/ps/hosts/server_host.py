@@ -50,6 +50,7 @@ from orchestray.trainers.saved.initial_weights import with_initial_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from orchestray.platform.comm.channel.base import Channel
     from orchestray.trainers.config.settings import ReplicaSettings, Start
     from orchestray.trainers.loop.checkpoint_source import Loaded
     from orchestray.trainers.ps.variants.hogwild.shared_values import SharedValues
@@ -67,6 +68,8 @@ class ServerHost(AcceptingHost):
         self._task = with_initial_weights(tasks.build(settings.task), settings.initial)
         self._server: ShardServer | None = None
         self._backup: Backup | None = None
+        self._to_copies: list[Channel] = []
+        """Channels to copies of this server, which carry nothing else; those that have ended, too."""
         self._lead_recorder: LeadRecorder | None = None
         self._shared: SharedValues | None = None
         self._plan: StagePlan | None = None
@@ -210,6 +213,7 @@ class ServerHost(AcceptingHost):
         assert self._server is not None
         channel = dial(copy, f"parameter server {self._rank}", copy.name)
         self._channels.append(channel)
+        self._to_copies.append(channel)
         self._server.follow(Replicator(channel))
 
     def promote(self) -> int:
@@ -363,12 +367,14 @@ class ServerHost(AcceptingHost):
             self._server.resize(max(1, num_workers - self._central.backup_workers))
 
     def usage(self) -> dict[str, Any]:
-        """Return the bytes that went through this server, both ways, and the peak of its memory."""
-        return {
-            "bytes": self._bytes_moved(),
-            "memory": peak_memory_bytes(torch.device("cpu")),
-            "parts": parts_of(self),
-        }
+        """Return the bytes that went through this server, both ways, and the peak of its memory.
+
+        And `replicated_bytes`, those of them that it has sent to its copies, if it has had any.
+        """
+        used = {"bytes": self._bytes_moved(), "memory": peak_memory_bytes(torch.device("cpu")), "parts": parts_of(self)}
+        if self._to_copies:
+            used["replicated_bytes"] = sum(channel.bytes_sent for channel in self._to_copies)
+        return used
 
     def abort(self) -> None:
         """End every connection, and with it every wait."""

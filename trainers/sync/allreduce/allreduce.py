@@ -9,6 +9,7 @@ bucket also sends what the loop needs from all replicas: which parameters were u
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn, strided
@@ -84,6 +85,11 @@ class AllReduce(ExchangeBase):
         for bucket in filling.buckets:
             bucket.hand_out(used_anywhere)
         return totals[: len(extras)]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the number of `buckets`, and how many of them the last step sent during the backward pass: `early`."""
+        filling = self._filling
+        return {} if filling is None else {"buckets": len(filling.buckets), "early": filling.num_early}
 
     def _send(self, bucket: FlatBucket) -> None:
         """Start to sum a bucket over the replicas, in place."""

@@ -107,6 +107,8 @@ class Filling(Generic[Kind]):
         self.is_recording = False
         """True if the following backward passes produce the gradients to send."""
         self._num_sent = 0
+        self.num_early = 0
+        """Number of buckets that the last step sent during the backward pass, before the last gradient was there."""
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         for bucket in buckets:
             for slot, parameter in enumerate(() if bucket.is_filled_at_once else bucket.parameters):
@@ -128,6 +130,7 @@ class Filling(Generic[Kind]):
         return used
 
     def send_rest(self) -> None:
+        self.num_early = self._num_sent
         while self._num_sent < len(self.buckets):
             self._send_next()
 

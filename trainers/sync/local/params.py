@@ -35,6 +35,9 @@ class Gossip(ExchangeParams):
     """Mixing of parameters: both replicas of a pair take the mean, or each sends a part of its weight one way."""
     consensus_step_size: Annotated[float, Field(strict=True, allow_inf_nan=False, gt=0, le=1)] | None = None
     """Fraction of the way to the mean taken in a step; null: all of it, or with `compression` a value that suits it."""
+    consistency: Literal["synchronous", "asynchronous"] = "synchronous"
+    """Consistency of the steps: a replica waits for those that it mixes with, or averages with one neighbour whatever
+    that one is doing (AD-PSGD)."""
 
 
 class Averaging(ExchangeParams):

@@ -123,6 +123,7 @@ SHORTER: dict[str, tuple[int, list[str]]] = {
     "smash": (3, ["search.method.num_judged=2", *SMALL_SHARED]),
     "sobol": (2, []),
     "spectral": (6, ["search.method.samples=4", "search.method.stages=1", "search.method.degree=1"]),
+    "steady-state": (4, ["search.method.population=2", "search.method.sample_size=2"]),
     "tpe": (3, ["search.method.initial=2"]),
 }
 """By the name of a config: how many trials, and what else makes it short."""

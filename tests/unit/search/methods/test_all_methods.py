@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import Call, Evaluate, Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal, Report
 from orchestray.search.registry.methods import METHODS
+from orchestray.search.simulation.virtual_time import Call, Evaluate, Simulated, simulate
 from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.spaces.dimensions import Binary, Choice
 from support.bit_space import BitSpace
 from support.method_cases import CASES, Case, luck, smooth, told_by
+from support.replayed import replay
 
 
 def run(case: Case, evaluate: Evaluate = smooth, *, workers: int = 1, method: Method | None = None) -> Simulated:

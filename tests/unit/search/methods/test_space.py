@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import replay, simulate
 from orchestray.search.methods.base import Exploit
 from orchestray.search.methods.conditions import Conditions, conditions_of
 from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
+from support.replayed import replay
 
 WHEN = {
     "momentum": {"type": "sgd"},

@@ -48,7 +48,7 @@ from orchestray.search.registry.methods import METHODS
 
 METHODS.add("toy", "toy:ToyParams", "toy:Toy")
 
-from lab.search_simulation import simulate
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config, search_schema
 from orchestray.search.registry.check import method_of

@@ -58,6 +58,19 @@ def test_drawn_weights_are_the_same_under_every_layout(layout: str) -> None:
     assert found.losses[0] != one(None, False).losses[0]
 
 
+def test_the_result_says_what_was_done_to_the_model_before_the_first_step(tmp_path: Path) -> None:
+    assert one(None, False).outcome.usage[0]["initial"] == {}
+    drawn = trained(layout_settings({"data": 2}, init="xavier_uniform")).outcome.usage[0]["initial"]["drawn"]
+    layers = [layer for layer in few_digits().build_model().modules() if isinstance(layer, torch.nn.Linear)]
+    squares = sum(2 / sum(layer.weight.shape) * layer.weight.numel() for layer in layers)  # Glorot's variance
+    expected = (squares / sum(layer.weight.numel() for layer in layers)) ** 0.5
+    assert drawn == {"tensors": 3, "root_mean_square": pytest.approx(expected, rel=0.05)}
+    torch.save(few_digits().build_model().state_dict(), tmp_path / "weights.pt")
+    chosen = layout_settings({"data": 2}, init_from=str(tmp_path / "weights.pt"), init_except=("4.*",), freeze=("0.*",))
+    found = trained(chosen).outcome.usage[0]["initial"]
+    assert found == {"loaded": 4, "frozen": 64 * 24 + 24}
+
+
 def test_replicas_with_normalised_weights_send_nothing_more_than_their_gradients() -> None:
     """Add up the gradients of halves of the batch: they are that of the whole, as no length depends on samples."""
     sent = {}

@@ -23,12 +23,12 @@ def test_products_that_would_take_long_are_not_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure_compute, "_MOST_S", 0.0)
     asked = []
 
-    def product_s(m: int, n: int, k: int, _: torch.dtype) -> float:
+    def product_s(m: int, n: int, k: int, _: object) -> float:
         asked.append((m, n, k))
         return 1e-6
 
     monkeypatch.setattr(measure_compute, "product_s", product_s)
-    sizes = (1, 1000, 100_000)
+    sizes = (1, 100, 1000)
     table = gemm_table(torch.float32, sizes)
     assert {*asked} == {(1, 1, 1)}
     assert table.times_s == pytest.approx([1e-6 * math.prod(shape) for shape in shapes(sizes)])

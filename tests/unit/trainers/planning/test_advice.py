@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from orchestray.platform.comm.allreduce.costs import AlphaBeta, cost_s
@@ -13,7 +16,10 @@ from orchestray.trainers.planning.advice import (
     when_to_distribute,
     which_consistency,
 )
+from orchestray.trainers.planning.advised import sizes_of
 from orchestray.trainers.survey.cluster.stragglers import Compute
+
+ROOT = Path(__file__).parents[4]
 
 DEVICE_BYTES = 16e9
 MNIST = Memory(model_bytes=16 * 1.2e6, activation_bytes=5e6, data_bytes=60_000 * 784 * 4)
@@ -30,6 +36,20 @@ def test_when_to_distribute_is_never_for_mnist_by_data_for_imagenet_and_by_parts
     assert "188 MB of data fit" in advice[0].reason
     both = when_to_distribute(Memory(OVERSIZE.model_bytes, 0.0, IMAGENET.data_bytes), DEVICE_BYTES)
     assert both.choice == "split and data parallel"
+
+
+def test_data_that_advice_keeps_in_one_process_were_measured_to_be_learned_faster_there() -> None:
+    measured = json.loads((ROOT / "benchmarks" / "results" / "small_data.json").read_text(encoding="utf-8"))
+    of = {each["name"]: each["values"] for each in measured["measurements"]}
+    one, two = (of[f"{side}: first step to last"] for side in ("one process", "two workers"))
+    assert len(one) == len(two) >= 3
+    assert max(one) < min(two)
+    assert of["one process: accuracy"] == of["two workers: accuracy"]  # the same training
+    sizes = sizes_of(str(ROOT / measured["settings"]["config"]))
+    device_bytes = 1e9 * measured["machine"]["memory_gb"]
+    assert when_to_distribute(sizes.memory, device_bytes).choice == "single"
+    # On a device that the data do not fit, it advises to distribute the same training.
+    assert when_to_distribute(sizes.memory, sizes.memory.data_bytes / 2).choice != "single"
 
 
 def table() -> list[tuple[int, float, Needs, str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,14 @@ from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.machine.gemm import GemmTable
 from orchestray.trainers.machine.profile import Compute, Contention, Links, MachineProfile
 from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve
+from orchestray.trainers.planning.advised import sizes_of
 from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall, ServedRun
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
 from orchestray.trainers.planning.predict import Cluster, Predictor, traits_of
 from orchestray.trainers.planning.record import Entry, Record
 
+ROOT = Path(__file__).parents[4]
 MB = 10**6
 DIGITS = 1437
 PROCESS_BYTES = 50 * MB
@@ -55,16 +59,22 @@ def machine(**changes: Any) -> MachineProfile:
 
 
 class Known(Measurements):
-    """Measurements of a model whose forward and backward pass takes `sample_s` a sample and thread."""
+    """Measurements of a model whose forward and backward pass takes `sample_s` a sample and thread.
 
-    def __init__(self, sample_s: float = 1e-3, exchanged: int = MB, resident: int = 100 * MB) -> None:
+    A model that is too small for several threads takes as long with them as with one.
+    """
+
+    def __init__(
+        self, sample_s: float = 1e-3, exchanged: int = MB, resident: int = 100 * MB, *, is_small: bool = False
+    ) -> None:
         super().__init__(None, {}, 2)
         self._sample_s, self._exchanged, self._grown = sample_s, exchanged, resident - PROCESS_BYTES
+        self._is_small = is_small
 
     def dry_runs(self, wanted: Wanted) -> list[DryRun]:
         layout = wanted.settings.layout
         samples = wanted.settings.batch_size / layout.size
-        compute_s = samples * self._sample_s / wanted.num_threads
+        compute_s = samples * self._sample_s / (1 if self._is_small else wanted.num_threads)
         call = NotedCall("all_reduce", "world", layout.size, self._exchanged, compute_s, compute_s)
         calls = (call,) if layout.size > 1 else ()
         step = DryStep(compute_s, compute_s, 0.0, 0.0, calls)
@@ -102,6 +112,29 @@ def test_plans_are_ranked_by_the_time_of_a_sample_and_found_by_name_or_place() -
 
 def test_doing_nothing_is_chosen_where_an_exchange_costs_more_than_it_gains() -> None:
     assert planner(Known(exchanged=100 * MB)).plans(CONFIG, 2).best.name == "one process"  # type: ignore[union-attr]
+
+
+def test_small_data_are_planned_as_they_were_measured_to_be_learned_faster() -> None:
+    """Plan the benchmark's training with the times it found: a step of one process, and what two workers add to half
+    of it.
+    """
+    measured = json.loads((ROOT / "benchmarks" / "results" / "small_data.json").read_text(encoding="utf-8"))
+    file = str(ROOT / measured["settings"]["config"])
+    config, num_samples = load_train_config(file), sizes_of(file).num_samples
+    of = {each["name"]: each["median"] for each in measured["measurements"]}
+    steps = config.train.epochs * math.ceil(num_samples / config.train.batch_size) - 1
+    one_s, two_s = (of[f"{side}: first step to last"] / steps for side in ("one process", "two workers"))
+    exchange = Curve((1, 10**9), (two_s - one_s / 2, two_s))
+    links = CollectiveTimes({kind: {2: exchange} for kind in KINDS})
+
+    def chosen(times: int) -> str:
+        known = Known(times * one_s / config.train.batch_size, exchanged=4 * 5_000, is_small=True)
+        best = planner(known, collectives=links).plans(config, 2).best
+        assert best is not None
+        return best.name
+
+    assert chosen(1) == "one process"
+    assert chosen(100) == "2 replicas"  # each sample a hundred times as much work
 
 
 def test_a_plan_that_changes_the_result_is_never_the_best() -> None:
@@ -145,6 +178,17 @@ def test_where_nothing_fits_the_error_says_by_how_much_and_what_would_help() -> 
 def test_a_price_is_that_of_all_workers_for_the_whole_run() -> None:
     plan = planner(Known(), price_per_worker_hour=36.0).plans(CONFIG, 2).find("2 replicas")
     assert plan.price == pytest.approx(2 * 100 * plan.step_s / 100)
+
+
+def test_the_cheapest_plan_is_the_least_of_those_that_keep_the_result_and_there_is_none_without_a_price() -> None:
+    plans = planner(Known(is_small=True), price_per_worker_hour=36.0).plans(CONFIG, 2)
+    prices = {plan.name: plan.price for plan in plans.plans if plan.keeps_result and plan.price is not None}
+    assert plans.cheapest is not None
+    assert prices[plans.cheapest.name] == min(prices.values())
+    # Two workers are faster here, and one process costs less: the time of an exchange is paid twice.
+    assert plans.best is not None
+    assert (plans.best.num_workers, plans.cheapest.name) == (2, "one process")
+    assert planner(Known()).plans(CONFIG, 2).cheapest is None
 
 
 @pytest.mark.parametrize("name", ["one process", "2 replicas", "2 workers, asynchronous server"])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal, rng_of
 from orchestray.search.methods.controllers.progressive import Progressive
 from orchestray.search.methods.controllers.surrogate import Surrogate, describe
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.cell import Cell
 from support.toy_choices import Cells, Layers, cell_score, layer_score
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.controllers.answering import Evaluations
 from orchestray.search.methods.controllers.q_learning import QLearning, QTable, State
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.choices import ChoiceSpace
 from orchestray.search.spaces.registry import make_space
 from support.toy_choices import Layers, layer_score

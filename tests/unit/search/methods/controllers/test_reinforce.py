@@ -7,18 +7,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config
 from orchestray.search.methods.base import Finished, Proposal, rng_of
+from orchestray.search.methods.controllers import server as server_module
 from orchestray.search.methods.controllers.answering import Questions
 from orchestray.search.methods.controllers.policy import Policy, Vocabulary, policy_gradient
 from orchestray.search.methods.controllers.reinforce import Reinforce
+from orchestray.search.methods.controllers.server import ParameterServer
 from orchestray.search.registry.check import method_of, space_of
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.base import Genome
 from orchestray.search.spaces.architectures.chain import Chain
+from orchestray.search.spaces.architectures.choices import Decision
 from orchestray.search.spaces.dimensions import Choice, Uniform
+from orchestray.trainers.ps.protocol.partition import ALIGNMENT
 from support.layers import ROOT
 from support.toy_choices import Cells, Layers, cell_score, layer_score
 
@@ -137,15 +142,40 @@ def test_controllers_push_to_shards_of_one_version_and_are_stale_by_the_others_u
     method = Reinforce(space={}, architecture=Layers(3), seed=2, trials=60, children=4, controllers=3, shards=2)
     simulate(method, score, workers=12)
     server = method.server
-    assert [shard.version for shard in server.shards] == [server.version] * 2
-    assert server.version == len(method.staleness)
-    names = [set(shard.slots) for shard in server.shards]
-    assert not names[0] & names[1]
-    assert names[0] | names[1] == set(method.controllers[0].parameters)
-    assert 0 < max(method.staleness) <= server.version
-    version, fetched = server.fetch()
-    assert version == server.version
-    assert all(torch.equal(fetched[name], shard.slots[name].value) for shard in server.shards for name in shard.slots)
+    assert server.versions == [len(method.staleness)] * 2
+    assert sum(replica.updates for replica in method.replicas) == len(method.staleness)
+    sizes = [machine.shard.values.numel() for machine in server.machines]
+    assert sum(sizes) == sum(tensor.numel() for tensor in server.fetch().values())
+    assert abs(sizes[0] - sizes[1]) <= 2 * ALIGNMENT
+    assert 0 < max(method.staleness) <= server.versions[0]
+    assert all(bool(machine.shard.values.any()) for machine in server.machines)
+
+
+def test_more_options_than_there_was_room_for_keep_what_was_learned() -> None:
+    def learned(rooms: list[int]) -> list[dict[str, Tensor]]:
+        policy = Policy(Vocabulary(), hidden=4, seed=1)
+        server = ParameterServer(policy.parameters, shards=2)
+        found = []
+        for number in range(1, 4):
+            policy.vocabulary.rows("kind", list(range(30 * number)))
+            decisions = [[Decision("kind", tuple(range(30 * number)), 30 * number - 1)]]
+            gradients = policy_gradient(policy, decisions, [1.0])
+            assert server.push(gradients, server.versions, number=number) == [0, 0]
+            rooms.append(len(server.fetch()["option.bias"]))
+            policy.adopt(server.fetch())
+            found.append(policy.parameters)
+            assert all(tensor.shape == gradients[name].shape for name, tensor in policy.parameters.items())
+        return found
+
+    rooms: list[int] = []
+    found = learned(rooms)
+    assert rooms == [64, 64, 128]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_module, "_LEAST_ROWS", 256)
+        roomy = learned(rooms)
+    assert rooms[3:] == [256] * 3
+    for narrow, wide in zip(found, roomy, strict=True):
+        assert all(torch.equal(narrow[name], wide[name]) for name in narrow)
 
 
 def test_failed_networks_count_as_the_worst_and_the_search_goes_on() -> None:

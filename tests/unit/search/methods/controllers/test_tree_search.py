@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import simulate
 from orchestray.search.methods.base import Finished, Method, Proposal
 from orchestray.search.methods.controllers.tree_search import TreeSearch
 from orchestray.search.methods.hyper.random import Random
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.choices import Choose
 from orchestray.search.spaces.dimensions import Choice
 from support.toy_choices import Cells, Layers, Toy, cell_score, layer_score

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.evolution.codeepneat import CoDeepNeat
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.cell import Cell
 from orchestray.search.spaces.architectures.modules import Modules
 from orchestray.search.spaces.dimensions import Uniform

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished
 from orchestray.search.methods.evolution.genetic_cnn import GeneticCnn, genes_of
 from orchestray.search.methods.evolution.variation import Candidate
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.cell import Cell
 from orchestray.search.spaces.architectures.genetic import Genetic
 from orchestray.search.spaces.dimensions import Binary, Uniform

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.evolution.hierarchical import HierarchicalEvolution
+from orchestray.search.simulation.virtual_time import simulate
 from support.bit_space import BitSpace, num_ones
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.evolution.large_scale import LargeScaleEvolution
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.inherit import inherited
 from orchestray.search.spaces.architectures.layer_graph import LayerGraph
 from orchestray.search.spaces.dimensions import Uniform

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.evolution.neat import Neat, Species
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.topology import Topology, TopologyGenome
 from orchestray.search.spaces.dimensions import Uniform
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import Simulated, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.evolution.regularized import RegularizedEvolution
 from orchestray.search.methods.evolution.variation import Individual
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.dimensions import Binary, Choice, Uniform
 from support.bit_space import BitSpace, num_ones
 

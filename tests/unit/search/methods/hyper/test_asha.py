@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal
 from orchestray.search.methods.hyper.asha import Asha
 from orchestray.search.registry.methods import make_method
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.dimensions import Uniform
+from support.replayed import replay
 
 SPACE = {"x": Uniform(0.0, 1.0)}
 

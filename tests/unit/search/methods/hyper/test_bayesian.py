@@ -12,17 +12,18 @@ from scipy import stats
 from scipy.optimize import check_grad
 from torch import nn
 
-from lab.search_simulation import replay, simulate
 from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.hyper.bayesian import Bayesian
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder
 from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, _loss, log_expected_improvement
 from orchestray.search.methods.hyper.surrogates import _standardised
 from orchestray.search.methods.hyper.tpe import Parzen
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.base import Genome, Graph
 from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
 from support.functions import BRANIN_SPACE, branin
+from support.replayed import replay
 
 MIXED: dict[str, Dimension] = {
     "x": Uniform(0.0, 1.0),

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import pytest
 from torch import nn
 
-from lab.search_simulation import replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.hyper.grid import Grid
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.base import Genome, Graph
 from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Integer, Uniform
 from orchestray.search.spaces.registry import make_space
+from support.replayed import replay
 
 SPACE: dict[str, Dimension] = {
     "a": Choice(("x", "y", "z")),

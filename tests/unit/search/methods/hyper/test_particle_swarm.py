@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Proposal
 from orchestray.search.methods.hyper.particle_swarm import ParticleSwarm
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.dimensions import Choice, Dimension, Integer, Uniform
+from support.replayed import replay
 
 PLANE: dict[str, Dimension] = {"x": Uniform(-5.12, 5.12), "y": Uniform(-5.12, 5.12)}
 

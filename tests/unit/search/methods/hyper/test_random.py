@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from lab.search_simulation import simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.hyper.random import Random
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Choice, Uniform
 
 SPACE = {"x": Uniform(0.0, 1.0), "y": Uniform(1e-4, 1.0, is_log=True), "kind": Choice(("a", "b"))}

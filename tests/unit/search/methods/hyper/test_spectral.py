@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Observation, Proposal
 from orchestray.search.methods.hyper.boolean_polynomials import Term, best_assignments, parities, sparse_terms
 from orchestray.search.methods.hyper.spectral import Spectral
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Binary, Choice, Dimension, Uniform
+from support.replayed import replay
 
 NUM_BITS = 20
 SPACE: dict[str, Dimension] = {f"b{bit}": Binary() for bit in range(NUM_BITS)}

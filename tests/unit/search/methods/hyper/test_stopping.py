@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Finished, Report, Stop
 from orchestray.search.methods.hyper.curves import predict
 from orchestray.search.methods.hyper.learning_curve import LearningCurve
 from orchestray.search.methods.hyper.median_stopping import MedianStopping
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Uniform
 from support.learning_curves import draw_curves
+from support.replayed import replay
 
 SPACE = {"x": Uniform(0.0, 1.0)}
 STEPS = np.arange(1, 101)

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.search_simulation import replay, simulate
 from orchestray.search.methods.base import Method, Proposal
 from orchestray.search.registry.methods import METHODS, make_method
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.base import ArchitectureSpace, plain_key
 from orchestray.search.spaces.architectures.modules import Modules
 from orchestray.search.spaces.architectures.topology import Topology
 from orchestray.search.spaces.dimensions import Binary, Dimension, Uniform
 from support.bit_space import BitSpace
+from support.replayed import replay
 from support.toy_choices import Layers
 
 NUMBERS: Mapping[str, Dimension] = {"x": Uniform(0.0, 1.0), "y": Uniform(0.0, 1.0)}

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from lab.search_simulation import Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Exploit, Proposal
 from orchestray.search.methods.population.omnivore import Omnivore
 from orchestray.search.methods.population.params import Omnivore as Section
 from orchestray.search.registry.methods import make_method
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from orchestray.search.spaces.dimensions import Choice, Dimension, Uniform
+from support.replayed import replay
 
 SPACE: dict[str, Dimension] = {"momentum": Choice((0.0, 0.3, 0.6, 0.9)), "staleness": Choice((0, 4))}
 STEPS = 60

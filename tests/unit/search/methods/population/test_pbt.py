@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lab.search_simulation import Simulated, replay, simulate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Exploit, Pause, Proposal, Report
 from orchestray.search.methods.conditions import Conditions
@@ -14,7 +13,9 @@ from orchestray.search.methods.population.params import PopulationBasedTraining 
 from orchestray.search.methods.population.pbt import PopulationBasedTraining
 from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
+from orchestray.search.simulation.virtual_time import Simulated, simulate
 from support.population_toy import CORNERS, EXPLORE, NUM_STEPS, SPACE, Toy
+from support.replayed import replay
 
 KEY = list(SPACE)[-1]
 

@@ -78,3 +78,12 @@ def test_the_outcome_has_the_bytes_between_the_groups_where_there_are_leaf_serve
     add_usage(outcome, [], [{"memory": 6, "bytes": 60}, *leaves], bytes_reported=0)
     assert outcome.summary["bytes_across_groups"] == {"sent": 60, "dense": 201}
     assert outcome.bytes_sent == 64  # what goes across is counted once, by the servers
+
+
+def test_the_outcome_has_the_bytes_of_replication_where_servers_have_copies() -> None:
+    outcome = Outcome(
+        ended="finished", step=3, epochs=1.0, final={}, bytes_sent=0, bytes_dense=0, samples=1, training_s=1.0
+    )
+    servers = [{"memory": 1, "bytes": 20, "replicated_bytes": 8}, {"memory": 1, "bytes": 8}]
+    add_usage(outcome, [], servers, bytes_reported=0)
+    assert outcome.summary["bytes_replicated"] == 8

@@ -109,6 +109,33 @@ def test_a_copy_takes_what_workers_measured_for_its_server(hosts: Hosts) -> None
     assert same_bits(copy._server.machine.shard.tensors(), found)
 
 
+def test_copies_are_sent_states_over_connections_of_their_own_and_a_worker_feels_no_flood_of_them(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    torch.set_num_threads(1)
+    hosts.settings = replace(hosts.settings, optimizer={"type": "sgd", "lr": 0.1})
+    of_worker = []
+    for num_copies in (0, 1, 6):
+        hosts.settings = replace(
+            hosts.settings, checkpoint_storage=str(tmp_path / str(num_copies))
+        )  # each from the start
+        primary, primary_port = hosts.server(0)
+        assert primary._server is not None
+        machine = primary._server.machine
+        state_bytes = sum(tensor.nbytes for tensor in machine.state()[1].values())
+        for number in range(num_copies):
+            copy, port = hosts.server(1)
+            copy.follow(f"copy-1-{number}")
+            primary.replicate(Address(HOST, port, f"copy-1-{number}"))
+        hosts.train((primary, primary_port))
+        used = primary.usage()
+        assert used.get("replicated_bytes", 0) == num_copies * (state_bytes + STEPS * machine.shard.values.nbytes)
+        of_worker.append(used["bytes"] - used.get("replicated_bytes", 0))
+        assert len({id(channel) for channel in primary._channels}) == 1 + num_copies
+        hosts.lose_all()
+    assert of_worker[0] == of_worker[1] == of_worker[2] > 0
+
+
 def test_a_log_that_ends_before_the_checkpoint_is_refused(hosts: Hosts) -> None:
     torch.set_num_threads(1)
     hosts.server(0)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from lab.search_simulation import replay, simulate
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Pause, Proposal, Report, Stop
 from orchestray.search.methods.hyper.random import Random
+from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Uniform
+from support.replayed import replay
 
 SPACE = {"x": Uniform(0.0, 1.0)}
 

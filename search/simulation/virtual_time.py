@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,14 @@ class Call:
     """`ask`, `report`, `tell` or `released`."""
     argument: Report | Finished | None
     answer: Any
+
+    def made_to(self, method: Method) -> Any:
+        """Make the call to a method, and return its answer."""
+        if self.name == "ask":
+            return method.ask()
+        if self.name == "released":
+            return list(method.released())
+        return getattr(method, self.name)(self.argument)
 
 
 @dataclass
@@ -80,6 +88,7 @@ def simulate(
     steps_per_trial: int | None = None,
     on_become: Callable[[int, Exploit], None] | None = None,
     reports: Reports = lambda _proposal, _step: {},
+    time_limit_s: float | None = None,
 ) -> Simulated:
     """Run a search to its end.
 
@@ -91,31 +100,10 @@ def simulate(
         steps_per_trial: default: the method's.
         on_become: called when a trial takes another's state.
         reports: what the program of a trial reports, where it has one of its own.
+        time_limit_s: virtual time after which no trial continues: those under way do not end; None: there is none.
     """
-    return _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become, reports).run()
-
-
-def replay(method: Method, calls: Sequence[Call]) -> None:
-    """Make the calls of a journal again, as a search does that goes on after it was killed.
-
-    Args:
-        method: a new one, of the same arguments as the one that the journal is of.
-        calls: a journal, or the first part of one.
-
-    Raises:
-        AssertionError: the method answers another thing than it did.
-    """
-    for number, call in enumerate(calls):
-        answer = _ask(method, call)
-        assert answer == call.answer, f"call {number} ({call.name}) was answered {call.answer}, and now {answer}"
-
-
-def _ask(method: Method, call: Call) -> Any:
-    if call.name == "ask":
-        return method.ask()
-    if call.name == "released":
-        return list(method.released())
-    return getattr(method, call.name)(call.argument)
+    simulation = _Simulation(method, evaluate, workers, seconds_per_step, steps_per_trial, on_become, reports)
+    return simulation.run(float("inf") if time_limit_s is None else time_limit_s)
 
 
 class _Simulation:
@@ -142,12 +130,16 @@ class _Simulation:
         self.held: set[int] = set()
         self.free = workers
 
-    def run(self) -> Simulated:
+    def run(self, limit_s: float) -> Simulated:
         while True:
             self._fill()
             if not self.events:
                 break
             at_s, _, trial, step = heapq.heappop(self.events)
+            if at_s > limit_s:
+                self.now_s = limit_s
+                self.result.busy_s -= sum(ends_s - limit_s for ends_s, *_ in [*self.events, (at_s,)])
+                break
             self.now_s = at_s
             self.free += 1
             self._at(trial, step)
@@ -223,6 +215,6 @@ class _Simulation:
 
     def _call(self, name: str, argument: Report | Finished | None = None) -> Any:
         call = Call(name, argument, None)
-        answer = _ask(self.method, call)
+        answer = call.made_to(self.method)
         self.result.calls.append(replace(call, answer=answer))
         return answer

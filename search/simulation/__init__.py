@@ -1,0 +1,1 @@
+"""Searches in virtual time: the methods are asked, and nothing is trained."""
