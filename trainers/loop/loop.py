@@ -222,10 +222,10 @@ class Loop:
             statistics.wait()
         else:
             step.sums = exchange.finish(extras)
-        if step.sums:
+        if isinstance(step.loss, Tensor) and step.sums:
             self._refuse(step, step.sums[0])
-            if step.sums[_APART]:
-                replica.buffers.agree(share.num_samples, share.batch_samples)
+        if step.sums and step.sums[_APART]:
+            replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
         if network.combines:
             network.combine(self._updates, gradients)
