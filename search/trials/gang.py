@@ -345,9 +345,11 @@ class GangTrial:
         return TrainingTrial(self._plain_config(), is_measured=self._is_measured)
 
     def _plain_config(self) -> TrainConfig:
+        """Return the config of the plain model in this process, which has none of the workers' GPUs."""
         from orchestray.trainers.config.schema import Strategy
 
-        return self._config.model_copy(update={"strategy": Strategy()})
+        resources = self._config.resources.model_copy(update={"gpus_per_worker": 0.0})
+        return self._config.model_copy(update={"strategy": Strategy(), "resources": resources})
 
 
 def _print(who: str, lines: list[str]) -> None:

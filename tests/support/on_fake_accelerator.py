@@ -164,13 +164,18 @@ def failure(device: torch.device | str, name: str, task: Callable[[], Any]) -> s
     return ""
 
 
+def _nan_in_a_long_epoch() -> TinyTask:
+    """Return a task of which the loss of step 2 is not finite; all its steps are of one epoch."""
+    return TinyTask(num_samples=100, nan_at=int(order_of(100, seed=0, epoch=0)[30]))
+
+
 def saved(device: torch.device | str) -> list[int]:
     """Return the steps of which there are checkpoints, one a step, after a run that fails by the loss of step 2."""
     settings = replace(layout_settings(steps=5, precision="float32"), checkpoint_every_steps=1)
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(OrchestrayError):
             train_laid_out(
-                lambda: TinyTask(num_samples=100, nan_at=int(order_of(100, seed=0, epoch=0)[30])),
+                _nan_in_a_long_epoch,
                 settings,
                 device=device,
                 checkpoints=lambda: CheckpointWriter(folder, keep=10),
@@ -231,6 +236,7 @@ def main(library: str) -> dict[str, Any]:
                 name: [failure(place, name, lambda: TinyTask(nan_at=NAN_AT)) for place in ("cpu", device)]
                 for name in ("one", "data")
             },
+            "nan long ago": [failure(place, "averaging", _nan_in_a_long_epoch) for place in ("cpu", device)],
             "saved": [saved("cpu"), saved(device)],
             "served": served(device),
         }

@@ -35,8 +35,7 @@ class Arithmetic:
         # Setting it imports a part of torch's compiler.
         if torch.are_deterministic_algorithms_enabled() != self.deterministic:
             torch.use_deterministic_algorithms(self.deterministic)
-        if torch.get_float32_matmul_precision() != self.float32_matmul_precision:
-            torch.set_float32_matmul_precision(self.float32_matmul_precision)
+        torch.set_float32_matmul_precision(self.float32_matmul_precision)
         cudnn = torch.backends.cudnn
         cudnn.allow_tf32 = self.float32_matmul_precision != "highest"
         cudnn.deterministic, cudnn.benchmark = self.deterministic, self.cudnn_benchmark
@@ -44,8 +43,14 @@ class Arithmetic:
 
 def arithmetic_here() -> dict[str, Any]:
     """Return what holds in this process, which a task may have changed, as JSON values."""
-    cudnn = torch.backends.cudnn
-    held = Arithmetic(
-        torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), bool(cudnn.benchmark)
-    )
-    return {**asdict(held), "cudnn_tf32": bool(cudnn.allow_tf32)}
+    cudnn: Any = torch.backends.cudnn
+    held = Arithmetic(torch.are_deterministic_algorithms_enabled(), _matmul_precision(), bool(cudnn.benchmark))
+    return {**asdict(held), "cudnn_tf32": cudnn.conv.fp32_precision == "tf32"}
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # a task has set `fp32_precision` of some backend, after which torch has no name for the whole
+        on_gpu: Any = torch.backends.cuda.matmul
+        return "high" if on_gpu.fp32_precision == "tf32" else "highest"

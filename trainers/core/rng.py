@@ -84,8 +84,7 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one a task may use
     torch.default_generator.manual_seed(seed)
-    if gpus_touched():
-        torch.cuda.manual_seed_all(seed)
+    torch.cuda.manual_seed_all(seed)  # also of GPUs that start later, which else draw their own seed
 
 
 def seed_pass(draw: RngKey, device: torch.device, key: int = 0) -> None:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from orchestray.platform.data.nested import map_tensors
-from orchestray.platform.process.gpu import gpus_touched
 from orchestray.trainers.core.buffers import untouched
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.core.own_gradients import WithoutGradients
@@ -197,8 +196,7 @@ def _checksum(values: Any) -> int:
 
 def _seed_torch(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
-    if gpus_touched():
-        torch.cuda.manual_seed_all(seed)
+    torch.cuda.manual_seed_all(seed)
 
 
 def _seed_all(seed: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.process.gpu import Gpu
 from orchestray.trainers.analysis.flops import flops
+from orchestray.trainers.core.buffers import untouched
 from orchestray.trainers.core.inputs import arguments, inputs_of
 from orchestray.trainers.core.modes import evaluating
 from orchestray.trainers.core.rng import generators_put_back
@@ -64,6 +65,8 @@ def peak_flops(name: str, precision: str, matmul_precision: str) -> float | None
 def flops_of_training(model: nn.Module, sample: Batch) -> int:
     """Return the operations of a forward and a backward pass of one sample; those of recomputing do not count.
 
+    The model's buffers and all generators are as before.
+
     Args:
         model: the whole model.
         sample: a batch of one sample.
@@ -77,7 +80,7 @@ def flops_of_training(model: nn.Module, sample: Batch) -> int:
     args, kwargs = map_tensors(
         lambda one: one.to(device, dtype if one.is_floating_point() else None), arguments(inputs_of(sample))
     )
-    with evaluating(model):
+    with evaluating(model), untouched(model), generators_put_back():
         return _FORWARD_AND_BACKWARD * flops(model, *args, **kwargs).counted
 
 

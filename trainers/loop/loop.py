@@ -18,6 +18,7 @@ from torch import Tensor
 from orchestray.platform.comm import objects
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.retries import READS
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.arithmetic import arithmetic_here
 from orchestray.trainers.core.outcome import Outcome
@@ -221,9 +222,8 @@ class Loop:
             statistics.wait()
         else:
             step.sums = exchange.finish(extras)
-        if isinstance(step.loss, Tensor) and step.sums and not math.isfinite(step.sums[0]):
-            network.refuse_losses(step.number)
-            replica.world.barrier()  # the replica whose loss it is leaves, and no other one may complete the step
+        if isinstance(step.loss, Tensor) and step.sums:
+            self._refuse(step, step.sums[0])
         if step.sums and step.sums[_APART]:
             replica.buffers.agree(share.num_samples, share.batch_samples)
         gradients = exchange.gradients()
@@ -303,27 +303,38 @@ class Loop:
             return Agreed([loss], stop, late, *log.bytes_of_all(replica.world.size))
         saved = [log.saved_bytes()] if self._settings.compression.get("type", "none") != "none" else []
         apart = [] if replica.exchange.diverges else [replica.buffers.apart()]
-        own = [*self._votes(), log.unreported_bytes(), *apart, *saved, *self._losses(steps)]
+        own_losses = read_together([step.loss for step in steps])
+        own = [*self._votes(), log.unreported_bytes(), *apart, *saved, *own_losses]
         sums = torch.tensor(own, dtype=torch.float64)
         replica.world.all_reduce(sums)
         stop, late, sent, *rest = sums.tolist()
         if apart:
             self._agree_on_buffers(rest.pop(0), steps)
         saved_by_all, losses = (rest[0], rest[1:]) if saved else (0.0, rest)
+        for step, loss_of_all in zip(steps, losses, strict=True):
+            self._refuse(step, loss_of_all)
         copies = 1 if replica.exchange.shares_batch else replica.groups.data.size
         return Agreed([loss / copies for loss in losses], stop, late, int(sent), int(sent + saved_by_all))
 
-    def _losses(self, steps: Sequence[Step]) -> list[float]:
-        """Return this worker's losses of some steps.
+    def _refuse(self, step: Step, loss_of_all: float) -> None:
+        """Refuse the loss of a step that is read only now, if its sum over all workers is not finite.
+
+        The worker whose loss it is raises the error. It leaves, and no other one may complete the step.
 
         Raises:
-            TrainingError: one that was not read before is not finite.
+            TrainingError: this worker's loss is not finite.
+            PeerLostError: that of another one.
         """
-        losses = read_together([step.loss for step in steps])
-        for step, loss in zip(steps, losses, strict=True):
-            if not math.isfinite(loss):
-                self._network.refuse_losses(step.number)
-        return losses
+        if math.isfinite(loss_of_all):
+            return
+        rank, loss = self._replica.world.rank, float(step.loss)
+        self._network.refuse_losses(step.number)
+        if not math.isfinite(loss):  # of several steps without an agreement, the batches of the last ones are kept
+            raise TrainingError(
+                f"The loss became {loss} at step {step.number} on worker {rank}. Look for NaN and infinity in the "
+                "data, lower the learning rate, warm it up, or set train.grad_clip."
+            )
+        self._replica.world.barrier()
 
     def _agree_on_buffers(self, apart: float, steps: Sequence[Step]) -> None:
         """Make the replicas' buffers equal after some steps, if the sum over all workers says that they differ."""

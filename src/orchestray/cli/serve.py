@@ -11,7 +11,7 @@ import typer
 
 from orchestray.cli import options
 from orchestray.cli.ending import leave_cluster
-from orchestray.platform.errors import Interrupted
+from orchestray.platform.errors import ConfigError, Interrupted
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ServeConfig
 
@@ -72,6 +72,9 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="Say it as JSON, as the last line of stdout.")] = False,
 ) -> None:
     """Serve trained models over HTTP; print the URL when it answers. Ctrl-C ends it once all requests are answered."""
+    asked = {"--manifest": manifest, "--update": update, "--replace": replace is not None}
+    if len(given := [option for option, is_there in asked.items() if is_there]) > 1:
+        raise ConfigError(f"{given[0]}: does something else than {given[1]}; give one of them at a time")
     changes = [*(overrides or ()), *([] if port is None else [f"http.port={port}"])]
     config = load_serve_config(source, changes, name=name, look_at_files=not manifest)  # before slow imports
     # Imported here: it is slow to load.
@@ -84,13 +87,12 @@ def serve(
         return
     from orchestray.serving import api
 
-    if update:
-        changed = api.update(config, runs_dir=runs_dir)
-        print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
-        return
-
-    if replace is not None:
-        changed = api.replace(config, replace, runs_dir=runs_dir)
+    if update or replace is not None:
+        changed = (
+            api.update(config, runs_dir=runs_dir)
+            if replace is None
+            else api.replace(config, replace, runs_dir=runs_dir)
+        )
         print(json.dumps({"name": config.name, "changed": changed}) if as_json else f"{config.name}: {changed}.")
         return
 

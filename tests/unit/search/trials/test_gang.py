@@ -43,6 +43,17 @@ def gang(directory: Path) -> GangTrial:
     return GangTrial(config, room=ROOM, directory=str(directory))
 
 
+def test_the_process_of_a_gang_with_gpus_computes_without_one(tmp_path: Path) -> None:
+    data = base() | {"strategy": {"network": {"data": 2}}, "resources": {"gpus_per_worker": 1}}
+    trial = GangTrial(load_train_config(data), room=ROOM, directory=str(tmp_path), unit="epochs")
+    try:
+        assert trial.has_validation()
+        assert trial.advance(0).step == 0
+        assert trial._clock.num_steps == trial.steps_per_epoch
+    finally:
+        trial.close()
+
+
 def at_step(step: int) -> TrialState:
     data = base()
     alone = TrainingTrial(load_train_config(data | {"train": data["train"] | {"steps": 20}}))

@@ -50,6 +50,22 @@ def test_what_the_config_says_holds_in_the_process_and_the_next_run_sets_it_back
     }
 
 
+def test_precisions_that_a_task_sets_backend_by_backend_are_reported_and_set_back() -> None:
+    Arithmetic().apply()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError):  # torch has one name for all backends only where they agree
+        torch.get_float32_matmul_precision()
+    assert arithmetic_here()["float32_matmul_precision"] == "high"
+    Arithmetic().apply()
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert arithmetic_here()["float32_matmul_precision"] == "highest"
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    assert arithmetic_here()["cudnn_tf32"]
+    Arithmetic().apply()
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cudnn.allow_tf32
+
+
 def test_a_workspace_that_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(WORKSPACE, ":16:8")
     Arithmetic(deterministic=True).apply()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orchestray.trainers.loop.device_metrics import DeviceMetrics, flops_of_training, peak_flops
 from support.layouts import layout_settings, train_laid_out
@@ -71,6 +71,25 @@ def test_the_peak_of_a_known_device_is_that_of_the_run_s_precision(
 def test_operations_of_training_are_three_times_those_of_the_products_of_a_forward_pass() -> None:
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
     assert flops_of_training(model, {"inputs": torch.zeros(1, 5)}) == 3 * 2 * (5 * 7 + 7 * 3)
+
+
+class Counting(nn.Linear):
+    """A layer that counts its calls, draws, and needs a value: the pass that counts operations runs for real."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 7)
+        self.register_buffer("num_calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls += 1
+        return super().forward(x * torch.rand(()).item())
+
+
+def test_counting_operations_leaves_no_trace_in_the_model_or_the_generators() -> None:
+    model, state = Counting(), torch.get_rng_state()
+    assert flops_of_training(model, {"inputs": torch.zeros(1, 5)}) == 3 * 2 * 5 * 7
+    assert float(model.num_calls) == 0
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("network", [{}, {"data": 2}, {"tensor": 2}])

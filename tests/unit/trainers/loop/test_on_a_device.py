@@ -118,6 +118,13 @@ def test_a_loss_that_is_read_late_is_refused_with_the_text_of_one_that_is_read_a
     assert late == at_once
 
 
+def test_a_loss_that_is_not_finite_is_refused_after_the_steps_that_follow_without_an_agreement(
+    found: dict[str, Any],
+) -> None:
+    for text in found["nan long ago"]:
+        assert "The loss became nan at step 2 on worker" in text
+
+
 def test_no_checkpoint_is_saved_behind_a_loss_that_is_not_finite(found: dict[str, Any]) -> None:
     assert found["saved"] == [[1], [1]]
 
