@@ -175,6 +175,30 @@ def _groups(view: View, exchange: ParameterServer) -> Iterator[Problem]:
 
 
 @_of_servers
+def _compute_groups(view: View, exchange: ParameterServer) -> Iterator[Problem]:
+    if not exchange.compute_groups:
+        return
+    for key, is_usual, usual, reason in (
+        ("consistency", exchange.consistency == "asynchronous", "asynchronous", "groups do not wait for each other"),
+        ("transport", exchange.transport == "channel", "channel", "a leaf server sums a group's gradients"),
+        ("significance", exchange.significance == 0, "0", "a group's whole update is sent"),
+        ("push_every", exchange.push_every == 1, "1", "a group's workers push each share together"),
+        ("fetch_every", exchange.fetch_every == 1, "1", "a group's workers compute with the same weights"),
+        ("overlap", not exchange.overlap, "false", "a group's workers compute with the same weights"),
+        ("rates", exchange.rates == "coupled", "coupled", "the servers make the steps"),
+        ("factors", exchange.factors == "never", "never", "leaf servers send sums of gradients"),
+        ("pulls", exchange.pulls == "whole", "whole", "leaf servers hold parameters of their own"),
+        ("persist", not exchange.persist, "false", "a lost leaf server may have sent its last to some shards alone"),
+    ):
+        if not is_usual:
+            text = f"with compute_groups: true {reason}; use {key}: {usual}, or compute_groups: false"
+            yield Problem(f"{_PATH}.{key}", text)
+    if _replica_size(view) > 1:
+        text = "is for workers that hold whole networks; use compute_groups: false, or tensor: 1 and pipeline: 1"
+        yield Problem(f"{_PATH}.compute_groups", text)
+
+
+@_of_servers
 def _whole_gradient(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     if exchange.shards == 1:
         return
@@ -295,6 +319,7 @@ SERVER_RULES: tuple[Rule, ...] = (
     _rates,
     _shared_memory,
     _groups,
+    _compute_groups,
     _whole_gradient,
     _whole_gradients,
     _split_network,

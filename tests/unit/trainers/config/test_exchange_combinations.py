@@ -150,6 +150,23 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             server("consistency: asynchronous, rates: decoupled, groups: 2"),
             "groups: with rates: decoupled one server sees the steps of all workers; use groups: 1, or rates: coupled",
         ),
+        # compute groups
+        (
+            2,
+            server("groups: 2, compute_groups: true"),
+            (
+                "consistency: with compute_groups: true groups do not wait for each other; use consistency: "
+                "asynchronous, or compute_groups: false"
+            ),
+        ),
+        (
+            2,
+            server("consistency: asynchronous, groups: 2, compute_groups: true, overlap: true"),
+            (
+                "overlap: with compute_groups: true a group's workers compute with the same weights; use overlap: "
+                "false, or compute_groups: false"
+            ),
+        ),
         # shared memory
         (
             2,
