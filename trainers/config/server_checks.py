@@ -97,9 +97,9 @@ def _rates(view: View, exchange: ParameterServer) -> Iterator[Problem]:
             yield Problem(f"{_PATH}.global_lr", f"{text}; use rates: decoupled, or take it out")
         return
     path = f"{_PATH}.rates"
-    if exchange.consistency != "asynchronous":
-        text = f"decoupled is for workers that never wait, got consistency: {exchange.consistency}"
-        yield Problem(path, f"{text}; use consistency: asynchronous, or rates: coupled")
+    if exchange.consistency == "synchronous":
+        text = "decoupled is for workers of which some are ahead, got consistency: synchronous"
+        yield Problem(path, f"{text}; use consistency: stale or asynchronous, or rates: coupled")
         return
     if optimizer is not None and (not isinstance(optimizer, Sgd) or optimizer.momentum):
         given = "sgd with momentum" if isinstance(optimizer, Sgd) else optimizer.type
@@ -109,6 +109,8 @@ def _rates(view: View, exchange: ParameterServer) -> Iterator[Problem]:
         ("transport", exchange.transport == "channel", "channel", "there is a server to take the mean"),
         ("groups", exchange.groups == 1, "1", "one server sees the steps of all workers"),
         ("lr_scale", exchange.lr_scale == "none", "none", "the servers weigh a late step already"),
+        ("backup_workers", exchange.backup_workers == 0, "0", "a share that is computed twice has two steps"),
+        ("balance", exchange.balance == "even", "even", "the mean of a round is of shares of one size"),
         ("fetch_every", exchange.fetch_every == exchange.push_every, f"{exchange.push_every}", "a push ends a round"),
     ):
         if not is_usual:

@@ -45,7 +45,8 @@ class ParameterServer(ExchangeParams):
     """Scale of a late update: 1, or 1 / (1 + its staleness)."""
     rates: Literal["coupled", "decoupled"] = "coupled"
     """Learning rates: the servers apply each gradient at the learning rate (`coupled`). Or workers make steps at that
-    rate themselves, and the servers apply the mean of those made from the same weights, at `global_lr` (`decoupled`).
+    rate themselves, and the servers apply the mean of those made from the same weights, at `global_lr` (`decoupled`;
+    `stale` or `asynchronous`).
     """
     global_lr: AboveZero = 1.0
     """Factor that the servers multiply the workers' mean step by, with `rates: decoupled`."""

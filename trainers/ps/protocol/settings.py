@@ -80,6 +80,11 @@ class CentralSettings:
         )
 
     @property
+    def updates_are_batches(self) -> bool:
+        """True if an update is that of a batch, and versions count batches; False if each push is an update."""
+        return self.consistency != "asynchronous" and not self.decouples_rates
+
+    @property
     def num_leaves(self) -> int:
         """Number of leaf servers; 0: workers are clients of the shards."""
         return self.groups if self.groups > 1 or self.compute_groups else 0

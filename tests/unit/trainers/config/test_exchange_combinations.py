@@ -136,14 +136,22 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             2,
             server("rates: decoupled"),
             (
-                "rates: decoupled is for workers that never wait, got consistency: synchronous; use consistency: "
-                "asynchronous, or rates: coupled"
+                "rates: decoupled is for workers of which some are ahead, got consistency: synchronous; use "
+                "consistency: stale or asynchronous, or rates: coupled"
             ),
         ),
         (
             2,
             server("consistency: asynchronous, rates: decoupled, push_every: 2"),
             "fetch_every: with rates: decoupled a push ends a round; use fetch_every: 2, or rates: coupled",
+        ),
+        (
+            2,
+            server("consistency: stale, staleness: 1, rates: decoupled, balance: speed"),
+            (
+                "balance: with rates: decoupled the mean of a round is of shares of one size; use balance: even, or "
+                "rates: coupled"
+            ),
         ),
         (
             2,
