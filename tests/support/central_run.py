@@ -20,6 +20,7 @@ from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.loop import task_host
 from orchestray.trainers.ps.hosts import server_host, worker_host
 from orchestray.trainers.ps.protocol.address import Address
+from orchestray.trainers.ps.protocol.settings import CentralSettings
 from orchestray.trainers.ps.variants.hierarchy import leaf_host
 from orchestray.trainers.ps.worker.client import ShardClient
 from support.layouts import layout_settings
@@ -78,8 +79,7 @@ def train_central(
     ):
         servers = [server_host.ServerHost(settings) for _ in range(num_servers)]
         workers = [worker_host.WorkerHost(settings) for _ in range(settings.layout.data)]
-        groups = settings.exchange["groups"]
-        leaves = [leaf_host.LeafHost(settings) for _ in range(groups if groups > 1 else 0)]
+        leaves = [leaf_host.LeafHost(settings) for _ in range(CentralSettings.of(settings).num_leaves)]
     start = Start(time.time(), checkpoint)
     ports = [server.begin(rank, start, HOST) for rank, server in enumerate(servers)]
     answers: list[Any] = [None] * len(workers)

@@ -18,7 +18,7 @@ from orchestray.trainers.ps.server.shard import Rates, Shard
 from orchestray.trainers.ps.server.state_machine import Machine
 from orchestray.trainers.ps.variants.hierarchy.leaf import LeafServer
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
-from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
+from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, GroupCopy, LocalCopy
 from orchestray.trainers.ps.variants.hierarchy.root_server import RootMachine, RootServer
 from support.central import JOIN_S, Plan, Servers, Worker, make_model, run_all, spawn
 
@@ -31,8 +31,8 @@ def root_machine(plan: Plan, shard: int) -> RootMachine:
 class Tree(Servers):
     """Root shards and leaves; workers connect to leaves."""
 
-    def __init__(self, plan: Plan, leaves: int, *, significance: float = 0.0) -> None:
-        self.plan, self.significance = plan, significance
+    def __init__(self, plan: Plan, leaves: int, *, significance: float = 0.0, compute_groups: bool = False) -> None:
+        self.plan, self.significance, self.compute_groups = plan, significance, compute_groups
         self.events: list[dict[str, Any]] = []
         self.machines = [root_machine(plan, shard) for shard in range(plan.shards)]
         self.servers = [RootServer(machine, listener=self.events.append) for machine in self.machines]
@@ -53,7 +53,9 @@ class Tree(Servers):
         upstream = Upstream(number, channels, partition, values)
         upstream.hello()
         copy: BatchCopy | LocalCopy
-        if plan.consistency == "asynchronous":
+        if self.compute_groups:
+            copy = GroupCopy(upstream)
+        elif plan.consistency == "asynchronous":
             shard = Shard(
                 Partition.of(model).slices(0),
                 values.clone(),
@@ -65,7 +67,8 @@ class Tree(Servers):
         else:
             copy = BatchCopy(upstream, always_newest=plan.consistency == "stale")
         decoder = GradientDecoder(Partition.of(model).slices(0), values, plan.compressor(0))
-        server = LeafServer(upstream, copy, decoder, sums_whole_batches=plan.consistency == "synchronous")
+        sums = self.compute_groups or plan.consistency == "synchronous"
+        server = LeafServer(upstream, copy, decoder, sums_whole_batches=sums)
         leaf = Leaf(upstream, copy, server, channels)
         leaf.thread = spawn(leaf.run)
         return leaf

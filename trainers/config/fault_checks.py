@@ -24,7 +24,7 @@ def _targets(view: View) -> Iterator[Problem]:
     counts = {"worker": network.data * network.tensor * network.pipeline}
     if isinstance(exchange, ParameterServer):
         counts["parameter_server"] = exchange.shards * exchange.replicas
-        counts["leaf_server"] = exchange.groups if exchange.groups > 1 else 0
+        counts["leaf_server"] = exchange.num_leaves
     for index, fault in enumerate(view("faults")):
         role, rank = fault.target
         if rank >= counts.get(role, 0):

@@ -97,9 +97,9 @@ def _rates(view: View, exchange: ParameterServer) -> Iterator[Problem]:
             yield Problem(f"{_PATH}.global_lr", f"{text}; use rates: decoupled, or take it out")
         return
     path = f"{_PATH}.rates"
-    if exchange.consistency != "asynchronous":
-        text = f"decoupled is for workers that never wait, got consistency: {exchange.consistency}"
-        yield Problem(path, f"{text}; use consistency: asynchronous, or rates: coupled")
+    if exchange.consistency == "synchronous":
+        text = "decoupled is for workers of which some are ahead, got consistency: synchronous"
+        yield Problem(path, f"{text}; use consistency: stale or asynchronous, or rates: coupled")
         return
     if optimizer is not None and (not isinstance(optimizer, Sgd) or optimizer.momentum):
         given = "sgd with momentum" if isinstance(optimizer, Sgd) else optimizer.type
@@ -109,6 +109,8 @@ def _rates(view: View, exchange: ParameterServer) -> Iterator[Problem]:
         ("transport", exchange.transport == "channel", "channel", "there is a server to take the mean"),
         ("groups", exchange.groups == 1, "1", "one server sees the steps of all workers"),
         ("lr_scale", exchange.lr_scale == "none", "none", "the servers weigh a late step already"),
+        ("backup_workers", exchange.backup_workers == 0, "0", "a share that is computed twice has two steps"),
+        ("balance", exchange.balance == "even", "even", "the mean of a round is of shares of one size"),
         ("fetch_every", exchange.fetch_every == exchange.push_every, f"{exchange.push_every}", "a push ends a round"),
     ):
         if not is_usual:
@@ -172,6 +174,30 @@ def _groups(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     if exchange.significance_decay != "none" and not exchange.significance:
         text = "has significance fall, and with significance: 0 every change is sent; raise it, or take this out"
         yield Problem(f"{_PATH}.significance_decay", text)
+
+
+@_of_servers
+def _compute_groups(view: View, exchange: ParameterServer) -> Iterator[Problem]:
+    if not exchange.compute_groups:
+        return
+    for key, is_usual, usual, reason in (
+        ("consistency", exchange.consistency == "asynchronous", "asynchronous", "groups do not wait for each other"),
+        ("transport", exchange.transport == "channel", "channel", "a leaf server sums a group's gradients"),
+        ("significance", exchange.significance == 0, "0", "a group's whole update is sent"),
+        ("push_every", exchange.push_every == 1, "1", "a group's workers push each share together"),
+        ("fetch_every", exchange.fetch_every == 1, "1", "a group's workers compute with the same weights"),
+        ("overlap", not exchange.overlap, "false", "a group's workers compute with the same weights"),
+        ("rates", exchange.rates == "coupled", "coupled", "the servers make the steps"),
+        ("factors", exchange.factors == "never", "never", "leaf servers send sums of gradients"),
+        ("pulls", exchange.pulls == "whole", "whole", "leaf servers hold parameters of their own"),
+        ("persist", not exchange.persist, "false", "a lost leaf server may have sent its last to some shards alone"),
+    ):
+        if not is_usual:
+            text = f"with compute_groups: true {reason}; use {key}: {usual}, or compute_groups: false"
+            yield Problem(f"{_PATH}.{key}", text)
+    if _replica_size(view) > 1:
+        text = "is for workers that hold whole networks; use compute_groups: false, or tensor: 1 and pipeline: 1"
+        yield Problem(f"{_PATH}.compute_groups", text)
 
 
 @_of_servers
@@ -295,6 +321,7 @@ SERVER_RULES: tuple[Rule, ...] = (
     _rates,
     _shared_memory,
     _groups,
+    _compute_groups,
     _whole_gradient,
     _whole_gradients,
     _split_network,

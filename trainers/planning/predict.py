@@ -383,7 +383,7 @@ def refuse_unknown(config: TrainConfig) -> None:
         ConfigError: its scheme has none.
     """
     exchange: Any = config.strategy.exchange
-    if exchange.type == "parameter_server" and exchange.groups > 1:
+    if exchange.type == "parameter_server" and exchange.num_leaves:
         raise ConfigError("config: strategy.exchange.groups: leaf servers are not predicted yet; set it to 1")
     if config.train.solver is not None:
         text = "evaluates a batch as often as its line search or its products need, which is not predicted"

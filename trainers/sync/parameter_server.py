@@ -25,6 +25,10 @@ class ParameterServer(ExchangeParams):
     """Number of copies of each server; with 2 or more, the loss of one loses no data."""
     groups: Positive = 1
     """Number of leaf servers between the workers and the shards; 1: none."""
+    compute_groups: Flag = False
+    """True to have the workers of a group compute with the same weights, and to make one update of the sum of their
+    gradients: synchronous within a group, asynchronous between groups (Omnivore).
+    """
     push_every: Positive = 1
     """Number of shares whose gradients a worker sums before it sends them."""
     fetch_every: Positive = 1
@@ -41,7 +45,8 @@ class ParameterServer(ExchangeParams):
     """Scale of a late update: 1, or 1 / (1 + its staleness)."""
     rates: Literal["coupled", "decoupled"] = "coupled"
     """Learning rates: the servers apply each gradient at the learning rate (`coupled`). Or workers make steps at that
-    rate themselves, and the servers apply the mean of those made from the same weights, at `global_lr` (`decoupled`).
+    rate themselves, and the servers apply the mean of those made from the same weights, at `global_lr` (`decoupled`;
+    `stale` or `asynchronous`).
     """
     global_lr: AboveZero = 1.0
     """Factor that the servers multiply the workers' mean step by, with `rates: decoupled`."""
@@ -63,3 +68,8 @@ class ParameterServer(ExchangeParams):
     """
     persist: Flag = False
     """True to write each update to disk before it is acknowledged."""
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of leaf servers; 0: workers are clients of the shards."""
+        return self.groups if self.groups > 1 or self.compute_groups else 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from orchestray.trainers.ps.protocol.assignments import Compute
 from support.ledger_time import Simulation
 from support.virtual_training import LeastSquares, VirtualTraining
 
@@ -33,13 +34,34 @@ def later_losses(seed: int, **options: Any) -> list[float]:
 
 
 def test_heterogeneity_aware_servers_are_steadier_than_ssp_and_plain_asynchrony_at_the_same_rate() -> None:
-    decoupled = [later_losses(seed, consistency="asynchronous", decoupled=True, lr=RATE) for seed in range(5)]
-    stale = [later_losses(seed, consistency="stale", staleness=4, lr=RATE) for seed in range(5)]
+    bounded: dict[str, Any] = {"consistency": "stale", "staleness": 4, "lr": RATE}
+    decoupled = [later_losses(seed, decoupled=True, **bounded) for seed in range(5)]
+    stale = [later_losses(seed, **bounded) for seed in range(5)]
     # Plain asynchrony adds each worker's whole step; pushes here are weighted by 1 / workers, the paper's constant one.
     plain = [later_losses(seed, consistency="asynchronous", lr=RATE * NUM_WORKERS) for seed in range(5)]
     for mine, ssp, whole in zip(decoupled, stale, plain, strict=True):
         assert mean(mine) < 0.5 * min(mean(ssp), mean(whole))
     assert mean(map(variance, decoupled)) < 0.1 * min(mean(map(variance, stale)), mean(map(variance, plain)))
+
+
+@pytest.mark.parametrize("bound", [0, 1, 4])
+def test_workers_with_rates_of_their_own_are_never_further_ahead_than_the_bound(bound: int) -> None:
+    """Let one of them be five times slower: the others wait for it, and read all changes of the batches before."""
+    lead: list[int] = []
+
+    class Watched(VirtualTraining):
+        def read(self, worker: int, order: Compute) -> None:
+            super().read(worker, order)
+            lead.append(order.step - 1 - self.coordinator.step)
+            assert order.min_version == self.coordinator.step
+
+    keys: dict[str, Any] = {"batch_size": 24, "epochs": 4, "lr": RATE}
+    run = Watched(
+        LeastSquares(0), uneven(0, 5.0), NUM_WORKERS, consistency="stale", staleness=bound, decoupled=True, **keys
+    )
+    run.run()
+    assert max(lead) == bound
+    assert len(run.losses) == len(run.staleness) == 20 * NUM_WORKERS  # every push moved the weights at once
 
 
 def test_with_workers_of_one_speed_a_rate_of_their_own_is_about_synchronous() -> None:

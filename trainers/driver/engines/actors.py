@@ -44,6 +44,6 @@ def _run_with_servers(attempt: Attempt, workers: Shape) -> Any:
         node = node_for_all(attempt.cluster, workers)
         servers, workers = replace(servers, node=node), replace(workers, node=node)
     shapes = [servers, workers]
-    if exchange["groups"] > 1:
+    if exchange["groups"] > 1 or exchange["compute_groups"]:
         shapes.append(Shape(role="leaf_server", size=exchange["groups"], cpus_per_member=0.0, beside=workers.role))
     return CentralDriver(attempt, shapes).run()

@@ -199,7 +199,7 @@ class ServerHost(AcceptingHost):
         return Path(self._settings.model_directory).parent / "servers" / str(self._rank % self._central.shards)
 
     def _serve(self, machine: Machine) -> ShardServer:
-        make = RootServer if self._central.groups > 1 else ShardServer
+        make = RootServer if self._central.num_leaves else ShardServer
         self._server = server = make(machine) if self._shared is None else HogwildServer(machine, self._shared)
         if (directory := self._log_directory) is not None:
             server.follow(DiskLog(directory))
@@ -273,7 +273,7 @@ class ServerHost(AcceptingHost):
         if self._shared is not None:
             self._shared.share_state(optimizer, [piece.key for piece in slices], fill=True)
             return OrderingMachine(shard, coordinator, is_reached=is_reached)
-        make = RootMachine if central.groups > 1 else Machine
+        make = RootMachine if central.num_leaves else Machine
         return make(shard, coordinator, compressor_of(settings, 0), is_reached=is_reached)
 
     def _part(self, model: torch.nn.Module, index: int) -> tuple[list[Slice], Tensor, Buffers | None]:

@@ -44,7 +44,9 @@ class CentralSettings:
     unit: Unit = "element"
     """Smallest part that the optimizer has to see whole, so that shards begin and end with it."""
     groups: int = 1
-    """Number of leaf servers; 1: none."""
+    """Number of leaf servers; 1: none, except with `compute_groups`."""
+    compute_groups: bool = False
+    """True if workers of a leaf compute with the same weights, and their gradients make one update."""
     factors: Factors = "never"
     """Use of factors instead of the gradients of fully connected layers."""
     pulls_changes: bool = False
@@ -71,10 +73,21 @@ class CentralSettings:
             persist=exchange["persist"],
             unit=_unit(json.dumps(settings.optimizer)) if exchange["shards"] > 1 else "element",
             groups=exchange["groups"],
+            compute_groups=exchange["compute_groups"],
             factors=exchange["factors"],
             pulls_changes=exchange["pulls"] == "changed",
             in_shared_memory=exchange["transport"] == "shared_memory",
         )
+
+    @property
+    def updates_are_batches(self) -> bool:
+        """True if an update is that of a batch, and versions count batches; False if each push is an update."""
+        return self.consistency != "asynchronous" and not self.decouples_rates
+
+    @property
+    def num_leaves(self) -> int:
+        """Number of leaf servers; 0: workers are clients of the shards."""
+        return self.groups if self.groups > 1 or self.compute_groups else 0
 
     @property
     def lookahead(self) -> int:
@@ -84,7 +97,7 @@ class CentralSettings:
         """Return True if servers hold copies of the state of workers' compressors (`residuals`); leaf servers pass none
         on.
         """
-        return settings.has_residual and self.groups == 1
+        return settings.has_residual and not self.num_leaves
 
     def coordinator_settings(
         self, settings: ReplicaSettings, num_samples: int, num_validation_samples: int, position: Mapping[str, Any]
@@ -135,6 +148,6 @@ def alone(settings: ReplicaSettings) -> ReplicaSettings:
 
 def under_leaf(settings: ReplicaSettings) -> ReplicaSettings:
     """Return the settings of a worker, for which a leaf server is the only server and cannot be replaced."""
-    if settings.exchange["groups"] == 1:
+    if not CentralSettings.of(settings).num_leaves:
         return settings
     return replace(settings, exchange={**settings.exchange, "shards": 1, "replicas": 1})

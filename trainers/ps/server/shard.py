@@ -107,8 +107,8 @@ class Shard:
             version: number of updates made before; the step where an update is one of a batch.
             buffers: buffers of the model.
             aggregation: combines the gradients of a batch's shares where updates are batches; None: they are summed.
-            revision: turns pushed changes into moves, where each push is an update and workers push changes; the
-                optimizer, the rates, the scaling and the clipping are then unused.
+            revision: turns pushed changes into moves. Each push is then an update, also where workers are bounded, and
+                the optimizer, the rates, the scaling and the clipping are unused.
             notes_changes: True to know which values have changed since a version.
 
         Raises:
@@ -130,7 +130,7 @@ class Shard:
         optimizer.join(SoloCollective())
         self._rates = rates
         self._revision = revision
-        self._by_batch = consistency != "asynchronous"
+        self._by_batch = consistency != "asynchronous" and revision is None
         self._scale_by_staleness = scale_by_staleness
         self._grad_clip = grad_clip
         self._applied = SeenShares(version if self._by_batch else 0)

@@ -80,7 +80,9 @@ class OrderLoop(ABC):
         self.settings = settings
         self.num_shares, self.num_samples, self.busy_s = 0, 0, 0.0
         self._stream_of, self._source, self._task = stream_of, source, task
-        self._by_batch = settings.exchange.get("consistency", "asynchronous") != "asynchronous"
+        chosen = settings.exchange
+        is_decoupled = chosen.get("rates", "coupled") == "decoupled"
+        self._by_batch = chosen.get("consistency", "asynchronous") != "asynchronous" and not is_decoupled
         """True if versions of the parameters count batches; False if they count pushes."""
         self._exchange = AllReduce()  # of a single worker: a network needs an exchange
         self._faults = Faults()

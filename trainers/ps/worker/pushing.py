@@ -52,7 +52,10 @@ class PushesEach:
 
     def __init__(self, worker: CentralWorker) -> None:
         self._worker = worker
-        self._together = worker.central.shards == 1
+        central = worker.central
+        self._each_is_an_update = not central.updates_are_batches
+        # A bound on the staleness holds for parameters that are fetched after the order, which may come later.
+        self._together = central.shards == 1 and not (self._each_is_an_update and central.consistency == "stale")
         self.wants_parameters = False
 
     def push(self, computed: Computed) -> list[Order]:
@@ -71,7 +74,7 @@ class PushesEach:
         if self._together:
             worker.pulled()
         else:
-            self.wants_parameters = worker.central.consistency == "asynchronous"
+            self.wants_parameters = self._each_is_an_update
         return [] if done.order is None else [done.order]
 
     def settle(self) -> list[Order]:

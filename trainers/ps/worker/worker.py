@@ -257,7 +257,7 @@ class CentralWorker(OrderLoop):
         elif kept is not None and self.settings.has_residual:
             self.client.warn(
                 f"worker {rank} lost touch with its leaf server, and begins again without what its compression had not "
-                "sent yet of its gradients; strategy.exchange.groups: 1 keeps that."
+                "sent yet of its gradients; strategy.exchange.groups: 1 without compute_groups keeps that."
             )
 
     # -- orders ------------------------------------------------------------------------------------------------------

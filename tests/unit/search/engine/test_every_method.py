@@ -26,7 +26,7 @@ MAY_STOP = {"asha", "learning_curve", "median_stopping", "omnivore"}
 """Methods that may end a trial before its last step."""
 UNTRAINED = {"neat"}
 """Methods whose networks come with their weights."""
-OF_GANGS = {"omnivore-staleness"}
+OF_GANGS = {"omnivore-groups", "omnivore-staleness"}
 """Each of its trials is a gang of actors, for which there has to be a cluster: tests/cluster/test_search_nested.py."""
 
 SMALL_CELL = [

@@ -136,8 +136,8 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             2,
             server("rates: decoupled"),
             (
-                "rates: decoupled is for workers that never wait, got consistency: synchronous; use consistency: "
-                "asynchronous, or rates: coupled"
+                "rates: decoupled is for workers of which some are ahead, got consistency: synchronous; use "
+                "consistency: stale or asynchronous, or rates: coupled"
             ),
         ),
         (
@@ -147,8 +147,33 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
         ),
         (
             2,
+            server("consistency: stale, staleness: 1, rates: decoupled, balance: speed"),
+            (
+                "balance: with rates: decoupled the mean of a round is of shares of one size; use balance: even, or "
+                "rates: coupled"
+            ),
+        ),
+        (
+            2,
             server("consistency: asynchronous, rates: decoupled, groups: 2"),
             "groups: with rates: decoupled one server sees the steps of all workers; use groups: 1, or rates: coupled",
+        ),
+        # compute groups
+        (
+            2,
+            server("groups: 2, compute_groups: true"),
+            (
+                "consistency: with compute_groups: true groups do not wait for each other; use consistency: "
+                "asynchronous, or compute_groups: false"
+            ),
+        ),
+        (
+            2,
+            server("consistency: asynchronous, groups: 2, compute_groups: true, overlap: true"),
+            (
+                "overlap: with compute_groups: true a group's workers compute with the same weights; use overlap: "
+                "false, or compute_groups: false"
+            ),
         ),
         # shared memory
         (

@@ -5,11 +5,14 @@ So each share is handed out once in the whole run, whichever worker computes it.
 
 - synchronous: the shares of a batch that its workers compute are summed into one push.
 - stale, and with workers that repeat others' shares: what has arrived while the last push was in progress is summed.
-- asynchronous: it moves its own copy at once, and passes on the change; see `leaf_copies.LocalCopy`.
+- asynchronous, with compute groups: the gradients of all its workers, which compute with the same parameters, are
+  summed into one push; see `leaf_copies.GroupCopy`.
+- asynchronous otherwise: it moves its own copy at once, and passes on the change; see `leaf_copies.LocalCopy`.
 
 One thread per worker receives and answers. One thread, `run`, does everything else, in the order of the requests.
 
-Sources: Gupta et al. 2016 (Rudra), section 3.2; Hsieh et al. 2017 (Gaia), section 4.
+Sources: Gupta et al. 2016 (Rudra), section 3.2; Hsieh et al. 2017 (Gaia), section 4; Hadjis et al. 2016 (Omnivore),
+section 3 (compute groups).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class BatchCopy:
         """
         self._always_newest = always_newest
         self.waiting: dict[int, list[Collected]] = {}
-        """Waiting shares by step."""
+        """Waiting shares by their `round_of`."""
         self._upstream = upstream
 
     @property
@@ -66,6 +66,10 @@ class BatchCopy:
         if self.version < min_version:
             self._upstream.pull(min_version)
 
+    def round_of(self, step: int) -> int:
+        """Return the number of the push that a share of batch `step` becomes a part of."""
+        return step
+
     def prepare(self, min_version: int) -> None:
         """Fetch for workers that are about to be given orders."""
         if self._always_newest:
@@ -75,11 +79,11 @@ class BatchCopy:
 
     def add(self, collected: Collected) -> None:
         """Keep a share until `take` or `drop`."""
-        self.waiting.setdefault(collected.parts[0].step, []).append(collected)
+        self.waiting.setdefault(self.round_of(collected.parts[0].step), []).append(collected)
 
-    def take(self, step: int) -> list[Collected]:
-        """Remove the shares of a batch and return them in their order in the batch."""
-        return sorted(self.waiting.pop(step), key=lambda one: one.parts[0].share)
+    def take(self, number: int) -> list[Collected]:
+        """Remove the shares of one push and return them in the order of batches, and in their order in a batch."""
+        return sorted(self.waiting.pop(number), key=lambda one: (one.parts[0].step, one.parts[0].share))
 
     def drop(self, worker: int) -> list[Collected]:
         """Remove and return the shares of a worker that have not been passed on; they will be computed again."""
@@ -87,6 +91,24 @@ class BatchCopy:
         kept = {step: [one for one in found if one.worker != worker] for step, found in self.waiting.items()}
         self.waiting = {step: found for step, found in kept.items() if found}
         return dropped
+
+
+class GroupCopy(BatchCopy):
+    """A copy for a compute group, whose workers take a share each with the same parameters: one update of them all.
+
+    The shares of one round may be of two batches. Groups do not wait for each other, so the parameters of a round are
+    as many updates old as the other groups have made meanwhile.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        """
+        Args:
+            upstream: connection to the shards.
+        """
+        super().__init__(upstream, always_newest=True)
+
+    def round_of(self, step: int) -> int:
+        return 0
 
 
 class LocalCopy:

@@ -22,7 +22,7 @@ from orchestray.trainers.ps.protocol.state import slots_of_shard
 from orchestray.trainers.ps.server.shard import Rates, Shard
 from orchestray.trainers.ps.variants.hierarchy.leaf import LeafServer
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Upstream
-from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy
+from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, GroupCopy, LocalCopy
 from orchestray.trainers.saved.initial_weights import with_initial_weights
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ class LeafHost(AcceptingHost, ReroutedHost):
         whole = Partition.of(model)
         buffers = Buffers.of(model) if upstream.buffer_values else None
         copy: BatchCopy | LocalCopy
-        if central.consistency == "asynchronous":
+        if central.compute_groups:
+            copy = GroupCopy(upstream)
+        elif central.consistency == "asynchronous":
             loaded = newest(settings.checkpoint_storage, start.checkpoint)
             state = {} if loaded is None else loaded.optimizer()
             shard = self._shard(whole, values, state, buffers, total_steps)
@@ -91,7 +93,8 @@ class LeafHost(AcceptingHost, ReroutedHost):
         else:
             copy = BatchCopy(upstream, always_newest=central.consistency == "stale")
         decoder = GradientDecoder(whole.slices(0), values, compressor_of(settings, 0))
-        server = LeafServer(upstream, copy, decoder, sums_whole_batches=central.consistency == "synchronous")
+        sums = central.compute_groups or central.consistency == "synchronous"
+        server = LeafServer(upstream, copy, decoder, sums_whole_batches=sums)
         self._server, self._upstream = server, upstream
         store = self._listen()
 
@@ -166,7 +169,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
 
     def _saved_bytes(self) -> int:
         upstream = self._upstream
-        if upstream is None or self._central.consistency != "asynchronous":
+        if upstream is None or self._central.compute_groups or self._central.consistency != "asynchronous":
             return 0
         return max(0, upstream.bytes_dense - upstream.bytes_moved)
 

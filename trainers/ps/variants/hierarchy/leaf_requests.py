@@ -21,7 +21,7 @@ from orchestray.trainers.ps.protocol.messages import Asked, ServerError
 from orchestray.trainers.ps.protocol.requests import DENSE, Answer, AskingOf, Entry, Push, Report, ReportOf, Request
 from orchestray.trainers.ps.server.events import TrafficCounter
 from orchestray.trainers.ps.variants.hierarchy.leaf_client import Collected, Upstream
-from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, LocalCopy, snapshot_of
+from orchestray.trainers.ps.variants.hierarchy.leaf_copies import BatchCopy, GroupCopy, LocalCopy, snapshot_of
 
 _RELAYED = ("hello", "validated", "saved", "acknowledge")
 
@@ -209,18 +209,18 @@ class Requests:
                 for asker in _count(acknowledged, counts):
                     self._order(asker)
             return
-        for step in sorted(copy.waiting):
-            if not self._sums_whole_batches or self._is_whole(step):
-                collected = copy.take(step)
+        for number in sorted(copy.waiting):
+            if not self._sums_whole_batches or self._is_whole(copy, number):
+                collected = copy.take(number)
                 try:
                     self._push(collected)
                 except ServerError as error:
                     for one in collected:
                         self._fail(self._asker_of(one), error)
 
-    def _is_whole(self, step: int) -> bool:
-        """Return True if no worker here has a share of the batch still to push, or is about to be given one."""
-        if any(of == step for _, of in self._out.values()):
+    def _is_whole(self, copy: BatchCopy, number: int) -> bool:
+        """Return True if no worker here has a share of the push still to send, or is about to be given one."""
+        if any(copy.round_of(step) == number for _, step in self._out.values()):
             return False
         known = {worker for worker, _ in self._out.values()} | set(self._pushed)
         known |= {asker.worker for asker in self._waiting if asker.is_told}
@@ -332,6 +332,8 @@ class Requests:
 
     def _fetch_for(self, orders: Sequence[Order]) -> None:
         """Fetch the parameters that orders need before a worker asks for them."""
+        if isinstance(self._copy, GroupCopy) and (self._out or self._copy.waiting):
+            return  # who joins a round computes with its parameters
         if isinstance(self._copy, BatchCopy):
             self._copy.prepare(max(order.min_version if isinstance(order, Compute) else 0 for order in orders))
         elif not all(isinstance(order, Compute | Wait) for order in orders):

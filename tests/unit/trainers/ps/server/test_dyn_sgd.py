@@ -121,7 +121,14 @@ def test_a_change_is_a_step_on_the_mean_loss_of_the_share() -> None:
 
 
 @pytest.mark.parametrize(
-    "exchange", [{"shards": 2, "push_every": 2, "fetch_every": 2}, {"overlap": True, "global_lr": 1.5}], ids=str
+    "exchange",
+    [
+        {"shards": 2, "push_every": 2, "fetch_every": 2},
+        {"overlap": True, "global_lr": 1.5},
+        {"consistency": "stale", "staleness": 1},
+        {"consistency": "stale", "staleness": 2, "shards": 2},
+    ],
+    ids=str,
 )
 def test_workers_with_rates_of_their_own_use_every_sample_once_and_learn(
     exchange: dict[str, Any], tmp_path: Path

@@ -10,11 +10,11 @@ import torch
 from orchestray.platform.comm.channel import FaultScript
 from orchestray.platform.comm.channel.base import ChannelClosedError
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.ps.protocol.assignments import Compute, Finish
+from orchestray.trainers.ps.protocol.assignments import Compute, Finish, Order, Save, Validate
 from orchestray.trainers.ps.protocol.requests import Answer, Asking, AskingOf, Change, Entry, Hello, Report, ReportOf
 from orchestray.trainers.ps.variants.hierarchy.leaf_copies import LocalCopy
 from orchestray.trainers.ps.variants.hierarchy.significance_filter import pack, threshold
-from support.central import Plan, Worker, run_all, train_central, train_plain
+from support.central import Plan, Servers, Worker, run_all, train_central, train_plain
 from support.leaves import Tree, root_machine, train_tree
 
 OPTIMIZERS: list[dict[str, Any]] = [{"type": "sgd", "momentum": 0.9}, {"type": "adam"}]
@@ -84,6 +84,115 @@ def test_compressed_gradients_reach_the_shards_through_leaves() -> None:
     flat = train_central(plan)[0]
     assert float((flat - train_central(Plan("synchronous", steps=10, lr=0.01))[0]).abs().max()) > 1e-3
     assert float((train_tree(plan, 1).values - flat).abs().max()) <= 1e-12
+
+
+# -- compute groups ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("workers", "shards"), [(1, 1), (4, 2)])
+def test_one_compute_group_is_synchronous_training(workers: int, shards: int) -> None:
+    plan = Plan(num_workers=workers, shards=shards, optimizer={"type": "adam"}, steps=12)
+    tree = Tree(plan, 1, compute_groups=True)
+    (group,) = joined(tree)
+    run_all([lambda worker=worker: worker.go_on(worker.client.next()) for worker in group])
+    wanted, losses, _ = train_plain(Plan("synchronous", optimizer={"type": "adam"}, steps=12))
+    assert float((tree.values() - wanted).abs().max()) <= 1e-12
+    assert tree.losses() == pytest.approx(losses, rel=0, abs=1e-12)
+    assert set(tree.machines[0].lead.progress.staleness) == {0}
+    tree.close()
+
+
+@pytest.mark.parametrize(("num_groups", "size"), [(2, 2), (4, 1)])
+def test_compute_groups_update_once_from_the_same_weights_and_are_as_stale_as_there_are_others(
+    num_groups: int, size: int
+) -> None:
+    plan = Plan(num_workers=num_groups * size, steps=12, lr=0.02, optimizer={"type": "sgd"})
+    tree = Tree(plan, num_groups, compute_groups=True)
+    groups, num_updates = joined(tree), plan.steps * num_groups
+    for versions in take_turns(groups):
+        assert len(versions) == size
+        assert len(set(versions)) == 1
+    assert tree.machines[0].shard.version == num_updates
+    assert [leaf.upstream.num_pushes for leaf in tree.leaves] == [plan.steps] * num_groups
+    progress = tree.machines[0].lead.progress
+    first = sum(range(num_groups))  # the groups begin together, so the first updates are less stale
+    total = sum(stale * count for stale, count in progress.staleness.items())
+    assert total == size * (first + (num_updates - num_groups) * (num_groups - 1))
+    pieces = sorted(
+        (o.step, *piece) for group in groups for worker in group for o in worker.applied for piece in o.pieces
+    )
+    assert len(pieces) == len(set(pieces)) == plan.num_workers * plan.steps
+    tree.close()
+
+
+def test_compute_groups_of_one_worker_are_plain_asynchronous_ones() -> None:
+    plan = Plan(num_workers=3, lr=0.02)
+    tree, flat = Tree(plan, 3, compute_groups=True), Servers(plan)
+    plain = [Worker(plan, number, flat.channels(number)) for number in range(3)]
+    for worker in plain:
+        worker.client.hello()
+    take_turns(joined(tree))
+    take_turns([[worker] for worker in plain])
+    assert float((tree.values() - flat.values()).abs().max()) <= 1e-12
+    tree.close()
+    flat.close()
+
+
+def test_a_compute_group_goes_on_without_a_lost_worker_whose_share_another_computes() -> None:
+    plan = Plan(num_workers=2, steps=5, optimizer={"type": "sgd"})
+    tree = Tree(plan, 1, compute_groups=True)
+    ((one, other),) = joined(tree)
+    orders = [one.client.next(), other.client.next()]
+    assert all(isinstance(order, Compute) for order in orders)
+    run_all([lambda: one.do(orders[0]), other.client.close])
+    one.go_on(one.client.next())
+    assert sorted(order.step for order in one.applied) == sorted([*range(1, 6), *range(1, 6)])
+    tree.close()
+
+
+def joined(tree: Tree) -> list[list[Worker]]:
+    """Return the workers of each leaf of a tree, all of which have joined."""
+    size = tree.plan.num_workers // len(tree.leaves)
+    numbers = [[leaf * size + at for at in range(size)] for leaf in range(len(tree.leaves))]
+    groups = [
+        [tree.connect(leaf, number) for number in members] for leaf, members in zip(tree.leaves, numbers, strict=True)
+    ]
+    for group in groups:
+        for worker in group:
+            worker.client.hello()
+    return groups
+
+
+def take_turns(groups: list[list[Worker]]) -> list[list[int]]:
+    """Train in turns: a group's workers push, and take the next order. Return the versions that each round read."""
+    orders: dict[Worker, Order] = {}
+    rounds = []
+
+    def take(worker: Worker) -> None:
+        while isinstance(order := worker.client.next(wait=False), Validate | Save):
+            worker.do(order)
+        orders[worker] = order
+        if isinstance(order, Compute):
+            worker.client.pull()
+
+    for group in groups:
+        run_all([lambda worker=worker: take(worker) for worker in group])
+    while not all(isinstance(order, Finish) for order in orders.values()):
+        for group in groups:
+            due = [worker for worker in group if isinstance(orders[worker], Compute)]
+            if due:
+                rounds.append([min(worker.client.versions) for worker in due])
+            run_all([lambda worker=worker: give(worker, orders[worker]) for worker in due])
+            run_all([lambda worker=worker: take(worker) for worker in group])
+    return rounds
+
+
+def give(worker: Worker, order: Order) -> None:
+    """Compute a share with the parameters that the worker has, and push it."""
+    assert isinstance(order, Compute)
+    loss_sum, push = worker.compute(order)
+    assert worker.client.push([order], worker.flat.gradient, loss_sums=[loss_sum], **push).counts
+    worker.applied.append(order)
 
 
 # -- asynchronous ------------------------------------------------------------------------------------------------------
