@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import benchmark, commands
+from harness.same_training import COMPARED_STEPS, LOSS_TOLERANCE, check_same_training
 
 _TIMEOUT_S = 300.0
 _WARM_UP_STEPS = 10
 _STAGES = 2
 _MICRO_BATCHES = 8
-_COMPARED_STEPS = 10
-_LOSS_TOLERANCE = 1e-3
 _LIMIT = 1.05
 _SPEEDUP = 1.5
 
@@ -95,7 +94,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         ),
         (
             "Both train the same: model, cut, initial weights, order of samples, micro-batches and optimizer; the "
-            f"losses of the first {_COMPARED_STEPS} steps are compared on every round (tolerance {_LOSS_TOLERANCE:g}). "
+            f"losses of the first {COMPARED_STEPS} steps are compared on every round (tolerance {LOSS_TOLERANCE:g}). "
             "`ours, pipedream` updates after every micro-batch by design, so its losses are its own."
         ),
         "`one process` is plain PyTorch: the same micro-batches one after the other, with one thread.",
@@ -125,7 +124,7 @@ def _measure_model(
     benchmark.alternate(
         {name: partial(call, name) for name in sides}, rounds, lambda text: benchmark.say(f"{model}, {text}")
     )
-    _check_same_training(model, {name: runs for name, runs in found.items() if name != _STREAM})
+    check_same_training(model, {name: runs for name, runs in found.items() if name != _STREAM}, _PEER)
     medians = {}
     for name, runs in found.items():
         steps = [[1e3 * (b - a) for a, b in pairwise(run["times"][_WARM_UP_STEPS - 1 :])] for run in runs]
@@ -139,19 +138,6 @@ def _measure_model(
     ratio = report.compare(f"{model}: ours / one process", medians[_OURS], medians[_SINGLE])
     report.goal(f"{model}: step of ours / one process (1 / {_SPEEDUP:g})", ratio, 1 / _SPEEDUP)
     report.compare(f"{model}: ours, pipedream / one process", medians[_STREAM], medians[_SINGLE])
-
-
-def _check_same_training(model: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    """Check that both sides do the same steps: else their times cannot be compared."""
-    wanted = found[_PEER][0]["losses"][:_COMPARED_STEPS]
-    for name, runs in found.items():
-        for run in runs:
-            losses = run["losses"][:_COMPARED_STEPS]
-            apart = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, wanted, strict=True))
-            if apart > _LOSS_TOLERANCE:
-                raise benchmark.BenchmarkError(
-                    f"{model}: {name} does not train what torch trains: losses {losses} against {wanted}"
-                )
 
 
 if __name__ == "__main__":

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import benchmark, commands
+from harness.same_training import COMPARED_STEPS, LOSS_TOLERANCE, check_same_training
 
 _TIMEOUT_S = 300.0
 _WARM_UP_STEPS = 10
 _WORKERS = 2
-_COMPARED_STEPS = 10
-_LOSS_TOLERANCE = 1e-3
 _LIMIT = 1.03
 
 _MLP = {
@@ -81,7 +80,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         ),
         (
             "Both train the same: model, initial weights, order of samples, batch and optimizer; the losses of the "
-            f"first {_COMPARED_STEPS} steps are compared on every round (tolerance {_LOSS_TOLERANCE:g})."
+            f"first {COMPARED_STEPS} steps are compared on every round (tolerance {LOSS_TOLERANCE:g})."
         ),
         (
             "A run's step time is the median of the differences between the ends of its steps; its mean shows what "
@@ -104,7 +103,7 @@ def _measure_model(
     benchmark.alternate(
         {name: partial(call, name) for name in told}, rounds, lambda text: benchmark.say(f"{model}, {text}")
     )
-    _check_same_training(model, found)
+    check_same_training(model, found, "DDP")
     medians, means = {}, {}
     for name, runs in found.items():
         steps = [[1e3 * (b - a) for a, b in pairwise(run["times"][_WARM_UP_STEPS - 1 :])] for run in runs]
@@ -117,19 +116,6 @@ def _measure_model(
     report.settings[model] = {key: spec[key] for key in ("batch_size", "optimizer")}
     report.settings[model]["parameters"] = found["DDP"][0]["parameters"]
     report.goal(f"{model}: step time / DDP", ratio, _LIMIT)
-
-
-def _check_same_training(model: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    """Check that both sides do the same steps: else their times cannot be compared."""
-    wanted = found["DDP"][0]["losses"][:_COMPARED_STEPS]
-    for name, runs in found.items():
-        for run in runs:
-            losses = run["losses"][:_COMPARED_STEPS]
-            apart = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, wanted, strict=True))
-            if apart > _LOSS_TOLERANCE:
-                raise benchmark.BenchmarkError(
-                    f"{model}: {name} does not train what DDP trains: losses {losses} against {wanted}"
-                )
 
 
 if __name__ == "__main__":

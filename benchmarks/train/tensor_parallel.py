@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import benchmark, commands
+from harness.same_training import COMPARED_STEPS, LOSS_TOLERANCE, check_same_training
 
 _TIMEOUT_S = 300.0
 _WARM_UP_STEPS = 10
 _WORKERS = 2
-_COMPARED_STEPS = 10
-_LOSS_TOLERANCE = 1e-3
 _LIMIT = 1.05
 
 _MODELS: dict[str, dict[str, Any]] = {
@@ -85,7 +84,7 @@ def measure(report: benchmark.Report, options: benchmark.Options) -> None:
         ),
         (
             "All train the same: model, initial weights, order of samples, batch and optimizer; the losses of the "
-            f"first {_COMPARED_STEPS} steps are compared on every round (tolerance {_LOSS_TOLERANCE:g})."
+            f"first {COMPARED_STEPS} steps are compared on every round (tolerance {LOSS_TOLERANCE:g})."
         ),
         "`one process` is plain PyTorch with one thread.",
         "A run's step time is the median of the differences between the ends of its steps.",
@@ -114,7 +113,7 @@ def _measure_model(
     benchmark.alternate(
         {name: partial(call, name) for name in sides}, rounds, lambda text: benchmark.say(f"{model}, {text}")
     )
-    _check_same_training(model, found)
+    check_same_training(model, found, _SINGLE)
     medians = {}
     for name, runs in found.items():
         steps = [[1e3 * (b - a) for a, b in pairwise(run["times"][_WARM_UP_STEPS - 1 :])] for run in runs]
@@ -129,19 +128,6 @@ def _measure_model(
             ratio = report.compare(f"{model}: {name} / DTensor", medians[name], medians[_PEER])
             report.goal(f"{model}: step of {name} / DTensor", ratio, _LIMIT)
     report.compare(f"{model}: ours / one process", medians[_OURS], medians[_SINGLE])
-
-
-def _check_same_training(model: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    """Check that both sides do the same steps: else their times cannot be compared."""
-    wanted = found[_SINGLE][0]["losses"][:_COMPARED_STEPS]
-    for name, runs in found.items():
-        for run in runs:
-            losses = run["losses"][:_COMPARED_STEPS]
-            apart = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, wanted, strict=True))
-            if apart > _LOSS_TOLERANCE:
-                raise benchmark.BenchmarkError(
-                    f"{model}: {name} does not train what one process trains: losses {losses} against {wanted}"
-                )
 
 
 if __name__ == "__main__":
