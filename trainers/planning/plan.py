@@ -32,6 +32,8 @@ def plan(
     workers: int | None = None,
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
+    budget: float | None = None,
+    mtbf_h: float | None = None,
     report: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Plans:
     """Return the plans for a config: the schemes that fit, ranked by their predicted time.
@@ -44,12 +46,14 @@ def plan(
         workers: most workers; default: the cores of all machines.
         nodes: number of machines.
         machine: file of the profile of each machine; default: this machine's own.
+        budget: most that the whole run may cost, in the unit of the profile's `price_per_worker_hour`; default: any.
+        mtbf_h: mean hours between failures of a run, for the goodput of each plan; default: plans have none.
         report: called with the numbers of schemes done and in all.
 
     Raises:
         ConfigError: the config is wrong, this machine has no profile, or no scheme fits.
     """
-    planner, cluster = _planner(nodes, machine)
+    planner, cluster = _planner(nodes, machine, budget=budget, mtbf_h=mtbf_h)
     config = load_train_config(source, overrides)
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers must be 1 or more, got {workers}")
@@ -62,9 +66,10 @@ def plan_as_it_stands(
     overrides: Sequence[str] = (),
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
+    mtbf_h: float | None = None,
 ) -> Plan:
     """Return the prediction of a config as it stands; arguments and errors as in `plan`."""
-    return _planner(nodes, machine)[0].this(load_train_config(source, overrides))
+    return _planner(nodes, machine, mtbf_h=mtbf_h)[0].this(load_train_config(source, overrides))
 
 
 def note_run(config: TrainConfig, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -144,17 +149,35 @@ def _noted(
     return {"step_s": corrected.step_s, "interval_s": [*corrected.interval_s], "measured_step_s": measured_s}
 
 
-def _planner(nodes: int, machine: str | os.PathLike[str] | None) -> tuple[Planner, Cluster]:
+def _planner(
+    nodes: int,
+    machine: str | os.PathLike[str] | None,
+    *,
+    budget: float | None = None,
+    mtbf_h: float | None = None,
+) -> tuple[Planner, Cluster]:
     here = kept.load()
     if nodes < 1:
         raise ConfigError(f"--nodes must be 1 or more, got {nodes}")
+    for option, value in (("--mtbf-hours", mtbf_h), ("--budget", budget)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{option} must be above 0, got {value:g}")
     if machine is None:
         cluster = Cluster(here, nodes)
     else:
         there = kept.load(Path(machine), of_any_machine=True)
+        _check_torch(there, here, machine)
         cluster = Cluster(there, nodes, here.flops_per_s() / there.flops_per_s())
     _, measurements = _predictor(cluster)
-    return Planner(cluster, measurements, records.load_record(here.name)), cluster
+    return Planner(cluster, measurements, records.load_record(here.name), mtbf_h=mtbf_h, budget=budget), cluster
+
+
+def _check_torch(there: MachineProfile, here: MachineProfile, file: str | os.PathLike[str]) -> None:
+    """Raise if times measured here cannot be scaled to a machine, as its profile is of another version of torch."""
+    theirs, ours = there.versions.get("torch"), here.versions.get("torch")
+    if theirs != ours:
+        text = f"was measured with torch {theirs}, and this is {ours}"
+        raise ConfigError(f"{os.fspath(file)} {text}: run `orchestray calibrate` there with torch {ours}")
 
 
 def _predictor(cluster: Cluster) -> tuple[Predictor, Measurements]:

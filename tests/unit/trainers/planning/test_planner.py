@@ -147,6 +147,22 @@ def test_a_price_is_that_of_all_workers_for_the_whole_run() -> None:
     assert plan.price == pytest.approx(2 * 100 * plan.step_s / 100)
 
 
+def test_a_budget_leaves_out_what_costs_more_and_says_by_how_much_where_nothing_is_left() -> None:
+    cluster = Cluster(machine(price_per_worker_hour=36.0))
+    every = Planner(cluster, Known(), Record()).plans(CONFIG, 2).plans
+    budget = every[len(every) // 2].price
+    assert budget is not None
+    plans = Planner(cluster, Known(), Record(), budget=budget).plans(CONFIG, 2)
+    within = [plan.name for plan in every if plan.price is not None and plan.price <= budget]
+    assert [plan.name for plan in plans.plans] == within
+    assert 0 < len(within) < len(every)
+    assert sum("more than the budget" in each.why for each in plans.unfit) == len(every) - len(within)
+    with pytest.raises(ConfigError, match=r"budget of 0\.001: the cheapest, .* costs .* more; what would help: fewer"):
+        Planner(cluster, Known(), Record(), budget=0.001).plans(CONFIG, 2)
+    with pytest.raises(ConfigError, match="set price_per_worker_hour in the profile"):
+        Planner(Cluster(machine()), Known(), Record(), budget=1.0).plans(CONFIG, 2)
+
+
 @pytest.mark.parametrize("name", ["one process", "2 replicas", "2 workers, asynchronous server"])
 def test_an_epoch_takes_its_number_of_steps(name: str) -> None:
     plan = planner(Known()).plans(CONFIG, 2).find(name)
