@@ -205,8 +205,12 @@ class Planner:
 
     def _nothing_fits(self, made: Sequence[Plan], unfit: Sequence[Unfit]) -> str:
         if not made:
-            reasons = "; ".join(f"{each.name}: {each.why}" for each in unfit[:3])
-            return f"no scheme fits this config: {reasons}"
+            first: dict[str, str] = {}
+            for each in unfit:
+                first.setdefault(each.why, each.name)
+            if len(first) == 1:
+                return f"no scheme fits this config, each for one reason: {unfit[0].why}"
+            return "no scheme fits this config: " + "; ".join([f"{name}: {why}" for why, name in first.items()][:3])
         least = min(made, key=self._needed)
         lacks = self._needed(least) - self._limit
         helps = "a smaller train.batch_size or a larger train.accumulate, more machines (--nodes), or more memory"

@@ -142,6 +142,22 @@ def test_where_nothing_fits_the_error_says_by_how_much_and_what_would_help() -> 
         planner(Known(resident=2000 * MB)).plans(CONFIG, 2)
 
 
+def test_a_reason_that_all_schemes_share_is_said_once() -> None:
+    class Failing(Known):
+        def dry_runs(self, wanted: Wanted) -> list[DryRun]:
+            raise ConfigError("the task has no rows" if wanted.settings.layout.size == 1 or self.is_alike else "other")
+
+        served = profiles = dry_runs  # type: ignore[assignment]
+        is_alike = True
+
+    failing = Failing()
+    with pytest.raises(ConfigError, match=r"^no scheme fits this config, each for one reason: the task has no rows$"):
+        planner(failing).plans(CONFIG, 2)
+    failing.is_alike = False
+    with pytest.raises(ConfigError, match=r"^no scheme fits this config: one process: .* no rows; .*: other$"):
+        planner(failing).plans(CONFIG, 2)
+
+
 def test_a_price_is_that_of_all_workers_for_the_whole_run() -> None:
     plan = planner(Known(), price_per_worker_hour=36.0).plans(CONFIG, 2).find("2 replicas")
     assert plan.price == pytest.approx(2 * 100 * plan.step_s / 100)
