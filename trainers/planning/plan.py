@@ -35,6 +35,8 @@ def plan(
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
     price_per_hour: float | None = None,
+    budget: float | None = None,
+    mtbf_h: float | None = None,
     report: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Plans:
     """Return the plans for a config: the schemes that fit, ranked by their predicted time.
@@ -48,12 +50,14 @@ def plan(
         nodes: number of machines.
         machine: file of the profile of each machine; default: this machine's own.
         price_per_hour: price of a worker for an hour, in any currency; default: that of the profile, if it has one.
+        budget: most that the whole run may cost, in the unit of the profile's `price_per_worker_hour`; default: any.
+        mtbf_h: mean hours between failures of a run, for the goodput of each plan; default: plans have none.
         report: called with the numbers of schemes done and in all.
 
     Raises:
         ConfigError: the config is wrong, this machine has no profile, or no scheme fits.
     """
-    planner, cluster = _planner(nodes, machine, price_per_hour)
+    planner, cluster = _planner(nodes, machine, price_per_hour, budget=budget, mtbf_h=mtbf_h)
     config = load_train_config(source, overrides)
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers must be 1 or more, got {workers}")
@@ -67,9 +71,11 @@ def plan_as_it_stands(
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
     price_per_hour: float | None = None,
+    mtbf_h: float | None = None,
 ) -> Plan:
     """Return the prediction of a config as it stands; arguments and errors as in `plan`."""
-    return _planner(nodes, machine, price_per_hour)[0].this(load_train_config(source, overrides))
+    planner, _ = _planner(nodes, machine, price_per_hour, mtbf_h=mtbf_h)
+    return planner.this(load_train_config(source, overrides))
 
 
 def note_run(config: TrainConfig, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -150,22 +156,39 @@ def _noted(
 
 
 def _planner(
-    nodes: int, machine: str | os.PathLike[str] | None, price_per_hour: float | None
+    nodes: int,
+    machine: str | os.PathLike[str] | None,
+    price_per_hour: float | None,
+    *,
+    budget: float | None = None,
+    mtbf_h: float | None = None,
 ) -> tuple[Planner, Cluster]:
     here = kept.load()
     if price_per_hour is not None and not 0 <= price_per_hour < math.inf:
         raise ConfigError(f"--price-per-hour must be 0 or more, got {price_per_hour:g}")
     if nodes < 1:
         raise ConfigError(f"--nodes must be 1 or more, got {nodes}")
+    for option, value in (("--mtbf-hours", mtbf_h), ("--budget", budget)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{option} must be above 0, got {value:g}")
     if machine is None:
         cluster = Cluster(here, nodes)
     else:
         there = kept.load(Path(machine), of_any_machine=True)
+        _check_torch(there, here, machine)
         cluster = Cluster(there, nodes, here.flops_per_s() / there.flops_per_s())
     if price_per_hour is not None:
         cluster = replace(cluster, machine=replace(cluster.machine, price_per_worker_hour=price_per_hour))
     _, measurements = _predictor(cluster)
-    return Planner(cluster, measurements, records.load_record(here.name)), cluster
+    return Planner(cluster, measurements, records.load_record(here.name), mtbf_h=mtbf_h, budget=budget), cluster
+
+
+def _check_torch(there: MachineProfile, here: MachineProfile, file: str | os.PathLike[str]) -> None:
+    """Raise if times measured here cannot be scaled to a machine, as its profile is of another version of torch."""
+    theirs, ours = there.versions.get("torch"), here.versions.get("torch")
+    if theirs != ours:
+        text = f"was measured with torch {theirs}, and this is {ours}"
+        raise ConfigError(f"{os.fspath(file)} {text}: run `orchestray calibrate` there with torch {ours}")
 
 
 def _predictor(cluster: Cluster) -> tuple[Predictor, Measurements]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.usercode.beside import find_once
 from orchestray.trainers.planning.candidates import Candidate, candidates
+from orchestray.trainers.planning.goodput import goodput_of
 from orchestray.trainers.planning.predict import Cluster, Predictor, refuse_unknown
 
 if TYPE_CHECKING:
@@ -93,10 +94,21 @@ class Planner:
         cluster: machines to plan for.
         measurements: measurements on this machine.
         record: errors of earlier predictions.
+        mtbf_h: mean hours between failures of a run; None: plans have no goodput.
+        budget: most that a run may cost, in the unit of the machine's `price_per_worker_hour`; None: any price.
     """
 
-    def __init__(self, cluster: Cluster, measurements: Measurements, record: Record) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        measurements: Measurements,
+        record: Record,
+        *,
+        mtbf_h: float | None = None,
+        budget: float | None = None,
+    ) -> None:
         self._cluster, self._measurements, self._record = cluster, measurements, record
+        self._mtbf_h, self._budget = mtbf_h, budget
         self._predictor = Predictor(cluster, measurements)
         self._correction, self._start_s = cache(record.correction), cache(record.start_s)  # many plans are alike
 
@@ -139,6 +151,9 @@ class Planner:
         unfit += [Unfit(plan.name, self._too_large(plan)) for plan in made if self._needed(plan) > self._limit]
         if not fitting:
             raise ConfigError(self._nothing_fits(made, unfit))
+        if self._budget is not None:
+            fitting, dear = self._divided_by_budget(fitting, self._budget)
+            unfit += dear
         try:
             this = self.this(config)
         except OrchestrayError as error:
@@ -155,7 +170,10 @@ class Planner:
         if (price := self._cluster.machine.price_per_worker_hour) is not None and plan.num_steps:
             seconds = plan.start_s + plan.num_steps * plan.step_s
             plan = replace(plan, price=price * (plan.num_workers + plan.num_servers) * seconds / 3600)
-        return plan
+        if self._mtbf_h is None:
+            return plan
+        disk = self._cluster.machine.disk_bytes_per_s
+        return replace(plan, goodput=goodput_of(plan, mtbf_h=self._mtbf_h, disk_bytes_per_s=disk))
 
     @property
     def _limit(self) -> float:
@@ -169,10 +187,37 @@ class Planner:
     def _too_large(self, plan: Plan) -> str:
         return f"its workers need {_gb(self._needed(plan))} a machine, which has {_gb(self._limit)} for them"
 
+    def _divided_by_budget(self, plans: Sequence[Plan], budget: float) -> tuple[list[Plan], list[Unfit]]:
+        """Return the plans within the budget, and those beyond it with what they cost."""
+        if self._cluster.machine.price_per_worker_hour is None:
+            text = "set price_per_worker_hour in the profile of the machine, which orchestray calibrate has written"
+            raise ConfigError(f"--budget needs the price of a worker: {text}")
+        prices = [(plan, plan.price) for plan in plans if plan.price is not None]
+        if not prices:
+            raise ConfigError("--budget needs the length of the run: set train.steps or train.epochs")
+        within = [plan for plan, price in prices if price <= budget]
+        if not within:
+            least, price = min(prices, key=lambda each: each[1])
+            helps = "fewer train.steps or train.epochs, or a smaller price_per_worker_hour"
+            raise ConfigError(
+                f"no scheme fits the budget of {budget:g}: the cheapest, {least.name}, costs {price:.4g}, "
+                f"{price - budget:.4g} more; what would help: {helps}"
+            )
+        dear = [
+            Unfit(plan.name, f"a run costs {price:.4g}, more than the budget of {budget:g}")
+            for plan, price in prices
+            if price > budget
+        ]
+        return within, dear
+
     def _nothing_fits(self, made: Sequence[Plan], unfit: Sequence[Unfit]) -> str:
         if not made:
-            reasons = "; ".join(f"{each.name}: {each.why}" for each in unfit[:3])
-            return f"no scheme fits this config: {reasons}"
+            first: dict[str, str] = {}
+            for each in unfit:
+                first.setdefault(each.why, each.name)
+            if len(first) == 1:
+                return f"no scheme fits this config, each for one reason: {unfit[0].why}"
+            return "no scheme fits this config: " + "; ".join([f"{name}: {why}" for why, name in first.items()][:3])
         least = min(made, key=self._needed)
         lacks = self._needed(least) - self._limit
         helps = "a smaller train.batch_size or a larger train.accumulate, more machines (--nodes), or more memory"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from orchestray.trainers.planning.correction import Correction, Traits
+    from orchestray.trainers.planning.goodput import Goodput
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Plan:
         interval_s: seconds of a step between which 80 % of the runs are expected to be; None: not corrected yet.
         start_s: seconds from the call to the first step.
         price: price of the whole run, or None.
+        goodput: part of the time that failures leave, with the best checkpoints; None: no rate of failures was given.
         notes: what a reader has to know, each a sentence without its full stop.
     """
 
@@ -104,6 +106,7 @@ class Plan:
     interval_s: tuple[float, float] | None = None
     start_s: float = 0.0
     price: float | None = None
+    goodput: Goodput | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -146,6 +149,7 @@ class Plan:
             "servers": self.num_servers,
             "start_s": self.start_s,
             "price": self.price,
+            "goodput": None if self.goodput is None else self.goodput.to_json(),
             "notes": list(self.notes),
             "config": dict(self.config),
         }

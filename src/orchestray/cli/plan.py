@@ -16,10 +16,11 @@ from orchestray.platform.terminal.format import size
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
 
+    from orchestray.trainers.planning.goodput import Goodput
     from orchestray.trainers.planning.planner import Plans
     from orchestray.trainers.planning.plans import Plan
 
@@ -60,6 +61,10 @@ def plan(
         str | None, typer.Option("--explain", metavar="A", help="Show where the time of a plan goes.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All plans, and the schemes that do not fit.")] = False,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="PRICE", help="Most that the run may cost; the profile has a worker's price."),
+    ] = None,
     mtbf_h: Annotated[
         float | None,
         typer.Option("--mtbf-hours", metavar="H", help="Mean hours between failures: show the expected goodput."),
@@ -74,6 +79,8 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     """Predict the time, memory and traffic of each scheme for a config, ranked, with the planner's own errors."""
+    chosen = {"--this": this, "--why": why, "--explain": explain, "--all": everything, "--history": history}
+    _check_together([option for option, value in chosen.items() if value])
     if history:
         _history(config, as_json=as_json)
         return
@@ -82,41 +89,56 @@ def plan(
     from orchestray.trainers.planning import plan as planning
 
     if this:
-        one = planning.plan_as_it_stands(
-            config, overrides=overrides or (), nodes=nodes, machine=machine, price_per_hour=price_per_hour
+        beside = {"--workers": workers, "--budget": budget}
+        _check_together(["--this", *(option for option, value in beside.items() if value is not None)])
+        found = [
+            planning.plan_as_it_stands(
+                config,
+                overrides=overrides or (),
+                nodes=nodes,
+                machine=machine,
+                price_per_hour=price_per_hour,
+                mtbf_h=mtbf_h,
+            )
+        ]
+    else:
+        plans = planning.plan(
+            config,
+            overrides=overrides or (),
+            workers=workers,
+            nodes=nodes,
+            machine=machine,
+            price_per_hour=price_per_hour,
+            budget=budget,
+            mtbf_h=mtbf_h,
+            report=_reporter(),
         )
-        if as_json:
-            print(json.dumps([one.to_json()]))
-        else:
-            show(_explained(one))
-            _print_notes(one)
-        return
-    plans = planning.plan(
-        config,
-        overrides=overrides or (),
-        workers=workers,
-        nodes=nodes,
-        machine=machine,
-        price_per_hour=price_per_hour,
-        report=_reporter(),
-    )
+        named = why or ([] if explain is None else [explain])
+        found = [plans.find(name) for name in named] or [*plans.plans]
     if as_json:
-        print(json.dumps([each.to_json() for each in plans.plans]))
+        print(json.dumps([each.to_json() for each in found]))
     elif why is not None:
-        show(_difference(plans.find(why[0]), plans.find(why[1])))
-    elif explain is not None:
-        show(_explained(found := plans.find(explain)))
+        show(_difference(*found))
+        print(f"\n{_deciding(*found)}")
+    elif this or explain is not None:
+        show(_explained(found[0]))
         _print_notes(found)
     else:
         show(_table(plans, everything=everything))
         print()
-        for line in _closing(plans, config, mtbf_h, everything=everything):
+        for line in _closing(plans, config, everything=everything):
             print(line)
-        _print_notes(plans.best or plans.plans[0])
+        _print_notes(plans.plans)
 
 
-def _print_notes(plan: Plan) -> None:
-    for note in plan.notes:
+def _check_together(options: Sequence[str]) -> None:
+    """Raise if options are given of which each takes the place of the others."""
+    if len(options) > 1:
+        raise ConfigError(f"{options[0]} and {options[1]} do not go together; take one of them out")
+
+
+def _print_notes(plans: Sequence[Plan]) -> None:
+    for note in dict.fromkeys(note for each in plans for note in each.notes):
         print(f"Note: {note}.")
 
 
@@ -138,8 +160,8 @@ def _table(plans: Plans, *, everything: bool) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("")
     table.add_column("scheme")
-    has_price = any(each.price is not None for each in plans.plans)
-    for name in ("step, ms", "80 % of runs", "samples/s", "memory", "sent", "stale", *(["price"] if has_price else [])):
+    extra = _further_columns(plans)
+    for name in ("step, ms", "80 % of runs", "samples/s", "memory", "sent", "stale", *extra):
         table.add_column(name, justify="right")
     rows: list[tuple[str, Plan]] = [(str(place), each) for place, each in enumerate(plans.plans, start=1)]
     shown = rows if everything else rows[:_SHOWN]
@@ -157,18 +179,26 @@ def _table(plans: Plans, *, everything: bool) -> RenderableType:
             size(each.memory.resident),
             size(sum(each.num_bytes.values())),
             f"{each.staleness:.2g}" if each.staleness else "",
-            *(["-" if each.price is None else f"{each.price:.3g}"] if has_price else []),
+            *(cell(each) for cell in extra.values()),
         )
     return table
 
 
-def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: bool) -> Iterator[str]:
+def _further_columns(plans: Plans) -> dict[str, Callable[[Plan], str]]:
+    """Return the columns of what only some tables have."""
+    columns: dict[str, Callable[[Plan], str]] = {}
+    if any(each.price is not None for each in plans.plans):
+        columns["price"] = lambda plan: "-" if plan.price is None else f"{plan.price:.3g}"
+    if any(each.goodput is not None for each in plans.plans):
+        columns["goodput"] = lambda plan: "-" if plan.goodput is None else f"{plan.goodput.share:.1%}"
+    return columns
+
+
+def _closing(plans: Plans, config: str, *, everything: bool) -> Iterator[str]:
     if any(not each.keeps_result for each in plans.plans):
         yield "* ends with other weights than a single process does."
     if not plans.num_recorded:
         yield "No run was predicted here yet: the intervals are as wide as predictions for other models were wrong."
-    for note in dict.fromkeys(note for each in plans.plans for note in each.notes):
-        yield f"{note}."
     if plans.num_disturbed:
         yield (
             f"This machine was busy with other programs during {plans.num_disturbed} measurements: their times are too "
@@ -188,8 +218,8 @@ def _closing(plans: Plans, config: str, mtbf_h: float | None, *, everything: boo
     yield f"Fastest with the result of one process: {best.name}."
     if (cheapest := plans.cheapest) is not None:
         yield f"Cheapest with the result of one process: {cheapest.name}, {cheapest.price:.3g} for the run."
-    if mtbf_h is not None:
-        yield _goodput_line(best, mtbf_h)
+    if best.goodput is not None:
+        yield f"With failures: goodput {_goodput(best.goodput)}."
     yield command_of(config, overrides_of(best))
 
 
@@ -198,24 +228,9 @@ def command_of(config: str, overrides: Sequence[str]) -> str:
     return shlex.join(["orchestray", "train", config, *overrides])
 
 
-def _goodput_line(plan: Plan, mtbf_h: float) -> str:
-    from orchestray.trainers.machine import kept
-    from orchestray.trainers.survey.cluster.failures import Failures, restarting_goodput, young_daly_s
-
-    kept_bytes = plan.memory.parameters + plan.memory.optimizer
-    checkpoint_s = max(1e-3, kept_bytes / kept.load().disk_bytes_per_s)
-    failures = Failures(1 / (3600 * mtbf_h), checkpoint_s, _RESTART_S)
-    interval_s = young_daly_s(1, failures)
-    steps = max(1, round(interval_s / plan.step_s))
-    part = restarting_goodput(interval_s, 1, failures)
-    return (
-        f"With a failure every {mtbf_h:g} h: goodput {part:.1%} with a checkpoint every {steps:,} steps "
-        f"({interval_s:.3g} s, Young); checkpoint.every_steps={steps}"
-    )
-
-
-_RESTART_S = 2.0
-"""Seconds from a worker's death to the next step (benchmarks/results/recovery.md)."""
+def _goodput(goodput: Goodput) -> str:
+    steps, interval_s = goodput.checkpoint_every_steps, goodput.interval_s
+    return f"{goodput.share:.1%} with a checkpoint every {interval_s:.3g} s (Young): checkpoint.every_steps={steps}"
 
 
 def _explained(plan: Plan) -> RenderableType:
@@ -248,8 +263,9 @@ def _explained(plan: Plan) -> RenderableType:
         table.add_row("staleness", f"{plan.staleness:.3g}", "updates")
     if plan.price is not None:
         table.add_row("price of the run", f"{plan.price:.4g}", "")
-    for note in plan.notes:
-        table.add_row(note, "", "")
+    if plan.goodput is not None:
+        table.add_row("goodput with failures", f"{plan.goodput.share:.1%}", "")
+        table.add_row("best checkpoint.every_steps", f"{plan.goodput.checkpoint_every_steps:,}", "")
     return table
 
 
@@ -267,6 +283,27 @@ def _difference(one: Plan, other: Plan) -> RenderableType:
     totals = (1e6 * one.step_s / one.samples, 1e6 * other.step_s / other.samples)
     table.add_row("in all", f"{totals[0]:.3g}", f"{totals[1]:.3g}", f"{totals[1] - totals[0]:+.3g}")
     return table
+
+
+_PARTS = {"compute": "forward and backward", "bubble": "bubble and queues", "loop": "reading, recording"}
+"""Names of parts of a step, as they are shown; those of others are their own."""
+
+
+def _deciding(one: Plan, other: Plan) -> str:
+    """Return a sentence on the part that decides between two plans."""
+    from orchestray.trainers.planning.planner import why
+
+    difference = other.step_s / other.samples - one.step_s / one.samples
+    faster, slower = (one, other) if difference >= 0 else (other, one)
+    # Of the parts that speak for the faster one, the one that says most.
+    part, least, most = max(why(faster, slower), key=lambda each: each[2] - each[1])
+    if most <= least:
+        return f"Nothing decides between {one.name} and {other.name}: no part of a step differs."
+    saved, all_saved = 1e6 * (most - least), 1e6 * abs(difference)
+    return (
+        f"{_PARTS.get(part, part).capitalize()} decides: {faster.name} takes {saved:.3g} us a sample less for it than "
+        f"{slower.name}, and {all_saved:.3g} us less in all."
+    )
 
 
 def _history(runs: str | None, *, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,9 +69,11 @@ def test_the_plans_of_one_worker_are_shown_with_the_command_that_runs_the_best(c
     assert "one process" in shown
     assert "as it stands" in shown
     assert "Fastest with the result of one process: one process" in shown
-    assert "goodput" in shown
+    assert "With failures: goodput" in shown
+    assert "checkpoint.every_steps=" in shown
     assert f"orchestray train {config} 'strategy.network={{}}'" in shown
-    plans = json.loads(run(config, "--workers", "1", "--json"))
+    plans = json.loads(run(config, "--workers", "1", "--mtbf-hours", "2", "--json"))
+    assert all(0 < plan["goodput"]["share"] < 1 for plan in plans)
     assert {"step_s", "interval_s", "memory_bytes", "bytes", "staleness", "price", "config"} <= plans[0].keys()
 
 
@@ -88,6 +91,9 @@ def test_a_plan_is_explained_by_its_parts_and_compared_with_another(config: str)
     assert "memory: parameters" in explained
     compared = run(config, "--workers", "1", "--why", "one process", "one process, recompute sqrt")
     assert "difference" in compared
+    assert "decides: " in compared
+    both = json.loads(run(config, "--workers", "1", "--why", "one process, recompute sqrt", "one process", "--json"))
+    assert [plan["name"] for plan in both] == ["one process, recompute sqrt", "one process"]
     assert json.loads(run(config, "--this", "--json"))[0]["name"] == "as it stands"
 
 
@@ -109,7 +115,8 @@ def test_a_price_an_hour_shows_what_each_run_costs_and_which_costs_least(config:
 @pytest.mark.usefixtures("profile")
 def test_batches_that_grow_are_planned_with_a_note_and_their_runs_are_not_put_beside_predictions(config: str) -> None:
     grows = "train.batch_schedule={type: steps, every_steps: 10, max_batch_size: 64}"
-    assert "Note: batches grow from 32 samples to 64 at most." in run(config, grows, "--this")
+    for options in (["--this"], ["--workers", "1"], ["--workers", "1", "--explain", "1"]):
+        assert run(config, grows, *options).count("atches grow from 32 samples to 64 at most") == 1
     lines = [{"samples_per_s": 1.0, "time_s": float(step)} for step in range(50)]
     for overrides in ([grows], []):
         run(config, *overrides, "--this")
@@ -137,3 +144,34 @@ def test_the_history_shows_the_errors_of_each_family(profile: MachineProfile) ->
 def test_training_by_a_plan_takes_the_best_one_of_a_new_run_only(config: str, arguments: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         CliRunner().invoke(train_app, [config, *arguments], catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("profile")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--this", "--explain", "1"], "--this and --explain do not go together"),
+        (["--this", "--workers", "4"], "--this and --workers do not go together"),
+        (["--why", "1", "2", "--all"], "--why and --all do not go together"),
+        (["--mtbf-hours", "0"], "--mtbf-hours must be above 0, got 0"),
+        (["--budget", "-1"], "--budget must be above 0, got -1"),
+    ],
+)
+def test_an_option_that_would_not_count_is_refused(config: str, options: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        run(config, *options)
+
+
+def test_a_profile_of_another_machine_needs_the_same_torch_and_gives_its_disk_and_price(
+    config: str, profile: MachineProfile, tmp_path: Path
+) -> None:
+    slow_disk = replace(profile, processor="another", disk_bytes_per_s=1.0, price_per_worker_hour=3.0)
+    for name, made in (("there", slow_disk), ("old", replace(slow_disk, versions={"torch": "0.1"}))):
+        kept.save(made, tmp_path / f"{name}.json")
+    with pytest.raises(ConfigError, match=r"old\.json was measured with torch 0\.1, and this is "):
+        run(config, "--this", "--machine", str(tmp_path / "old.json"))
+    options = ["--mtbf-hours", "2", "--machine", str(tmp_path / "there.json")]
+    (plan,) = json.loads(run(config, "--this", "--json", *options))
+    assert plan["goodput"]["checkpoint_s"] > 1000  # by the disk of that machine
+    assert plan["price"] > 0
+    assert "price" in run(config, "--workers", "1", *options)

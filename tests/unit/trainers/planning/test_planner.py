@@ -175,6 +175,22 @@ def test_where_nothing_fits_the_error_says_by_how_much_and_what_would_help() -> 
         planner(Known(resident=2000 * MB)).plans(CONFIG, 2)
 
 
+def test_a_reason_that_all_schemes_share_is_said_once() -> None:
+    class Failing(Known):
+        def dry_runs(self, wanted: Wanted) -> list[DryRun]:
+            raise ConfigError("the task has no rows" if wanted.settings.layout.size == 1 or self.is_alike else "other")
+
+        served = profiles = dry_runs  # type: ignore[assignment]
+        is_alike = True
+
+    failing = Failing()
+    with pytest.raises(ConfigError, match=r"^no scheme fits this config, each for one reason: the task has no rows$"):
+        planner(failing).plans(CONFIG, 2)
+    failing.is_alike = False
+    with pytest.raises(ConfigError, match=r"^no scheme fits this config: one process: .* no rows; .*: other$"):
+        planner(failing).plans(CONFIG, 2)
+
+
 def test_a_price_is_that_of_all_workers_for_the_whole_run() -> None:
     plan = planner(Known(), price_per_worker_hour=36.0).plans(CONFIG, 2).find("2 replicas")
     assert plan.price == pytest.approx(2 * 100 * plan.step_s / 100)
@@ -189,6 +205,22 @@ def test_the_cheapest_plan_is_the_least_of_those_that_keep_the_result_and_there_
     assert plans.best is not None
     assert (plans.best.num_workers, plans.cheapest.name) == (2, "one process")
     assert planner(Known()).plans(CONFIG, 2).cheapest is None
+
+
+def test_a_budget_leaves_out_what_costs_more_and_says_by_how_much_where_nothing_is_left() -> None:
+    cluster = Cluster(machine(price_per_worker_hour=36.0))
+    every = Planner(cluster, Known(), Record()).plans(CONFIG, 2).plans
+    budget = every[len(every) // 2].price
+    assert budget is not None
+    plans = Planner(cluster, Known(), Record(), budget=budget).plans(CONFIG, 2)
+    within = [plan.name for plan in every if plan.price is not None and plan.price <= budget]
+    assert [plan.name for plan in plans.plans] == within
+    assert 0 < len(within) < len(every)
+    assert sum("more than the budget" in each.why for each in plans.unfit) == len(every) - len(within)
+    with pytest.raises(ConfigError, match=r"budget of 0\.001: the cheapest, .* costs .* more; what would help: fewer"):
+        Planner(cluster, Known(), Record(), budget=0.001).plans(CONFIG, 2)
+    with pytest.raises(ConfigError, match="set price_per_worker_hour in the profile"):
+        Planner(Cluster(machine()), Known(), Record(), budget=1.0).plans(CONFIG, 2)
 
 
 @pytest.mark.parametrize("name", ["one process", "2 replicas", "2 workers, asynchronous server"])
