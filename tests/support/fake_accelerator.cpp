@@ -1,4 +1,5 @@
 // A device that torch knows nothing about, whose memory is the CPU's and whose operations run there.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/autocast_mode.h>
@@ -31,6 +32,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  // What is drawn is drawn by the CPU's operations.
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::make_generator<at::CPUGeneratorImpl>(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
     c10::DataPtr block = memory.allocate(size);
     if (size_t kept = std::min(size, storage.nbytes())) std::memcpy(block.get(), storage.data(), kept);

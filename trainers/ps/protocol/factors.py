@@ -133,7 +133,7 @@ class FactorCapture:
             torch.tensor([self._sizes[index] for index in others], dtype=torch.int64),
             torch.cat([gradients[0][:0], *(gradients[index] for index in others)]),
         )
-        return FactoredGradient(_table(rows), flatten([layer.factors() for layer in chosen]), rest)
+        return FactoredGradient(_table(rows), flatten([layer.factors(gradients[0].device) for layer in chosen]), rest)
 
     def _sends_factors(self, layer: FullyConnected, gradients: Sequence[Tensor]) -> bool:
         if layer.inputs and not layer.is_checked:

@@ -53,9 +53,9 @@ class FullyConnected:
     def num_rows(self) -> int:
         return sum(rows.shape[0] for rows in self.inputs)
 
-    def factors(self) -> Tensor:
-        """Return the inputs, then the errors, as one flat tensor."""
-        return flatten([torch.empty(0, dtype=self.dtype), *self.inputs, *self.errors])
+    def factors(self, device: torch.device) -> Tensor:
+        """Return the inputs, then the errors, as one flat tensor on the layer's device."""
+        return flatten([torch.empty(0, dtype=self.dtype, device=device), *self.inputs, *self.errors])
 
     def is_its_gradient(self, gradient: Tensor | None, bias: Tensor | None) -> bool:
         """Return True if the captured factors produce these gradients."""

@@ -135,7 +135,8 @@ class Factored(CombinedGradients):
             dtype: type of the factors.
         """
         layers = [self._layers[number] for number in numbers]
-        mine = as_bytes(torch.cat([torch.empty(0, dtype=dtype), *(layer.factors() for layer in layers)]))
+        device = self._parameters[layers[0].weight].device
+        mine = as_bytes(torch.cat([layer.factors(device) for layer in layers]))
         widths = [(layer.in_features, layer.out_features) for layer in layers]
         lengths = [[n * width for n, both in zip(of_rank, widths, strict=True) for width in both] for of_rank in rows]
         messages = trade([mine] * len(rows), [sum(length) * dtype.itemsize for length in lengths], self.joined())

@@ -38,14 +38,14 @@ def trade(messages: Sequence[Tensor], sizes: Sequence[int], collective: Collecti
     Raises:
         PeerLostError: another replica is gone.
     """
-    rank = collective.rank
-    received = [messages[rank] if peer == rank else message_of(size) for peer, size in enumerate(sizes)]
+    rank, device = collective.rank, messages[collective.rank].device
+    received = [messages[rank] if peer == rank else message_of(size, device) for peer, size in enumerate(sizes)]
     send = {peer: message for peer, message in enumerate(messages) if peer != rank}
     receive = {peer: message for peer, message in enumerate(received) if peer != rank}
     collective.start_exchange(send, receive).wait()
     return received
 
 
-def message_of(size: int) -> Tensor:
-    """Return memory for a message of that many bytes."""
-    return torch.empty(size, dtype=torch.uint8)
+def message_of(size: int, device: torch.device) -> Tensor:
+    """Return memory for a message of that many bytes, on the device of what is made of it."""
+    return torch.empty(size, dtype=torch.uint8, device=device)

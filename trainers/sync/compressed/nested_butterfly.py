@@ -101,13 +101,14 @@ class NestedButterfly:
         if not bool(self._collective.all_gather(torch.tensor([int(repeats)])).all()):
             self._configure(indices)
         self._indices = indices
-        return torch.zeros(self._num_values, dtype=self._dtype).index_copy_(0, self._of_sum, self._reduced(values))
+        total = torch.zeros(self._num_values, dtype=self._dtype, device=values.device)
+        return total.index_copy_(0, self._of_sum, self._reduced(values))
 
     def _configure(self, indices: Tensor) -> None:
         """Send indices down and up, and keep what the values need to follow them."""
         self.num_configurations += 1
         for layer in self._layers:
-            bounds = torch.tensor([start for start, _ in layer.cuts] + [layer.cuts[-1][1]])
+            bounds = torch.tensor([start for start, _ in layer.cuts] + [layer.cuts[-1][1]], device=indices.device)
             ends = torch.searchsorted(indices, bounds).tolist()
             parts = [indices[start:stop] for start, stop in pairwise(ends)]
             layer.sent = [part.numel() for part in parts]
@@ -126,7 +127,7 @@ class NestedButterfly:
         for layer in self._layers:
             lengths = [each.numel() for each in layer.places]
             found = self._traded_values(layer.members, torch.split(values, layer.sent), lengths)
-            values = torch.zeros(layer.num_merged, dtype=self._dtype)
+            values = torch.zeros(layer.num_merged, dtype=self._dtype, device=values.device)
             for places, theirs in zip(layer.places, found, strict=True):
                 values.index_add_(0, places, theirs)
         for layer in reversed(self._layers):
@@ -138,11 +139,12 @@ class NestedButterfly:
         messages = [encode_gaps(part.contiguous()) for part in parts]
         sizes = [torch.tensor([message.numel()]) for message in messages]
         lengths = self._traded(members, sizes, [torch.empty(1, dtype=torch.int64) for _ in members])
-        return [decode_gaps(each) for each in self._traded(members, messages, [message_of(int(n)) for n in lengths])]
+        into = [message_of(int(length), parts[0].device) for length in lengths]
+        return [decode_gaps(each) for each in self._traded(members, messages, into)]
 
     def _traded_values(self, members: Sequence[int], parts: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
         messages = [as_bytes(part.contiguous()) for part in parts]
-        into = [message_of(length * self._dtype.itemsize) for length in lengths]
+        into = [message_of(length * self._dtype.itemsize, parts[0].device) for length in lengths]
         return [from_bytes(each, self._dtype) for each in self._traded(members, messages, into)]
 
     def _traded(self, members: Sequence[int], messages: Sequence[Tensor], into: Sequence[Tensor]) -> list[Tensor]:

@@ -92,7 +92,7 @@ class SparseSum:
         sizes = headers[:, 0].tolist()
         received = trade([message] * collective.size, sizes, collective)
         before, self._all_indices = self._all_indices, []
-        total = torch.zeros(self._num_values, dtype=self._dtype)
+        total = torch.zeros(self._num_values, dtype=self._dtype, device=message.device)
         for rank, (arrived, repeats) in enumerate(zip(received, headers[:, 1].tolist(), strict=True)):
             if repeats:
                 indices, values = before[rank], from_bytes(arrived, self._dtype)
@@ -112,9 +112,9 @@ class SparseSum:
         self._next_merge = 0
         if rank >= power:
             self._send(rank - power, indices, values)
-            return self._dense(*self._receive(rank - power, None))
+            return self._dense(*self._receive(rank - power, None, values.device))
         if rank + power < collective.size:
-            indices, values = self._merged(indices, values, *self._receive(rank + power, self._known()))
+            indices, values = self._merged(indices, values, *self._receive(rank + power, self._known(), values.device))
         distance = 1
         while distance < power:
             peer = rank ^ distance
@@ -136,7 +136,7 @@ class SparseSum:
             merge = _Merge(torch.searchsorted(merged, mine), torch.searchsorted(merged, theirs), merged)
             self._merges.append(merge)
         self._next_merge += 1
-        total = torch.zeros(merge.merged.numel(), dtype=self._dtype)
+        total = torch.zeros(merge.merged.numel(), dtype=self._dtype, device=values.device)
         total[merge.mine] = my_values
         total[merge.theirs] += values  # a + b has the same bits as b + a, so both sides get the same sum
         return merge.merged, total
@@ -154,12 +154,12 @@ class SparseSum:
     def _swap(self, peer: int, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         message, known = self._message(indices, values), self._known()
         if known is not None:  # both lengths are known
-            arrived = message_of(known.theirs.numel() * self._dtype.itemsize)
+            arrived = message_of(known.theirs.numel() * self._dtype.itemsize, message.device)
         else:
             size = torch.empty(1, dtype=torch.int64)
             mine = torch.tensor([message.numel()])
             self._collective.start_exchange({peer: mine}, {peer: size}).wait()
-            arrived = message_of(int(size))
+            arrived = message_of(int(size), message.device)
         self._collective.start_exchange({peer: message}, {peer: arrived}).wait()
         return self._read(arrived, known)
 
@@ -168,12 +168,14 @@ class SparseSum:
         self._collective.start_exchange({peer: torch.tensor([message.numel()])}, {}).wait()
         self._collective.start_exchange({peer: message}, {}).wait()
 
-    def _receive(self, peer: int, known: _Merge | None) -> tuple[Tensor, Tensor]:
+    def _receive(self, peer: int, known: _Merge | None, device: torch.device) -> tuple[Tensor, Tensor]:
         size = torch.empty(1, dtype=torch.int64)
         self._collective.start_exchange({}, {peer: size}).wait()
-        arrived = message_of(int(size))
+        arrived = message_of(int(size), device)
         self._collective.start_exchange({}, {peer: arrived}).wait()
         return self._read(arrived, known)
 
     def _dense(self, indices: Tensor, values: Tensor) -> Tensor:
-        return torch.zeros(self._num_values, dtype=self._dtype).index_copy_(0, indices, values.to(self._dtype))
+        return torch.zeros(self._num_values, dtype=self._dtype, device=values.device).index_copy_(
+            0, indices, values.to(self._dtype)
+        )

@@ -106,6 +106,6 @@ def swap_messages(
         sizes = {source: own.clone() for source in sources}
         collective.start_exchange(dict.fromkeys(targets, own), sizes).wait()
         lengths = {source: int(length) for source, length in sizes.items()}
-    received = {source: message_of(length).to(message.device) for source, length in lengths.items()}
+    received = {source: message_of(length, message.device) for source, length in lengths.items()}
     collective.start_exchange(dict.fromkeys(targets, message.contiguous()), received).wait()
     return received
