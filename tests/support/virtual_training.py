@@ -59,6 +59,7 @@ class VirtualTraining(Simulation):
         lr: float,
         decoupled: bool = False,
         lr_scale: bool = False,
+        pushes_per_update: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(seconds_of, num_workers, num_samples=NUM_SAMPLES, **options)
@@ -66,6 +67,8 @@ class VirtualTraining(Simulation):
         rates = Rates(lr)
         self.losses: list[float] = []
         """Over all samples, after each push."""
+        self.updates_behind: list[int] = []
+        """Staleness of each push, in updates of the shard."""
         self._problem = problem
         self._held: dict[int, tuple[int, Tensor]] = {}
         self._steps = LocalSteps(partition.slices(0), rates, {"type": "sgd"}, None) if decoupled else None
@@ -77,7 +80,12 @@ class VirtualTraining(Simulation):
             consistency=self.coordinator.settings.consistency,
             scale_by_staleness=lr_scale,
             revision=Revision() if decoupled else None,
+            pushes_per_update=pushes_per_update,
         )
+
+    @property
+    def num_updates(self) -> int:
+        return self._shard.version
 
     @property
     def weights(self) -> Tensor:
@@ -94,7 +102,7 @@ class VirtualTraining(Simulation):
         if self._steps is not None:
             pushed = self._steps.change(order, pushed, values, ())
         part = Part(order.step, order.share, order.num_samples, order.batch_samples)
-        self._shard.push(Origin(worker, (part,), version), pushed)
+        self.updates_behind.append(self._shard.push(Origin(worker, (part,), version), pushed).staleness)
         for done in done_steps:
             self._shard.advance(done.step)
         self.losses.append(self._problem.loss(self._shard.values))

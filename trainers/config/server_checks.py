@@ -177,6 +177,26 @@ def _groups(view: View, exchange: ParameterServer) -> Iterator[Problem]:
 
 
 @_of_servers
+def _softsync(view: View, exchange: ParameterServer) -> Iterator[Problem]:
+    if exchange.softsync is None:
+        return
+    path, data = f"{_PATH}.softsync", view("strategy.network.data")
+    if data % exchange.softsync:
+        text = f"divides strategy.network.data ({data}) into the gradients of an update, got {exchange.softsync}"
+        yield Problem(path, f"{text}; use one of its divisors")
+    for key, is_usual, usual, reason in (
+        ("consistency", exchange.consistency == "asynchronous", "asynchronous", "no worker waits for an update"),
+        ("transport", exchange.transport == "channel", "channel", "a server gathers gradients"),
+        ("groups", exchange.num_leaves == 0, "1", "the servers gather what workers push, and leaf servers sums"),
+        ("push_every", exchange.push_every == 1, "1", "a push is one gradient"),
+        ("rates", exchange.rates == "coupled", "coupled", "the servers make the steps"),
+    ):
+        if not is_usual:
+            text = f"with softsync: {exchange.softsync} {reason}; use {key}: {usual}, or take softsync out"
+            yield Problem(f"{_PATH}.{key}", text)
+
+
+@_of_servers
 def _compute_groups(view: View, exchange: ParameterServer) -> Iterator[Problem]:
     if not exchange.compute_groups:
         return
@@ -322,6 +342,7 @@ SERVER_RULES: tuple[Rule, ...] = (
     _shared_memory,
     _groups,
     _compute_groups,
+    _softsync,
     _whole_gradient,
     _whole_gradients,
     _split_network,

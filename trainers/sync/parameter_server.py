@@ -25,6 +25,10 @@ class ParameterServer(ExchangeParams):
     """Number of copies of each server; with 2 or more, the loss of one loses no data."""
     groups: Positive = 1
     """Number of leaf servers between the workers and the shards; 1: none."""
+    softsync: Positive | None = None
+    """Updates while each worker pushes once, n: the servers make one of every data / n gradients, with `asynchronous`
+    (Rudra's n-softsync). A gradient is about n updates old. Default: each push is an update.
+    """
     compute_groups: Flag = False
     """True to have the workers of a group compute with the same weights, and to make one update of the sum of their
     gradients: synchronous within a group, asynchronous between groups (Omnivore).

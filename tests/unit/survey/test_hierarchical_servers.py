@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from orchestray.trainers.ps.variants.hierarchy.significance_filter import Residu
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
 from support.training import few_digits, furthest
+from support.virtual_training import LeastSquares, VirtualTraining
 
 
 def task() -> Any:
@@ -103,6 +106,37 @@ def test_rudra_a_rate_over_the_staleness_recovers_the_accuracy_that_staleness_co
         assert fresh - scaled.mean() < 0.02
         assert fresh - found[4, minibatch, True].mean() < 0.02
         assert bool((scaled > unscaled).all())
+
+
+NUM_WORKERS = 16
+
+
+def of_softsync(n: int, seed: int) -> VirtualTraining:
+    """Train by 16 workers of about one speed in virtual time, whose server makes an update of 16 / n gradients."""
+    rng = random.Random(seed)
+    run = VirtualTraining(
+        LeastSquares(seed),
+        lambda _worker: rng.uniform(0.5, 1.5),
+        NUM_WORKERS,
+        consistency="asynchronous",
+        batch_size=60,
+        epochs=40,
+        lr=0.05,
+        pushes_per_update=NUM_WORKERS // n,
+    )
+    run.run()
+    return run
+
+
+def test_under_n_softsync_a_gradient_is_about_n_updates_old_and_no_more_than_2_n() -> None:
+    """Sweep Rudra's n over 1, 2 and 4, with three seeds: gradients of one round of all workers make n updates."""
+    for n in (1, 2, 4):
+        for seed in range(3):
+            run = of_softsync(n, seed)
+            behind = run.updates_behind[2 * NUM_WORKERS :]
+            assert fmean(behind) == pytest.approx(n * (1 - 1 / NUM_WORKERS), rel=0.1)
+            assert sum(late > 2 * n for late in behind) < 0.01 * len(behind)
+            assert run.num_updates == len(run.updates_behind) * n // NUM_WORKERS
 
 
 RATE = 0.001

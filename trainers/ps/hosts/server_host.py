@@ -263,6 +263,7 @@ class ServerHost(AcceptingHost):
             aggregation=self._rule(),
             revision=Revision(step, central.global_lr) if central.decouples_rates else None,
             notes_changes=central.pulls_changes,
+            pushes_per_update=central.pushes_per_update(settings),
         )
         if optimizer_state:
             if self._plan is not None:

@@ -45,6 +45,8 @@ class CentralSettings:
     """Smallest part that the optimizer has to see whole, so that shards begin and end with it."""
     groups: int = 1
     """Number of leaf servers; 1: none, except with `compute_groups`."""
+    softsync: int | None = None
+    """Updates of each worker's round under n-softsync; None: each push is an update."""
     compute_groups: bool = False
     """True if workers of a leaf compute with the same weights, and their gradients make one update."""
     factors: Factors = "never"
@@ -74,6 +76,7 @@ class CentralSettings:
             unit=_unit(json.dumps(settings.optimizer)) if exchange["shards"] > 1 else "element",
             groups=exchange["groups"],
             compute_groups=exchange["compute_groups"],
+            softsync=exchange["softsync"],
             factors=exchange["factors"],
             pulls_changes=exchange["pulls"] == "changed",
             in_shared_memory=exchange["transport"] == "shared_memory",
@@ -83,6 +86,10 @@ class CentralSettings:
     def updates_are_batches(self) -> bool:
         """True if an update is that of a batch, and versions count batches; False if each push is an update."""
         return self.consistency != "asynchronous" and not self.decouples_rates
+
+    def pushes_per_update(self, settings: ReplicaSettings) -> int:
+        """Return the number of pushes from which an asynchronous server makes one update."""
+        return 1 if self.softsync is None else settings.layout.data // self.softsync
 
     @property
     def num_leaves(self) -> int:

@@ -1,6 +1,7 @@
 """A server's part of the parameters, and the updates that pushed gradients make. Pure: no messages, no threads.
 
-- asynchronous: each push is an update (Dean et al. 2012, Downpour SGD; Recht et al. 2011).
+- asynchronous: each push is an update, or each sum of a few (`softsync`) (Dean et al. 2012, Downpour SGD; Recht et
+  al. 2011).
 - synchronous and stale: the shares of a batch are gathered (`batches`) and become one update once the coordinator knows
   the batch to be complete, batches in order (Ho et al. 2013, stale-synchronous parallel). The two differ only in how
   far workers may run ahead, which the coordinator decides.
@@ -32,6 +33,7 @@ from orchestray.trainers.ps.protocol.requests import Origin, Part
 from orchestray.trainers.ps.protocol.state import SLOTS
 from orchestray.trainers.ps.server.batches import Batches, Push, SeenShares
 from orchestray.trainers.ps.server.dyn_sgd import Revision
+from orchestray.trainers.ps.server.softsync import Softsync
 
 Consistency = Literal["synchronous", "stale", "asynchronous"]
 
@@ -93,6 +95,7 @@ class Shard:
         aggregation: Aggregation | None = None,
         revision: Revision | None = None,
         notes_changes: bool = False,
+        pushes_per_update: int = 1,
     ) -> None:
         """
         Args:
@@ -110,6 +113,7 @@ class Shard:
             revision: turns pushed changes into moves. Each push is then an update, also where workers are bounded, and
                 the optimizer, the rates, the scaling and the clipping are unused.
             notes_changes: True to know which values have changed since a version.
+            pushes_per_update: number of pushes of an update, where updates are neither batches nor moves.
 
         Raises:
             ConfigError: the optimizer or the clipping needs whole parameters, and the shard holds parts.
@@ -131,6 +135,7 @@ class Shard:
         self._rates = rates
         self._revision = revision
         self._by_batch = consistency != "asynchronous" and revision is None
+        self._softsync = Softsync(pushes_per_update, values) if pushes_per_update > 1 else None
         self._scale_by_staleness = scale_by_staleness
         self._grad_clip = grad_clip
         self._applied = SeenShares(version if self._by_batch else 0)
@@ -208,8 +213,13 @@ class Shard:
             self.buffers.add(push.buffers)
         if self._revision is not None:
             self.move(self._revision.revise(push.gradient, origin.read_version, self.version))
-        else:
-            self._update(push.gradient, push.unused, max(part.step for part in origin.parts), scale, push.weight)
+            return Applied(True, staleness, self.version)
+        step = max(part.step for part in origin.parts)
+        if self._softsync is None:
+            self._update(push.gradient, push.unused, step, scale, push.weight)
+        elif self._softsync.add(push.gradient, scale, step, push.weight, sorted(push.unused)):
+            gradient, unused, step, weight = self._softsync.take()
+            self._update(gradient, unused, step, 1.0, weight)
         return Applied(True, staleness, self.version)
 
     def _collect(self, origin: Origin, push: Push) -> Applied:
@@ -332,6 +342,9 @@ class Shard:
         if self._revision is not None:
             state["rounds"], means = self._revision.state()
             tensors |= means
+        if self._softsync is not None:
+            state["softsync"], gathered = self._softsync.state()
+            tensors |= gathered
         return state, tensors
 
     @torch.no_grad()
@@ -347,6 +360,8 @@ class Shard:
         self._applied = from_json(SeenShares, state["applied"])
         if self._revision is not None:
             self._revision.load_state(state["rounds"], tensors)
+        if self._softsync is not None:
+            self._softsync.load_state(state["softsync"], tensors)
         self.batches.load_state(state["pending"], tensors)
         if self.buffers is not None:
             self.buffers.floats.copy_(tensors["buffers/floats"])

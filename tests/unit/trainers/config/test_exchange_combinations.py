@@ -158,6 +158,23 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             server("consistency: asynchronous, rates: decoupled, groups: 2"),
             "groups: with rates: decoupled one server sees the steps of all workers; use groups: 1, or rates: coupled",
         ),
+        # softsync
+        (
+            4,
+            server("consistency: asynchronous, softsync: 3"),
+            (
+                "softsync: divides strategy.network.data (4) into the gradients of an update, got 3; use one of its "
+                "divisors"
+            ),
+        ),
+        (
+            2,
+            server("softsync: 1"),
+            (
+                "consistency: with softsync: 1 no worker waits for an update; use consistency: asynchronous, or take "
+                "softsync out"
+            ),
+        ),
         # compute groups
         (
             2,
