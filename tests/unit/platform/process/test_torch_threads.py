@@ -23,7 +23,7 @@ def of_this_thread(_: Any = None) -> int:
     (num_threads,) = (
         int(pool["num_threads"])
         for pool in threadpool_info()
-        if pool["user_api"] == "openmp" and Path(torch.__file__).parent in Path(pool["filepath"]).parents
+        if pool["user_api"] == "openmp" and Path(torch.__file__).resolve().parent in Path(pool["filepath"]).parents
     )
     return num_threads
 
