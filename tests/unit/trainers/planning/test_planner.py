@@ -219,7 +219,7 @@ def test_a_budget_leaves_out_what_costs_more_and_says_by_how_much_where_nothing_
     assert sum("more than the budget" in each.why for each in plans.unfit) == len(every) - len(within)
     with pytest.raises(ConfigError, match=r"budget of 0\.001: the cheapest, .* costs .* more; what would help: fewer"):
         Planner(cluster, Known(), Record(), budget=0.001).plans(CONFIG, 2)
-    with pytest.raises(ConfigError, match="set price_per_worker_hour in the profile"):
+    with pytest.raises(ConfigError, match="give --price-per-hour, or set price_per_worker_hour in the profile"):
         Planner(Cluster(machine()), Known(), Record(), budget=1.0).plans(CONFIG, 2)
 
 
