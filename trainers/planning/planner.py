@@ -190,7 +190,7 @@ class Planner:
     def _divided_by_budget(self, plans: Sequence[Plan], budget: float) -> tuple[list[Plan], list[Unfit]]:
         """Return the plans within the budget, and those beyond it with what they cost."""
         if self._cluster.machine.price_per_worker_hour is None:
-            text = "give --price-per-hour, or set price_per_worker_hour in the profile that orchestray calibrate has written"
+            text = "give --price-per-hour, or set price_per_worker_hour in the profile of the machine"
             raise ConfigError(f"--budget needs the price of a worker: {text}")
         prices = [(plan, plan.price) for plan in plans if plan.price is not None]
         if not prices:
