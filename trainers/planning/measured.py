@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
@@ -16,6 +15,7 @@ from torch.nn import functional
 
 from orchestray.platform.errors import TaskError
 from orchestray.trainers.planning.analyse import Analysis, PassCost, analyse
+from orchestray.trainers.planning.layer_times import LayerTimes
 from orchestray.trainers.planning.subject import Subject
 from orchestray.trainers.survey.operators.autotuner import tried_s
 
@@ -39,6 +39,10 @@ class Ceilings:
     def limit_s(self, cost: PassCost) -> float:
         """Return the seconds below which no machine with these ceilings is."""
         return max(cost.work / self.operations_per_s, cost.num_bytes / self.bytes_per_s)
+
+    def reached(self, cost: PassCost, seconds: float) -> float:
+        """Return the part of the ceilings that a pass reaches which takes so long."""
+        return self.limit_s(cost) / seconds
 
 
 def measure_ceilings() -> Ceilings:
@@ -68,14 +72,14 @@ class Measured:
     """Median seconds of a forward and a backward pass."""
     forward_s: Mapping[str, float]
     """Median seconds of the forward pass of each layer that has none with operations within it."""
+    backward_s: Mapping[str, float]
+    """Those of the backward pass, where it can be seen; see `LayerTimes`."""
+    limits_s: Mapping[str, tuple[float, float]]
+    """Seconds of the forward and of the backward pass of each layer by the ceilings."""
     convolutions: Mapping[str, Mapping[str, float]]
     """Seconds of each algorithm for the layers that are convolutions with stride 1; infinite where it does not take the
     shape, or needs more memory than it may.
     """
-
-    def limit_share(self, layer: str, cost: PassCost) -> float:
-        """Return the part of the ceilings that a layer's forward pass reaches."""
-        return self.ceilings.limit_s(cost) / self.forward_s[layer]
 
     def to_json(self) -> dict[str, Any]:
         times = {
@@ -86,6 +90,11 @@ class Measured:
             "ceilings": asdict(self.ceilings),
             "step_s": self.step_s,
             "forward_s": dict(self.forward_s),
+            "backward_s": dict(self.backward_s),
+            "limits_s": {
+                layer: {"forward": forward_s, "backward": backward_s}
+                for layer, (forward_s, backward_s) in self.limits_s.items()
+            },
             "convolutions": times,
         }
 
@@ -115,62 +124,23 @@ def measure(subject: Subject, analysis: Analysis, *, limit_bytes: int = LIMIT_BY
         limit_bytes: bytes that an algorithm may need beside inputs and outputs to be tried.
     """
     layers = {layer.name for layer in analysis.layers if layer.name}
-    watch = _Watch({name: module for name, module in subject.model.named_modules() if name in layers})
+    times = LayerTimes({name: module for name, module in subject.model.named_modules() if name in layers})
     steps_s = []
-    with watch.watched():
+    with times.watched():
         for number in range(_TIMES + 1):
-            watch.is_on = number > 0
-            began_s = perf_counter()
-            loss = subject.forward()
-            if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
-            steps_s.append(perf_counter() - began_s)
+            with times.step(counts=number > 0):
+                began_s = perf_counter()
+                loss = subject.forward()
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                steps_s.append(perf_counter() - began_s)
             subject.model.zero_grad()
-    found = {name: _times_of(module, watch.inputs[name], limit_bytes) for name, module in watch.convolutions()}
-    forward_s = {name: median(times) for name, times in watch.times_s.items()}
-    return Measured(measure_ceilings(), median(steps_s[1:]), forward_s, found)
-
-
-class _Watch:
-    """Hooks that take the time of each layer's forward pass, and keep the inputs of convolutions."""
-
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
-        # A module with others in it that have operations of their own is measured by those.
-        self._layers = {
-            name: module for name, module in layers.items() if not any(other.startswith(f"{name}.") for other in layers)
-        }
-        self.times_s: dict[str, list[float]] = {}
-        self.inputs: dict[str, Tensor] = {}
-        self.is_on = False
-        self._began_s: dict[str, float] = {}
-
-    def convolutions(self) -> Iterator[tuple[str, nn.Conv2d]]:
-        """Yield the convolutions that every algorithm is written for."""
-        for name, module in self._layers.items():
-            plain = isinstance(module, nn.Conv2d) and module.stride == module.dilation == (1, 1) and module.groups == 1
-            if plain and isinstance(module, nn.Conv2d) and not isinstance(module.padding, str) and name in self.inputs:
-                yield name, module
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        hooks = []
-        for name, module in self._layers.items():
-
-            def begin(_: nn.Module, inputs: Any, name: str = name) -> None:
-                if inputs and isinstance(inputs[0], Tensor):
-                    self.inputs[name] = inputs[0].detach()
-                self._began_s[name] = perf_counter()
-
-            def end(_: nn.Module, _inputs: Any, _outputs: Any, name: str = name) -> None:
-                if self.is_on:
-                    self.times_s.setdefault(name, []).append(perf_counter() - self._began_s[name])
-
-            hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    found = {name: _times_of(module, times.inputs[name], limit_bytes) for name, module in times.convolutions()}
+    ceilings = measure_ceilings()
+    limits_s = {
+        each.name: (ceilings.limit_s(each.forward), ceilings.limit_s(each.backward)) for each in analysis.layers
+    }
+    return Measured(ceilings, median(steps_s[1:]), times.forward_s, times.backward_s, limits_s, found)
 
 
 def _times_of(module: nn.Conv2d, x: Tensor, limit_bytes: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from orchestray.cli.analyse_text import (
+    TIMES,
     columns_of,
     lines_of,
     number,
@@ -115,7 +116,7 @@ def _times(analysis: Analysis, measured: Measured | None) -> str:
         return ""
     names = list(dict.fromkeys(name for times in measured.convolutions.values() for name in times))
     found = {row[0]: row for row in rows_of_times(analysis, measured)}
-    table = _table(["layer", "forward, ms", "of the limit"], [row[:3] for row in found.values()], texts=1)
+    table = _table(["layer", *TIMES], [row[: 1 + len(TIMES)] for row in found.values()], texts=1)
     sentence = html.escape(sentence_of_ceilings(analysis, measured))
     text = f"<section><h2>Measured</h2><p>{sentence}</p>{_roofline(analysis, measured)}{table}</section>"
     if names:

@@ -80,13 +80,17 @@ def _table(analysis: Analysis, layers: Sequence[LayerCost], columns: Sequence[Co
     return table
 
 
+TIMES = ("forward, ms", "of the limit", "backward, ms", "of the limit")
+"""Names of the columns of a layer's times."""
+
+
 def table_of_times(analysis: Analysis, measured: Measured) -> RenderableType:
-    """Return the measured time of each layer's forward pass, and the fastest algorithm of each convolution."""
+    """Return the measured times of each layer's passes, and the fastest algorithm of each convolution."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("layer", overflow="fold")
-    for name in ("forward, ms", "of the limit"):
+    for name in TIMES:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("fastest convolution", overflow="fold")
     for row in rows_of_times(analysis, measured):
@@ -99,13 +103,20 @@ def rows_of_times(analysis: Analysis, measured: Measured) -> list[Sequence[str]]
     return [
         (
             layer.name,
-            _milliseconds(measured.forward_s[layer.name]),
-            f"{measured.limit_share(layer.name, layer.forward):.0%}",
+            *_time_of(measured, layer.forward, measured.forward_s[layer.name]),
+            *_time_of(measured, layer.backward, measured.backward_s.get(layer.name)),
             _fastest(measured.convolutions.get(layer.name, {})),
         )
         for layer in analysis.layers
         if layer.name in measured.forward_s
     ]
+
+
+def _time_of(measured: Measured, cost: PassCost, seconds: float | None) -> tuple[str, str]:
+    """Return the time of a pass, and the part of the limit that it reaches."""
+    if seconds is None:
+        return "-", "-"
+    return _milliseconds(seconds), f"{measured.ceilings.reached(cost, seconds):.0%}"
 
 
 def _fastest(times_s: Mapping[str, float]) -> str:

@@ -29,13 +29,19 @@ def test_each_layer_has_a_time_and_each_convolution_with_stride_1_one_for_each_a
     monkeypatch.setattr(measured, "_CEILING_S", 0.01)
     counted = analyse(Subject("model", model().to("meta"), torch.empty(2, 2, 8, 8, device="meta"), 2))
     found = measure(Subject("model", model(), torch.zeros(2, 2, 8, 8), 2), counted)
-    assert {*found.forward_s} == {"0", "1", "2", "3", "5"}  # flattening is a view
+    assert {*found.forward_s} == {*found.backward_s} == {"0", "1", "2", "3", "5"}  # flattening is a view
     assert {*found.convolutions} == {"0", "2"}
     assert {*found.convolutions["0"]} == {*ALGORITHMS}
     assert all(math.isfinite(seconds) for seconds in found.convolutions["0"].values())
     assert math.isinf(found.convolutions["2"]["Winograd F(2)"])  # its kernels are not square
     assert found.to_json()["convolutions"]["2"]["Winograd F(2)"] is None
-    assert found.limit_share("5", counted.layers[-1].forward) > 0
+    told = found.to_json()
+    assert min(*told["forward_s"].values(), *told["backward_s"].values()) > 0
+    last = counted.layers[-1]
+    assert told["limits_s"][last.name] == {
+        "forward": found.ceilings.limit_s(last.forward),
+        "backward": found.ceilings.limit_s(last.backward),
+    }
 
 
 def test_an_algorithm_that_needs_more_memory_than_it_may_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,3 +70,4 @@ def test_the_limit_is_that_of_the_slower_of_computing_and_moving() -> None:
     ceilings = Ceilings(operations_per_s=100.0, bytes_per_s=10.0)
     assert ceilings.limit_s(PassCost(work=200, multiplications=100, depth=1, num_bytes=10)) == 2.0
     assert ceilings.limit_s(PassCost(work=200, multiplications=100, depth=1, num_bytes=50)) == 5.0
+    assert ceilings.reached(PassCost(work=200, multiplications=100, depth=1, num_bytes=50), 20.0) == 0.25
