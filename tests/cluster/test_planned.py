@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,9 +10,12 @@ import pytest
 
 import orchestray
 from orchestray.platform.cluster.cluster import Cluster
+from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.machine import kept
+from orchestray.trainers.machine.profile import MachineProfile
 from orchestray.trainers.planning import plan as planning
 from orchestray.trainers.planning import record as records
+from support.cli import orchestray_here
 from unit.trainers.planning.test_planner import machine
 
 CONFIG = {
@@ -21,14 +25,20 @@ CONFIG = {
 }
 
 
-def test_a_planned_run_has_its_prediction_in_its_result_and_in_the_record(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del cluster
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MachineProfile:
+    """Return the profile of this machine, which its planner finds."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("orchestray.trainers.planning.measuring._DISTURBED", 2.0)
     here = machine(processor=kept.processor(), cores=kept.cores(), versions=kept.versions(), memory_bytes=10**11)
     kept.save(here, kept.default_file())
+    return here
+
+
+def test_a_planned_run_has_its_prediction_in_its_result_and_in_the_record(
+    cluster: Cluster, tmp_path: Path, here: MachineProfile
+) -> None:
+    del cluster
     unplanned = orchestray.train(CONFIG, runs_dir=tmp_path, name="unplanned")
     assert "predicted" not in unplanned.result
     plan = planning.plan_as_it_stands(CONFIG)
@@ -43,3 +53,18 @@ def test_a_planned_run_has_its_prediction_in_its_result_and_in_the_record(
     entries = records.load_record(here.name).entries
     assert [(entry.name, entry.family) for entry in entries] == [("planned", "allreduce"), ("unplanned", "allreduce")]
     assert entries[0].measured_s == pytest.approx(predicted["measured_step_s"])
+
+
+@pytest.mark.usefixtures("cluster", "here")
+def test_with_plan_auto_a_run_trains_by_the_best_plan_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "plan", functools.partial(planning.plan, workers=1))  # of fifty schemes four
+    file = tmp_path / "small.yaml"
+    file.write_text(json.dumps({**CONFIG, "train": {**CONFIG["train"], "steps": 5}}), encoding="utf-8")
+    best = planning.plan(file).best
+    assert best is not None
+    done = orchestray_here("train", file, "--plan", "auto", "--runs-dir", tmp_path, "--name", "best")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"plan: {best.name}, {1e3 * best.step_s:.3g} ms a step")
+    assert load_train_config(tmp_path / "best" / "config.yaml").strategy == load_train_config(best.config).strategy
