@@ -80,7 +80,7 @@ def _table(analysis: Analysis, layers: Sequence[LayerCost], columns: Sequence[Co
     return table
 
 
-TIMES = ("forward, ms", "of the limit", "backward, ms", "of the limit")
+TIMES = ("forward, ms", "of limit", "backward, ms", "of limit")
 """Names of the columns of a layer's times."""
 
 
