@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from torch.distributed import FileStore
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.data.nested import tensors_in
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.machine import kept
 from orchestray.trainers.machine.profile import MachineProfile
@@ -194,23 +196,35 @@ def steps_of(made: Made, num_steps: int) -> list[float]:
 
 
 def two_workers_s(made: Made, num_steps: int) -> float:
-    """Return the median seconds of a step of two processes, each with a mini-batch, that add up their gradients."""
+    """Return the median seconds of a step of two processes, each with a mini-batch, that add up their gradients.
+
+    Raises:
+        TrainingError: one of them has ended before.
+    """
     context = multiprocessing.get_context("spawn")
-    out = context.Queue()
+    found, out = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (f"{folder}/meet", made, num_steps, out)
-        workers = [context.Process(target=_worker, args=(rank, *arguments)) for rank in range(2)]
+        arguments = (f"{folder}/meet", made, num_steps)
+        workers = [context.Process(target=_worker, args=(0, *arguments, out))]
+        workers.append(context.Process(target=_worker, args=(1, *arguments)))
         for worker in workers:
             worker.start()
+        out.close()  # the first worker has its own: the pipe ends with it
         try:
-            return float(out.get(timeout=_TIMEOUT_S))
+            if found.poll(_TIMEOUT_S):
+                return float(found.recv())
+        except EOFError:
+            pass
         finally:
             for worker in workers:
                 worker.join(_TIMEOUT_S)
+    raise TrainingError(
+        "Two workers that add up their gradients were to be measured, and one ended before, perhaps for want of memory."
+    )
 
 
-def _worker(rank: int, meeting: str, made: Made, num_steps: int, out: Any) -> None:
-    """Train as one of two workers; rank 0 tells the median step."""
+def _worker(rank: int, meeting: str, made: Made, num_steps: int, out: Connection | None = None) -> None:
+    """Train as one of two workers; rank 0 sends the median step."""
     torch.set_num_threads(1)
     group = Collective.gloo(FileStore(meeting, 2), rank, 2, _TIMEOUT_S)
     model, inputs = materialised(*made())
@@ -224,7 +238,7 @@ def _worker(rank: int, meeting: str, made: Made, num_steps: int, out: Any) -> No
         began_s = perf_counter()
         group.all_reduce(flat)
         taken_s.append(computed_s + perf_counter() - began_s)
-    if rank == 0:
-        out.put(median(taken_s[3:]))
+    if out is not None:
+        out.send(median(taken_s[3:]))
     group.barrier()
     group.close()

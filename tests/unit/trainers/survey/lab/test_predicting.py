@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Any
 
 import pytest
 from torch import nn
 
+from orchestray.platform.errors import TrainingError
 from orchestray.trainers.survey.cost_models.models import cpu_distributed_s, gemm_lookup_s, paleo_s
 from orchestray.trainers.survey.lab import predicting
 from orchestray.trainers.survey.lab.predicting import FITTED, HELD_OUT, PUBLISHED, Case, count, predictions
@@ -56,3 +58,8 @@ def test_an_epoch_has_the_steps_that_are_asked_for_unless_they_take_too_long(mon
     assert len(predicting.steps_of(SMALL, 53)) == 53
     monkeypatch.setattr(predicting, "_EPOCH_S", 0.0)
     assert len(predicting.steps_of(SMALL, 53)) == 2 * predicting.FIRST_STEPS
+
+
+def test_workers_that_end_before_they_are_measured_are_told_in_a_sentence() -> None:
+    with pytest.raises(TrainingError, match="one ended before, perhaps for want of memory"):
+        predicting.two_workers_s(partial(os._exit, 1), 1)
