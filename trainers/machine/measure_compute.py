@@ -103,11 +103,11 @@ def _product(left: Tensor, right: Tensor, out: Tensor) -> Callable[[], Tensor]:
 
 
 def _call_s(call: Callable[[], object]) -> float:
-    """Return the seconds of a call that was made before; of several samples, the median."""
+    """Return the seconds of a call that was made before; of short ones, the median of several samples."""
     call()
     took_s = _timed(call, 1)
     calls = max(1, round(_SAMPLE_S / max(took_s, 1e-7)))
-    return median(_timed(call, calls) for _ in range(3 if took_s < _LONG_S else 1)) if took_s < _MOST_S else took_s
+    return median(_timed(call, calls) for _ in range(3)) if took_s < _LONG_S else took_s
 
 
 def _timed(call: Callable[[], object], calls: int) -> float:
