@@ -64,7 +64,7 @@ def test_a_measured_layer_is_a_dot_within_the_plot_that_is_higher_the_faster_it_
 
     def heights(slower: str) -> list[float]:
         times = {name: 2e-3 if name == slower else 1e-3 for name in names}
-        page = page_of(analysis, Measured(Ceilings(1e12, 1e12), 2e-3, times, {}))
+        page = page_of(analysis, Measured(Ceilings(1e12, 1e12), 2e-3, times, {}, {}, {}))
         dots = [attrs for tag, attrs in Parsed(page).tags if tag == "i" and "bottom" in str(attrs.get("style"))]
         places = [tuple(map(float, re.findall(r"[\d.]+(?=%)", str(each["style"])))) for each in dots]
         assert len(places) == len(names)
@@ -76,7 +76,8 @@ def test_a_measured_layer_is_a_dot_within_the_plot_that_is_higher_the_faster_it_
 
 def test_the_tables_have_each_layer_each_split_and_what_was_measured(analysis: Analysis) -> None:
     times = {layer.name: 1e-3 for layer in analysis.layers if layer.name}
-    measured = Measured(Ceilings(1e9, 1e9), 2e-3, times, {"0": {"torch": 1e-3, "im2col": float("inf")}})
+    convolutions = {"0": {"torch": 1e-3, "im2col": float("inf")}}
+    measured = Measured(Ceilings(1e9, 1e9), 2e-3, times, {}, {}, convolutions)
     texts = Parsed(page_of(analysis, measured)).texts
     for text in ("Conv2d", "Linear", "data", "auto", "none", "Each convolution by each algorithm, ms", "im2col"):
         assert text in texts
