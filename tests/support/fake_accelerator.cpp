@@ -27,13 +27,17 @@ struct Memory final : c10::Allocator {
 Memory memory;
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &memory);
 
+// A generator of the device draws what one of the CPU draws from the same state; see `fallback`.
+struct Drawing final : at::CPUGeneratorImpl {
+  Drawing() { device_ = c10::Device(c10::DeviceType::PrivateUse1, 0); }
+};
+
 // Fully sharded parameters give their memory back, and take it again.
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  // What is drawn is drawn by the CPU's operations.
-  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::make_generator<at::CPUGeneratorImpl>(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return at::make_generator<Drawing>(); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
     c10::DataPtr block = memory.allocate(size);
     if (size_t kept = std::min(size, storage.nbytes())) std::memcpy(block.get(), storage.data(), kept);
@@ -101,19 +105,31 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  // A tensor without dimensions may be the CPU's, but not for a kernel that reads it by its address.
+  const bool by_address = op.schema().name().rfind("aten::_fused_", 0) == 0;
   bool on_device = false, on_cpu = false;
+  std::optional<at::Generator> own, lent;  // the CPU's operations refuse a generator of another device
   auto look = [&](const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     if (tensor.is_privateuseone()) on_device = true;
-    else if (tensor.dim() > 0 && tensor.is_cpu()) on_cpu = true;
+    else if (tensor.is_cpu() && (by_address || tensor.dim() > 0)) on_cpu = true;
   };
-  for (const auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
+  for (auto& value : torch::jit::last(*stack, op.schema().arguments().size())) {
     if (value.isTensor()) look(value.toTensor());
+    else if (value.isGenerator()) {
+      own = value.toGenerator();
+      TORCH_CHECK(own->device().type() == c10::DeviceType::PrivateUse1,
+                  "Expected a generator of the device: ", op.schema().name(), " has one of the CPU");
+      lent = at::detail::createCPUGenerator();
+      lent->set_state(own->get_state());
+      const_cast<c10::IValue&>(value) = *lent;
+    }
     else if (value.isTensorList()) for (const at::Tensor& tensor : value.toTensorVector()) look(tensor);
   }
   TORCH_CHECK(!(on_device && on_cpu) || op.schema().name() == "aten::index",
               "Expected all tensors to be on the same device: ", op.schema().name(), " has one of the CPU as well");
   at::native::cpu_fallback(op, stack);
+  if (lent) own->set_state(lent->get_state());
 }
 
 }  // namespace

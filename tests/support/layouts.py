@@ -44,14 +44,22 @@ class LaidOut:
 
 
 def layout_settings(
-    network: Mapping[str, Any] | None = None, exchange: Mapping[str, Any] | None = None, **train: Any
+    network: Mapping[str, Any] | None = None,
+    exchange: Mapping[str, Any] | None = None,
+    compression: Mapping[str, Any] | None = None,
+    aggregation: Mapping[str, Any] | None = None,
+    **train: Any,
 ) -> ReplicaSettings:
-    """Return the settings of a config with these keys of `strategy.network`, `strategy.exchange` and `train`."""
+    """Return the settings of a config with these keys of `strategy.network` and so on, and of `train`."""
     chosen = {"batch_size": 24, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.9}, "precision": "float64"}
+    if "solver" in train:
+        del chosen["optimizer"]
     strategy = {
         "network": {"microbatches": 4, **(network or {})},
         "exchange": {"type": "allreduce", **(exchange or {})},
     }
+    given = {"compression": compression, "aggregation": aggregation}
+    strategy |= {section: dict(keys) for section, keys in given.items() if keys}
     data = {"name": "layout", "task": {"type": "digits"}, "strategy": strategy}
     config = load_train_config({**data, "train": {"steps": 3, **chosen, **train}})
     return ReplicaSettings.from_config(config, storage="", model_directory="")

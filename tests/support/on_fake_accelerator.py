@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.worker.worker import CentralWorker
 from support.central_run import central_settings, train_central
+from support.device_layouts import ALL, GROUPS, IN_FLOAT32, SERVERS
 from support.fake_accelerator import register
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.recorded_device import RecordedDevice
@@ -39,29 +40,6 @@ from support.training import furthest, order_of, same_bits
 
 Waits = list[tuple[str, str, str]]
 
-_SHORT = {"precision": "bfloat16"}
-IN_FLOAT32 = {"one in bfloat16": "one", "data in bfloat16": "data", "zero3 in bfloat16": "zero3"}
-"""Layouts whose operations a device rounds as its own list of them says, and the same in float32."""
-LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "one": ({}, {}, {}),
-    "one, clipped": ({}, {}, {"grad_clip": 0.05}),
-    "one, adamw and an average": ({}, {}, {"optimizer": {"type": "adamw", "lr": 0.01}, "average": {"type": "ema"}}),
-    "data": ({"data": 2}, {}, {}),
-    "data, clipped": ({"data": 2}, {}, {"grad_clip": 0.05}),
-    "zero1": ({"data": 2}, {"shard": "optimizer"}, {}),
-    "zero2": ({"data": 2}, {"shard": "gradients"}, {}),
-    "zero3": ({"data": 2}, {"shard": "parameters"}, {}),
-    "averaging": ({"data": 2}, {"type": "averaging", "every": 2}, {}),
-    "tensor": ({"tensor": 2}, {}, {}),
-    "pipeline": ({"pipeline": 2}, {}, {}),
-    "tensor and pipeline": ({"tensor": 2, "pipeline": 2}, {}, {}),
-    "gossip": ({"data": 2}, {"type": "gossip"}, {}),
-    "elastic averaging": ({"data": 2}, {"type": "elastic_averaging"}, {}),
-    "one, lars": ({}, {}, {"optimizer": {"type": "lars", "lr": 0.1}}),
-    "one in bfloat16": ({}, {}, _SHORT),
-    "data in bfloat16": ({"data": 2}, {}, _SHORT),
-    "zero3 in bfloat16": ({"data": 2}, {"shard": "parameters"}, _SHORT),
-}
 NAN_AT = 0
 """A sample of the second batch."""
 _SHOWN = ("step", "epoch", "loss", "grad_norm", "split")
@@ -75,9 +53,8 @@ class Misplaced(TinyTask):
 
 
 def trained(device: torch.device | str, name: str, task: Callable[[], Any] = TinyTask) -> LaidOut:
-    network, exchange, train = LAYOUTS[name]
-    settings = layout_settings(network, exchange, **{"steps": 5, "precision": "float32", **train})
-    return train_laid_out(task, settings, device=device)
+    chosen = {"steps": 5, "precision": "float32", "task": task, **ALL[name]}
+    return train_laid_out(chosen.pop("task"), layout_settings(**chosen), device=device)
 
 
 @contextlib.contextmanager
@@ -141,9 +118,9 @@ def compared(device: torch.device, name: str, weights: dict[str, dict[str, Tenso
     }
 
 
-def under_servers(device: torch.device) -> dict[str, Any]:
+def under_servers(device: torch.device, exchange: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """Return what a run under parameter servers with workers on the device has in common with that on the CPU."""
-    settings = central_settings(2, {"shards": 2}, steps=5, precision="float32")
+    settings = central_settings(2, {"shards": 2, **(exchange or {})}, **more, steps=5, precision="float32")
     with tempfile.TemporaryDirectory() as folder:
         on_cpu = train_central(TinyTask, settings, Path(folder) / "cpu")
         with mock.patch.object(task_host, "device_of", return_value=device), watched() as waits:
@@ -218,7 +195,8 @@ def _model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
 
 
-def main(library: str) -> dict[str, Any]:
+def main(library: str, group: str) -> dict[str, Any]:
+    torch.set_num_threads(1)  # workers are threads already, and their tensors are small
     device = register(Path(library))
     connect = collective.connect
 
@@ -227,10 +205,12 @@ def main(library: str) -> dict[str, Any]:
 
     with mock.patch.object(collective, "connect", connect_over_host):
         weights: dict[str, dict[str, Tensor]] = {}
+        layouts = {name: compared(device, name, weights) for name in GROUPS[group]}
+        if group == "exchanges":
+            return {"layouts": layouts, "servers": {name: under_servers(device, **SERVERS[name]) for name in SERVERS}}
         return {
-            "layouts": {name: compared(device, name, weights) for name in LAYOUTS},
+            "layouts": layouts,
             "rounded": {short: furthest(weights[short], weights[long]) for short, long in IN_FLOAT32.items()},
-            "servers": under_servers(device),
             "misplaced": failure(device, "one", Misplaced),
             "nan": {
                 name: [failure(place, name, lambda: TinyTask(nan_at=NAN_AT)) for place in ("cpu", device)]
@@ -243,4 +223,4 @@ def main(library: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(*sys.argv[1:])))

@@ -298,7 +298,10 @@ class Optimizer(ABC):
 
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
         if slot == "step":
-            return torch.zeros((), dtype=torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32)
+            # A fused kernel of a GPU reads it there; other updates read it on the CPU, without waiting for a GPU.
+            device = parameter.device if self.has_fused_kernel else None
+            dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+            return torch.zeros((), dtype=dtype, device=device)
         return torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def _loaded(self, key: str, slot: str, parameter: Tensor, saved: Tensor | None) -> Tensor | None:
