@@ -109,10 +109,11 @@ class Policy:
         """Move the parameters to what was learned.
 
         Args:
-            learned: difference of each parameter from its initial value; there may be rows of options to come.
+            learned: difference of each parameter from its initial value. There may be rows of options to come, and none
+                of options that have occurred since the last update.
         """
         self.grow()
-        self.parameters = {name: initial + learned[name][: len(initial)] for name, initial in self._initial.items()}
+        self.parameters = {name: _moved(initial, learned[name]) for name, initial in self._initial.items()}
 
     # -- drawing ---------------------------------------------------------------------------------------------------
 
@@ -173,6 +174,13 @@ class Policy:
             output = torch.sigmoid(show) * torch.tanh(cell)
             outputs.append(output)
         return torch.stack(outputs, dim=1)
+
+
+def _moved(initial: Tensor, learned: Tensor) -> Tensor:
+    """Return the initial rows, each plus what was learned of it, if anything was."""
+    moved, num_rows = initial.clone(), min(len(initial), len(learned))
+    moved[:num_rows] += learned[:num_rows]
+    return moved
 
 
 class _Padded:

@@ -20,7 +20,8 @@ from orchestray.trainers.ps.hosts import server_host
 from orchestray.trainers.ps.hosts.server_host import ServerHost
 from orchestray.trainers.ps.hosts.worker_host import WorkerHost
 from orchestray.trainers.ps.protocol.address import Address
-from support.central_run import HOST, central_settings
+from orchestray.trainers.ps.server.softsync import Softsync
+from support.central_run import HOST, central_settings, train_central
 from support.patience import PATIENCE_S
 from support.training import digits, same_bits
 
@@ -176,3 +177,19 @@ def test_a_pattern_of_names_that_no_parameter_has_is_refused_as_the_servers_begi
     with pytest.raises(ConfigError, match=r"groups\.0\.match: no parameter has a name like '\*\.biass'"):
         host.begin(0, Start(0.0), HOST)
     host.close()
+
+
+def test_a_server_makes_an_update_of_as_many_pushes_as_softsync_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = Softsync.take
+
+    def counted(sums: Softsync) -> Any:
+        taken.append(len(sums._parts))
+        return take(sums)
+
+    monkeypatch.setattr(Softsync, "take", counted)
+    settings = central_settings(2, {"consistency": "asynchronous", "softsync": 1}, steps=STEPS)
+    train_central(lambda: digits(hidden=[8]), settings, tmp_path)
+    assert taken == [2] * STEPS
