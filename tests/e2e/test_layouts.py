@@ -33,6 +33,7 @@ LAYOUTS = {
     "tensor": "strategy.network={data: 1, tensor: 2, microbatches: 4}",
     "shard": "strategy={network: {data: 2, microbatches: 4}, exchange: {type: allreduce, shard: gradients}}",
     "fully sharded": "strategy={network: {data: 2, microbatches: 4}, exchange: {type: allreduce, shard: parameters}}",
+    "store": "strategy={network: {data: 2, microbatches: 4}, exchange: {factors: auto, store_shards: 2}}",
 }
 
 
@@ -72,7 +73,8 @@ def one(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("layout", "ranks"), [("pipeline", [0, 1]), ("shard", [0]), ("fully sharded", [1]), ("tensor", [1])]
+    ("layout", "ranks"),
+    [("pipeline", [0, 1]), ("shard", [0]), ("fully sharded", [1]), ("tensor", [1]), ("store", [0])],
 )
 def test_sigkill_of_a_stage_or_shard_recovers_with_the_right_weights(
     one: Path, tmp_path: Path, layout: str, ranks: list[int]

@@ -37,6 +37,7 @@ def _allreduce(view: View) -> Iterator[Problem]:
             "use algorithm: native, or shard: none"
         )
         yield Problem(f"{_PATH}.algorithm", text)
+    yield from _store(exchange, view("strategy.network.data"))
     if exchange.factors == "never":
         return
     if exchange.shard != "none":
@@ -45,6 +46,15 @@ def _allreduce(view: View) -> Iterator[Problem]:
     elif exchange.algorithm != "native":
         text = f"factors are gathered, not summed, so {exchange.algorithm} has no part in them"
         yield Problem(f"{_PATH}.factors", f"{text}; use factors: never, or algorithm: native")
+
+
+def _store(exchange: AllReduce, num_replicas: int) -> Iterator[Problem]:
+    if exchange.store_shards and exchange.factors == "never":
+        text = "the store is for what factors leave, and none are sent; use factors: auto, or store_shards: 0"
+        yield Problem(f"{_PATH}.store_shards", text)
+    elif exchange.store_shards > num_replicas:
+        text = f"each replica hosts one shard at most, and data: {num_replicas} has fewer than {exchange.store_shards}"
+        yield Problem(f"{_PATH}.store_shards", f"{text}; lower store_shards, or raise strategy.network.data")
 
 
 def _pipedream(view: View) -> Iterator[Problem]:

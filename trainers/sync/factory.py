@@ -67,6 +67,7 @@ def make_exchange(
     sections = compression or {}, aggregation or {}
     if (other := other_than_sums(factors, *sections, seed, algorithm=algorithm, **arguments)) is not None:
         return other
+    arguments.pop("store_shards", None)  # without factors there is none
     if algorithm != "native":
         if algorithm not in KNOWN:
             known = ", ".join(repr(name) for name in ("native", *KNOWN))

@@ -16,6 +16,7 @@ def other_than_sums(
     *,
     algorithm: str = "native",
     bucket_mb: float = 25.0,
+    store_shards: int = 0,
     **_sending: Any,
 ) -> Exchange | None:
     """Return the scheme for synchronous replicas that compress, aggregate, or send factors; None if none is wanted.
@@ -27,6 +28,7 @@ def other_than_sums(
         seed: seed of the run.
         algorithm: the key `algorithm` of `allreduce`.
         bucket_mb: MiB that are sent at once.
+        store_shards: the key `store_shards` of `allreduce`.
         _sending: other keys of `allreduce`, on sending during the backward pass; these schemes send after it.
     """
     if aggregation.get("type", "mean") != "mean":
@@ -46,5 +48,5 @@ def other_than_sums(
     if factors != "never":
         from orchestray.trainers.sync.allreduce.sufficient_factors import Factored
 
-        return Factored(always=factors == "always")
+        return Factored(always=factors == "always", store_shards=store_shards)
     return None

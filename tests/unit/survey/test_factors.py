@@ -42,7 +42,7 @@ def task() -> Any:
 
 
 def stepped(
-    size: int, rows: list[int], make: Any, *, always: bool = False
+    size: int, rows: list[int], make: Any, *, always: bool = False, shards: int = 0
 ) -> list[tuple[list[Tensor | None], dict[str, str], int, int]]:
     """Do one step of a model; return each replica's gradients, what was sent of each layer, and the bytes."""
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def stepped(
     inputs = [torch.randn(count, 20, dtype=torch.float64, generator=generator) for count in rows]
 
     def run(collective: Collective) -> tuple[list[Tensor | None], dict[str, str], int, int]:
-        model, exchange = models[collective.rank], Factored(always=always)
+        model, exchange = models[collective.rank], Factored(always=always, store_shards=shards)
         exchange.attach(model, collective)
         exchange.before_step(1)
         if rows[collective.rank]:
@@ -114,6 +114,36 @@ def test_each_layer_chooses_the_argmin_of_the_byte_formulas(size: int) -> None:
             assert told[name] == ("factors" if by_factors < by_server else "gradient")
             chosen.add(told[name])
     assert chosen == {"factors", "gradient"}
+
+
+def to_store(features_in: int, features_out: int, size: int, shards: int) -> float:
+    """Count the values that a worker with a shard moves: 2 M N (P1 + P2 - 2) / P2 (Zhang et al. 2017, table 1)."""
+    return 2 * features_in * features_out * (size + shards - 2) / shards
+
+
+@pytest.mark.parametrize(("size", "shards"), [(2, 2), (3, 1), (4, 2), (4, 4)])
+def test_each_layer_chooses_the_argmin_of_factors_for_all_and_the_store(size: int, shards: int) -> None:
+    """Zhang et al. (2017), algorithm 1: factors if 2 K (P1 - 1) (M + N) <= 2 M N (P1 + P2 - 2) / P2, else the store."""
+    chosen = dict[str, set[str]]({"0": set(), "2": set()})
+    for rows in (1, 3, 4, 6, 7, 12, 13, 40):
+        _, told, _, _ = stepped(size, [rows] * size, perceptron, shards=shards)[0]
+        for name, (features_in, features_out) in {"0": (20, 30), "2": (30, 10)}.items():
+            by_factors = 2 * rows * (size - 1) * (features_in + features_out)
+            is_less = by_factors <= to_store(features_in, features_out, size, shards)
+            assert told[name] == ("factors" if is_less else "store")
+            chosen[name].add(told[name])
+    assert chosen == {"0": {"factors", "store"}, "2": {"factors", "store"}}
+
+
+@pytest.mark.parametrize(("size", "shards", "rows"), [(2, 2, 8), (3, 1, 8), (4, 2, 7), (4, 4, 5)])
+def test_factors_to_all_and_the_store_send_the_bytes_of_their_formulas(size: int, shards: int, rows: int) -> None:
+    """Count what each sends, of which it receives as much: half of table 1."""
+    found = stepped(size, [rows] * size, perceptron, shards=shards)
+    for rank, (_, told, sent, _) in enumerate(found):
+        assert told == {"0": "factors", "2": "store"}
+        broadcast = rows * (size - 1) * (20 + 30)
+        stored = to_store(30, 10, size, shards) / 2 if rank < shards else 30 * 10
+        assert sent == 8 * (broadcast + stored)
 
 
 def test_the_choice_switches_at_n_equal_to_in_times_out_over_in_plus_out() -> None:
@@ -191,18 +221,21 @@ def single() -> LaidOut:
 
 
 @pytest.mark.parametrize(
-    ("network", "way"),
+    ("network", "exchange"),
     [
-        ({"data": 2}, "auto"),
-        ({"data": 3}, "always"),
-        ({"data": 2, "pipeline": 2}, "always"),
-        ({"data": 2, "tensor": 2}, "always"),
-        ({"data": 2, "tensor": 2}, "auto"),  # layers cut up are smaller: another choice
+        ({"data": 2}, {"factors": "auto"}),
+        ({"data": 3}, {"factors": "always"}),
+        ({"data": 2, "pipeline": 2}, {"factors": "always"}),
+        ({"data": 2, "tensor": 2}, {"factors": "always"}),
+        ({"data": 2, "tensor": 2}, {"factors": "auto"}),  # layers cut up are smaller: another choice
+        ({"data": 2}, {"factors": "auto", "store_shards": 2}),
+        ({"data": 3}, {"factors": "auto", "store_shards": 2}),
+        ({"data": 2, "pipeline": 2}, {"factors": "auto", "store_shards": 1}),
     ],
 )
-def test_training_with_factors_is_the_single_process(network: dict[str, Any], way: str) -> None:
+def test_training_with_factors_is_the_single_process(network: dict[str, Any], exchange: dict[str, Any]) -> None:
     one = single()
-    found = train_laid_out(task, layout_settings(network, {"factors": way}, steps=3))
+    found = train_laid_out(task, layout_settings(network, exchange, steps=3))
     assert found.losses == pytest.approx(one.losses, rel=0, abs=1e-12)
     assert furthest(found.weights, one.weights) <= 1e-12
 

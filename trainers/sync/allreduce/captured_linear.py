@@ -34,7 +34,7 @@ class FullyConnected:
         self.is_refused = False
         """True if they did not, on some replica: the layer is used in another way than by being called."""
         self.way = "gradient"
-        """Form in which the last step's gradient was sent: "gradient" or "factors"."""
+        """Form in which the last step's gradient was sent: "gradient", "factors" or "store"."""
 
     def clear(self) -> None:
         self.inputs, self.errors = [], []

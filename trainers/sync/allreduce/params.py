@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from orchestray.platform.config.base import AboveZero, Flag
+from orchestray.platform.config.base import AboveZero, Count, Flag
 from orchestray.trainers.core.exchange_params import ExchangeParams
 
 Algorithm = Literal["native", "tree", "butterfly", "ring", "rabenseifner", "auto"]
@@ -33,4 +33,8 @@ class AllReduce(ExchangeParams):
     factors: Literal["never", "auto", "always"] = "never"
     """Use of sufficient factors: fully connected layers send the inputs and errors that make up their gradient, instead
     of the gradient. `auto`: where that is less.
+    """
+    store_shards: Count = 0
+    """Shards of a key-value store that as many of the replicas host, with `factors` (Poseidon): what is not sent as
+    factors is pushed to the shards, and its sum pulled from them. `factors: auto` then compares with that. 0: no store.
     """

@@ -4,20 +4,23 @@ The gradient of a layer y = x W^T + b is E^T X. The inputs X, `[N, in]`, and err
 sample: N (in + out) values instead of in * out. Project Adam (Chilimbi et al., OSDI 2014, section 3.3.1) sends them to
 the parameter server, which multiplies. Sufficient factor broadcasting (Xie et al., "Distributed Machine Learning via
 Sufficient Factor Broadcasting", 2015) sends them to all workers, which each recompose the sum. Poseidon (Zhang et al.,
-USENIX ATC 2017, section 3.2, algorithm 1) chooses for each layer by the bytes, as `Factored` does: between factors for
-all, and servers of which each node holds a part. The latter send what this all-reduce does (its table 1).
+USENIX ATC 2017, section 3.2, algorithm 1) chooses for each layer by the bytes: between factors for all, and a store of
+which nodes host shards. `Factored` does so with `store_shards`; without, between factors for all and an all-reduce.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.comm.collective import Collective, ring_bytes
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.trainers.compression.base import as_bytes, from_bytes
+from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.sync.allreduce.captured_linear import FullyConnected, fully_connected_layers
+from orchestray.trainers.sync.allreduce.colocated_store import ColocatedStore, factors_per_node, store_per_node
 from orchestray.trainers.sync.common.combined_gradients import CombinedGradients
 from orchestray.trainers.sync.common.messages import trade
 
@@ -36,11 +39,15 @@ class Factored(CombinedGradients):
 
     Args:
         always: True to send factors even if they are larger than the gradient.
+        store_shards: number of shards of a key-value store on the replicas, which sums what is not sent as factors.
+            Each hosts one at most. 0: an all-reduce sums it.
     """
 
-    def __init__(self, *, always: bool = False) -> None:
+    def __init__(self, *, always: bool = False, store_shards: int = 0) -> None:
         super().__init__()
         self._always = always
+        self._store_shards = store_shards
+        self._store: ColocatedStore | None = None
         self.num_recomposed = 0
         """Number of products of other replicas' factors in the last step: P - 1 for each layer that sends factors."""
         self._layers: list[FullyConnected] = []
@@ -54,14 +61,21 @@ class Factored(CombinedGradients):
     def num_flags(self, model: nn.Module) -> int:
         return len(fully_connected_layers(model, self._parameters))
 
+    def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
+        super().attach(model, collective, pieces)
+        num_shards = min(self._store_shards, collective.size)  # fewer, once replicas have left for good
+        self._store = ColocatedStore(collective, num_shards) if num_shards and collective.size > 1 else None
+
     def detach(self) -> None:
         super().detach()
+        self._store = None
         for handle in self._handles:
             handle.remove()
         self._layers, self._handles = [], []
 
     def before_step(self, step: int) -> None:
         super().before_step(step)
+        self.bytes_beyond = 0
         for layer in self._layers:
             layer.clear()
 
@@ -88,12 +102,23 @@ class Factored(CombinedGradients):
             chosen = [index for index in rest if gradients[index].dtype == dtype]
             same = [gradients[index] for index in chosen]
             flat = flatten(same)
-            self.joined().all_reduce(flat)
+            self._sum(flat)
             for index, total in zip(chosen, unflatten(flat, same), strict=True):
                 combined[index] = total
         for layer in self._layers:
             layer.clear()
         return combined
+
+    def _sum(self, flat: Tensor) -> None:
+        """Sum `flat` over all replicas in place: by the store, if there is one."""
+        if self._store is None:
+            self.joined().all_reduce(flat)
+            return
+        self._store.pull(self._store.push(flat), flat)
+        # Replicas that host a shard send more than others; together they send what an all-reduce does.
+        own, size = self._store.own_bytes(flat), self.joined().size
+        self.bytes_saved += own - ring_bytes(flat, size)
+        self.bytes_beyond += 2 * (size - 1) * flat.nbytes - size * own
 
     def _recompose(self, combined: list[Tensor]) -> set[int]:
         """Fill in the sums that factors produce; return their indices."""
@@ -117,12 +142,18 @@ class Factored(CombinedGradients):
         return done
 
     def _chooses(self, number: int, rows_of_all: int) -> bool:
-        layer, size = self._layers[number], self.joined().size
-        factors = (size - 1) * rows_of_all * (layer.in_features + layer.out_features)
-        is_less = factors < gradients_to_all(layer.in_features, layer.out_features, size)
-        chosen = not layer.is_refused and (self._always or is_less)
-        layer.way = "factors" if chosen else "gradient"
+        layer = self._layers[number]
+        chosen = not layer.is_refused and (self._always or self._is_less(layer, rows_of_all))
+        layer.way = "factors" if chosen else "gradient" if self._store is None else "store"
         return chosen
+
+    def _is_less(self, layer: FullyConnected, rows_of_all: int) -> bool:
+        """Return True if a layer's factors are less to send than its gradient."""
+        size, widths = self.joined().size, (layer.in_features, layer.out_features)
+        factors = factors_per_node(rows_of_all, *widths, size)  # of all nodes, which may have unlike numbers of rows
+        if self._store is None:
+            return factors < 2 * gradients_to_all(*widths, size)
+        return factors <= size * store_per_node(*widths, size, self._store.num_shards)  # algorithm 1
 
     def _everybodys(
         self, numbers: Sequence[int], rows: Sequence[Sequence[int]], dtype: torch.dtype
@@ -148,5 +179,7 @@ class Factored(CombinedGradients):
         return found
 
     def summary(self) -> dict[str, str]:
-        """Return what each fully connected layer sent in the last step: `factors` or `gradient`."""
+        """Return what each fully connected layer sent in the last step: `factors`; or `gradient`, or `store`
+        if a store sums it.
+        """
         return {layer.name: layer.way for layer in self._layers}

@@ -404,6 +404,22 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
                 "use factors: never, or algorithm: native"
             ),
         ),
+        (
+            2,
+            "strategy.exchange={store_shards: 2}",
+            (
+                "store_shards: the store is for what factors leave, and none are sent; "
+                "use factors: auto, or store_shards: 0"
+            ),
+        ),
+        (
+            2,
+            "strategy.exchange={factors: auto, store_shards: 3}",
+            (
+                "store_shards: each replica hosts one shard at most, and data: 2 has fewer than 3; "
+                "lower store_shards, or raise strategy.network.data"
+            ),
+        ),
     ],
 )
 def test_keys_that_do_not_go_together_give_one_line(data: int, exchange: str, line: str) -> None:

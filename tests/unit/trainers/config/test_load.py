@@ -94,6 +94,7 @@ def test_defaults_are_those_of_the_documented_format() -> None:
                 "bucket_mb": 25.0,
                 "overlap": True,
                 "factors": "never",
+                "store_shards": 0,
             },
             "compression": {"type": "none"},
             "aggregation": {"type": "mean"},

@@ -23,6 +23,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "powersgd": {"compression": {"type": "powersgd"}},
     "gathered": {"aggregation": {"type": "median", "byzantine": 1}},
     "factored": {"factors": "always"},
+    "stored": {"factors": "auto", "store_shards": 3},
 }
 
 
