@@ -42,7 +42,7 @@ from orchestray.platform.sim.event_loop import DeadlockError
 from orchestray.platform.sim.network import Link, SimulatedNetwork
 from orchestray.platform.sim.programs import Promise, SimulatedProgram, VirtualHandle
 from orchestray.trainers.layout import groups
-from orchestray.trainers.sync.local import asynchronous_gossip, elastic_center
+from orchestray.trainers.sync.local import answering
 
 FOR_EVER = float("inf")
 MAKING_S = 20.0
@@ -562,9 +562,8 @@ def in_virtual_time(gpus: Gpus) -> Iterator[None]:
         mock.patch.object(execute, "threading", threads),
         mock.patch.object(execute, "Future", partial(_Future, gpus)),
         mock.patch.object(groups, "open_channel", gpus.open_channel),
-        mock.patch.object(elastic_center, "threading", threads),
-        mock.patch.object(elastic_center, "GlooChannel", gpus.open_channel),
-        mock.patch.object(asynchronous_gossip, "GlooChannel", gpus.open_channel),
+        mock.patch.object(answering, "threading", threads),
+        mock.patch.object(answering, "GlooChannel", gpus.open_channel),
     ):
         yield
 

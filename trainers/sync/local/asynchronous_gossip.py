@@ -5,25 +5,20 @@ Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent" (
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orchestray.platform.comm.channel.base import Channel, ChannelError, Handle, Message
-from orchestray.platform.comm.channel.gloo import GlooChannel
-from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import FlatTensors
-from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.sync.common.local_updates import LocalUpdates
-from orchestray.trainers.sync.local.elastic_center import ANY_TIME_S, Service
+from orchestray.trainers.sync.local.answering import Links, PulledValues, Question
 from orchestray.trainers.sync.local.mixing import Graph, fixed_graph
 
 _LOOK_EVERY_STEPS = 10
@@ -55,7 +50,7 @@ class AsynchronousGossip(LocalUpdates):
         self._neighbours: Neighbours | None = None
         self._base: list[Tensor] = []
         """Model at the beginning of the step."""
-        self._asked: Asked | None = None
+        self._asked: Question | None = None
         self._num_asked = self._num_answered = 0
         self._bytes_of_earlier = 0
 
@@ -75,10 +70,10 @@ class AsynchronousGossip(LocalUpdates):
         if self.joined().size == 1:
             return
         neighbours = self._known()
-        self._base = neighbours.values()
+        self._base = neighbours.values.values()
         self._flat.unpack(self._base)  # with what others have changed since this replica's last step
         draw = np.random.default_rng([self._seed, step, self.joined().rank])
-        self._asked = neighbours.ask(int(draw.choice(neighbours.ranks)), self._base)
+        self._asked = neighbours.links.ask(int(draw.choice(neighbours.ranks)), self._base)
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
@@ -89,7 +84,7 @@ class AsynchronousGossip(LocalUpdates):
         torch._foreach_sub_(moves, self._base)
         pulls = asked.wait()
         neighbours = self._known()
-        self._flat.unpack(neighbours.moved(moves, pulls))
+        self._flat.unpack(neighbours.values.moved(moves, pulls))
         self._num_asked += 1
         self._count()
         if (step - 1) % _LOOK_EVERY_STEPS == 0:
@@ -102,16 +97,6 @@ class AsynchronousGossip(LocalUpdates):
         if self._neighbours is None:
             self._neighbours = Neighbours(self._flat.pack(), self.joined(), self._graph)
         return self._neighbours
-
-    @contextlib.contextmanager
-    def consensus(self) -> Iterator[None]:
-        before = [tensor.clone() for tensor in self._shared]
-        try:
-            self.take_mean(self._shared)
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self._shared, before)
 
     @torch.no_grad()
     def agree(self) -> None:
@@ -144,146 +129,57 @@ class AsynchronousGossip(LocalUpdates):
         if self._neighbours is not None:
             self.joined().barrier()  # after the last exchange of each
             self._count()
-            self._flat.unpack(self._neighbours.values())
+            self._flat.unpack(self._neighbours.values.values())
 
     def _count(self) -> None:
         assert self._neighbours is not None
-        self._num_answered = self._neighbours.num_answered
-        self.asked_bytes = self._bytes_of_earlier + self._neighbours.asked_bytes
+        self._num_answered = self._neighbours.values.num_answered
+        self.asked_bytes = self._bytes_of_earlier + self._neighbours.links.asked_bytes
 
     def _part(self) -> None:
         if self._neighbours is not None:
-            self._neighbours.close()
+            self._neighbours.links.close()
             self._bytes_of_earlier = self.asked_bytes
             self._neighbours = None
 
 
-class Asked:
-    """An exchange that this replica has begun."""
-
-    def __init__(self, neighbours: Neighbours, sent: list[Tensor], answer: Handle[Message]) -> None:
-        self._neighbours, self._sent, self._answer = neighbours, sent, answer
-
-    def wait(self) -> list[Tensor]:
-        """Return what this replica must subtract: half of its distance from the neighbour, which has moved as far.
-
-        Raises:
-            PeerLostError: the neighbour is gone.
-        """
-        return self._neighbours.answered(self._sent, self._answer)
-
-
 class Neighbours:
-    """A replica's values as its neighbours see them, and two channels to each: one to ask, and one to answer."""
+    """A replica's values as its neighbours see them, and the links to each: it asks, and it answers.
+
+    Args:
+        start: values that it begins with; taken over.
+        collective: the replicas. All make their end at the same time.
+        graph: the neighbours.
+
+    Raises:
+        PeerLostError: a replica is gone.
+    """
 
     def __init__(self, start: list[Tensor], collective: Collective, graph: Graph) -> None:
-        """
-        Args:
-            start: values that it begins with; taken over.
-            collective: the replicas. All make their end at the same time.
-            graph: the neighbours.
-
-        Raises:
-            PeerLostError: a replica is gone.
-        """
-        self._collective = collective
-        self._service = _Answers(start)
-        self.asked_bytes = 0
-        """Bytes of this replica's exchanges, both ways."""
-        rank, talks = collective.rank, fixed_graph(collective.size, graph)
-        self.ranks = [int(other) for other in np.flatnonzero(talks[rank])]
+        talks = fixed_graph(collective.size, graph)
+        self.ranks: list[int] = np.flatnonzero(talks[collective.rank]).tolist()
         """The neighbours."""
-        self._channels: dict[int, Channel] = {}
-        answering: dict[int, Channel] = {}
-        for first in range(collective.size):  # everywhere in the same order: an end waits for the other
-            for second in np.flatnonzero(talks[first]).tolist():
-                if rank == first:
-                    self._channels[second] = _open(collective, first, second)
-                elif rank == second:
-                    answering[first] = _open(collective, first, second)
-        self._service.serve(answering)
-        # The answering threads hold service and channels, not this object: they end with it.
-        self._closing = weakref.finalize(self, _close, [*self._channels.values(), *answering.values()])
-
-    @property
-    def num_answered(self) -> int:
-        """Number of exchanges that neighbours have begun."""
-        return self._service.num_answered
-
-    def values(self) -> list[Tensor]:
-        """Return copies of the present values."""
-        return self._service.values()
-
-    def ask(self, other: int, sent: list[Tensor]) -> Asked:
-        """Begin an exchange with a neighbour; the tensors must not change until its end.
-
-        Raises:
-            PeerLostError: the neighbour is gone.
-        """
-        try:
-            answer = self._channels[other].irecv()
-            self._channels[other].isend(sent)
-        except ChannelError as error:
-            raise PeerLostError(str(error)) from error
-        return Asked(self, sent, answer)
-
-    def answered(self, sent: Sequence[Tensor], answer: Handle[Message]) -> list[Tensor]:
-        """Return the answer, on the devices of what was sent; raises PeerLostError if the neighbour is gone."""
-        try:
-            with self._collective.waiting.during():
-                pulls = answer.wait(ANY_TIME_S).tensors
-        except ChannelError as error:
-            raise PeerLostError(str(error)) from error
-        self.asked_bytes += sum(tensor.nbytes for tensor in (*sent, *pulls))
-        return [pull.to(own.device) for pull, own in zip(pulls, sent, strict=True)]
-
-    def moved(self, moves: Sequence[Tensor], pulls: Sequence[Tensor]) -> list[Tensor]:
-        """Add a step's moves to the values, and subtract the pulls of its exchange; return copies of the values."""
-        return self._service.moved(moves, pulls)
-
-    def close(self) -> None:
-        """Close the channels, and end the threads."""
-        self._closing()
-        with PULSE.waiting():
-            self._service.join()
+        self.values = Values(start)
+        self.links = Links(collective, self.values, ((int(asker), int(other)) for asker, other in np.argwhere(talks)))
 
 
-class _Answers(Service):
+class Values(PulledValues):
     """Values that move half-way to each neighbour that asks."""
 
     def __init__(self, values: list[Tensor]) -> None:
         super().__init__(values, 0.5)
         self.num_answered = 0
+        """Number of exchanges that neighbours have begun."""
         self._counting = threading.Lock()
 
     def answer(self, peer: int, tensors: Sequence[Tensor], number: int) -> list[Tensor]:
         with self._counting:
             self.num_answered += 1
-        return self.pull(tensors)
+        return super().answer(peer, tensors, number)
 
     def moved(self, moves: Sequence[Tensor], pulls: Sequence[Tensor]) -> list[Tensor]:
+        """Add a step's moves to the values, and subtract the pulls of its exchange; return copies of the values."""
         with self._lock, torch.no_grad():
             torch._foreach_add_(self._values, list(moves))
             torch._foreach_sub_(self._values, list(pulls))
             return [value.clone() for value in self._values]
-
-
-def _open(collective: Collective, asker: int, answerer: int) -> Channel:
-    """Return this replica's end of the channel over which `asker` begins its exchanges with `answerer`."""
-    end = 0 if collective.rank == asker else 1
-    names = (f"replica {asker}", f"replica {answerer}")
-    try:
-        return GlooChannel(
-            collective.prefix_store(f"gossip-{asker}-{answerer}"),
-            end,
-            name=names[end],
-            peer=names[1 - end],
-            connect_timeout_s=collective.timeout_s or ANY_TIME_S,
-        )
-    except ChannelError as error:
-        raise PeerLostError(str(error)) from error
-
-
-def _close(channels: list[Channel]) -> None:
-    for channel in channels:
-        channel.close()

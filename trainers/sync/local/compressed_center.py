@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestray.platform.comm.channel.base import Handle, Message
 from orchestray.platform.comm.collective import Collective, ring_bytes
 from orchestray.platform.comm.flat_tensors import FlatTensors
 from orchestray.platform.comm.pending import Pending
 from orchestray.trainers.sync.common.messages import trade
+from orchestray.trainers.sync.local.answering import PulledValues, Question
 from orchestray.trainers.sync.local.delta_encoding import DifferenceCode
-from orchestray.trainers.sync.local.elastic_center import Pull, ServedCentre, Service, SharedCentre
+from orchestray.trainers.sync.local.elastic_center import Pull, ServedCentre, SharedCentre
 
 
 class Coding:
@@ -115,7 +115,7 @@ class CodedServedCentre(ServedCentre):
             return super().meet(position, step)
         message = self._code.encode(torch._foreach_sub(position, self._estimate), step)
         torch._foreach_add_(self._estimate, self._code.decode(message))
-        return _CodedAnswer(self, message, self.ask([message]))
+        return _CodedAnswer(self, message, self._links.ask(0, [message]))
 
     def moved(self, message: Tensor, answer: Tensor) -> list[Tensor]:
         """Apply the pull that the first replica sent in answer to a message; return it."""
@@ -126,8 +126,8 @@ class CodedServedCentre(ServedCentre):
         return pulls
 
 
-class CodedService(Service):
-    """A `Service` with an estimate and a code for each of the others.
+class CodedService(PulledValues):
+    """A `PulledValues` with an estimate and a code for each of the others.
 
     Args:
         values: the centre's values.
@@ -157,9 +157,9 @@ class CodedService(Service):
 class _CodedAnswer:
     """A compressed answer in flight from the first replica."""
 
-    def __init__(self, centre: CodedServedCentre, message: Tensor, answer: Handle[Message]) -> None:
-        self._centre, self._message, self._answer = centre, message, answer
+    def __init__(self, centre: CodedServedCentre, message: Tensor, question: Question) -> None:
+        self._centre, self._message, self._question = centre, message, question
 
     def wait(self) -> list[Tensor]:
-        [answer] = self._centre.answered([self._message], self._answer)
+        [answer] = self._question.wait()
         return self._centre.moved(self._message, answer)

@@ -39,6 +39,8 @@ AGREED = ("trainers/core/unread.py", "Arriving.read", "read in the step that mad
 """Workers that agree beside the gradients send their losses along, at the end of the step."""
 FLAT = ("platform/comm/channel/wire.py", "flat_bytes", "copy to the host")
 """A channel sends what is in the memory of the host."""
+ANSWERED = ("trainers/sync/local/answering.py", "Links.answered.<locals>.<listcomp>", "copy from pageable memory")
+"""An answer goes from the channel's memory to the device of what was asked."""
 PIPELINE = {
     FLAT,
     *read("core/forward", "Forward.loss"),
@@ -140,20 +142,12 @@ WAITS: dict[str, set[Wait]] = {
         AGREED,
         FLAT,
         *read("sync/local/asynchronous_gossip", "AsynchronousGossip.after_step.<locals>.<genexpr>"),
-        (
-            "trainers/sync/local/asynchronous_gossip.py",
-            "Neighbours.answered.<locals>.<listcomp>",
-            "copy from pageable memory",
-        ),
+        ANSWERED,
     },
     "asynchronous elastic averaging": {
         *ELASTIC,
         FLAT,
-        (
-            "trainers/sync/local/elastic_center.py",
-            "ServedCentre.answered.<locals>.<listcomp>",
-            "copy from pageable memory",
-        ),
+        ANSWERED,
     },
     **{kind: set() for kind in ("sgd", "adagrad", "rmsprop", "adam", "adamw", "muon", "soap")},
     "lars": NORMS,
