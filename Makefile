@@ -18,7 +18,7 @@ demo: .venv/.installed
 test: .venv/.installed-dev
 	ORCHESTRAY_TEST_LIMIT_S=$(TEST_LIMIT_S) .venv/bin/python -m pytest $(PYTEST_ARGS) -m "not slow"
 
-# The slow one: statistics, and machines that come and go.
+# The slow one: statistics, machines that come and go, and the pages after the tutorials.
 test-slow: .venv/.installed-dev
 	.venv/bin/python -m pytest $(PYTEST_ARGS) -m slow
 

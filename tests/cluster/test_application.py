@@ -245,6 +245,7 @@ def test_an_endpoint_changes_without_a_failed_request_and_stays_so_though_contro
     asyncio.run(until("nothing is left", lambda: not pids("")))
 
 
+@pytest.mark.slow
 def test_a_bad_version_is_taken_back_to_replicas_that_stayed_and_an_ingress_after_it_knows(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -361,6 +362,7 @@ def test_who_wants_a_route_that_another_application_has_is_told_which(cluster: C
         serve_apps.run_application(deployment.bind(), f"{NAME}-late", "/held")
 
 
+@pytest.mark.slow
 def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it_away(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +400,7 @@ def test_a_load_that_one_replica_cannot_take_brings_another_and_silence_sends_it
         serve.delete(NAME)
 
 
+@pytest.mark.slow
 def test_after_silence_the_last_replica_goes_and_a_request_or_another_ingress_brings_it_back(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def calls_of(path: Path) -> list[Any]:
     return [{key: line[key] for key in line if key not in MEASURED} for line in read_lines(path / "journal.jsonl")]
 
 
+@pytest.mark.slow
 def test_controllers_that_push_to_servers_search_what_one_process_does_though_a_server_is_killed(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def steps_of(path: Path) -> list[int]:
     return [line["step"] for line in read_lines(path / "metrics.jsonl") if "split" not in line]
 
 
+@pytest.mark.slow
 def test_synchronous_replicas_in_stages_are_the_single_process_also_when_a_server_of_the_last_stage_is_killed(
     tmp_path: Path,
 ) -> None:

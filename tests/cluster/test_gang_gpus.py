@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from support.forked import Forked
 
 SCRIPT = """
@@ -36,6 +38,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_workers_on_one_gpu_meet_over_host_memory_and_a_gpu_that_torch_lacks_is_refused_by_a_sentence() -> None:
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     with Forked(SCRIPT, env={"PYTHONPATH": os.pathsep.join(paths)}) as driver:

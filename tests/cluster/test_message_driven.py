@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 
+@pytest.mark.slow
 def test_trees_of_any_shape_are_trained_by_messages_between_actors_with_bounded_staleness(
     cluster: Cluster,
 ) -> None:
@@ -34,6 +35,7 @@ def test_trees_of_any_shape_are_trained_by_messages_between_actors_with_bounded_
     assert cluster.alive()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_training_with_a_sentence_that_names_its_nodes(cluster: Cluster) -> None:
     training = Training(drawn(2000, seed=0), Settings(max_active=4))
     ray.kill(training.actors[1])
@@ -42,6 +44,7 @@ def test_a_worker_that_dies_ends_the_training_with_a_sentence_that_names_its_nod
     assert cluster.alive()
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_ends_the_training_with_a_sentence(cluster: Cluster) -> None:
     training = Training(drawn(50, seed=0), Settings(), [*PLACEMENT[:2], ["or"]])
     with pytest.raises(TrainingError, match=r"^A node of the worker with pump, .* failed: 'xor'$"):

@@ -29,6 +29,7 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

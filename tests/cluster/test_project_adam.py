@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import orchestray
 from orchestray.platform.actors.pool import make_room
 from support.cli import read_lines
@@ -16,6 +18,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "train" / "digits-project-adam.
 STEPS = 90
 
 
+@pytest.mark.slow
 def test_copies_of_servers_that_get_factors_take_over_and_no_step_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     kills = [{"kill": f"parameter_server/{shard}", "at_step": 20 + 20 * shard} for shard in range(2)]
     overrides = ["train.epochs=2", "allow_faults=true", f"faults={kills}"]

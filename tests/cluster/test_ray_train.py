@@ -116,6 +116,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> P
     return orchestray.train(held(runs, "synchronized"), runs_dir=runs, name="whole").path
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_killed_once_it_has_been_silent_for_the_time_allowed_and_all_begin_again(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_stopped_worker_is_killed_once_it_has_been_silent_for_the_time_allowed
     assert 0 < running.result()["goodput"] < 0.9
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stuck_in_a_batch_is_killed_and_not_the_one_that_waits_for_it(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +150,7 @@ def test_a_worker_that_is_stuck_in_a_batch_is_killed_and_not_the_one_that_waits_
     assert reported in [event["processes"] for event in running.events("no_progress")]
 
 
+@pytest.mark.slow
 def test_workers_that_wait_for_each_other_without_end_begin_again_with_their_stacks_saved(
     undisturbed: Path, tmp_path: Path
 ) -> None:

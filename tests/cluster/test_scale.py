@@ -148,6 +148,7 @@ def test_an_allreduce_run_of_2_then_3_then_1_workers_is_the_single_process_also_
     assert slow.run.result()["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_a_pipeline_gets_a_second_copy(whole: Path, cluster: Cluster, tmp_path: Path) -> None:
     slow = Slow(tmp_path, data=1, pipeline=2, microbatches=2)
     answer = slow.scale(2)
@@ -157,6 +158,7 @@ def test_a_pipeline_gets_a_second_copy(whole: Path, cluster: Cluster, tmp_path: 
     assert_scaled(slow, (1, 2))
 
 
+@pytest.mark.slow
 def test_replicas_that_differ_become_more(cluster: Cluster, tmp_path: Path) -> None:
     slow = Slow(tmp_path, {"type": "gossip", "graph": "complete"})
     slow.scale(3)
@@ -184,6 +186,7 @@ def test_synchronous_servers_with_2_then_4_then_1_workers_are_the_single_process
     assert {process.pid for process in alive} <= {before[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exchange", "role", "rank"),
     [({"type": "allreduce"}, "worker", 1), (SERVERS, "worker", 0), (SERVERS, "parameter_server", 0)],

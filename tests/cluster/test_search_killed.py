@@ -16,6 +16,7 @@ _VALUES = [0.01, 0.02, 0.05, 0.1, 0.2, 0.3]
 _STEPS = 10
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_as_if_not_killed(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,6 +34,7 @@ def test_a_killed_search_goes_on_as_if_not_killed(
     assert {(line["status"], line["steps"]) for line in lines} == {("succeeded", _STEPS)}
 
 
+@pytest.mark.slow
 def test_a_killed_synchronous_population_goes_on_with_the_same_copies_to_the_same_weights(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_how_many_workers_train_can_be_searched_and_the_trials_of_one_and_two_sc
     assert [line["objective"] for line in lines.values()] == pytest.approx([first] * 4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_member_of_a_population_goes_on_with_another_number_of_workers(cluster: Cluster, tmp_path: Path) -> None:
     before = live_groups()
     space = {**SPACE, "strategy.network.data": {"type": "choice", "values": [1, 2]}}
@@ -132,6 +133,7 @@ def test_gangs_under_a_stale_server_probe_from_the_one_that_trains_on(cluster: C
     assert {copied["trial"], copied["parent"]} == {0, 1}
 
 
+@pytest.mark.slow
 def test_failures_and_kills_of_nested_trials_leak_no_group(cluster: Cluster, tmp_path: Path) -> None:
     before = live_groups()
     values = ["raise", "killed", "fine"]

@@ -135,6 +135,7 @@ for folder in folders:
 """
 
 
+@pytest.mark.slow
 def test_a_tuner_that_is_killed_is_restored_and_comes_to_the_same(cluster: Cluster, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     slow.touch()

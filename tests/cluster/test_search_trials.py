@@ -148,6 +148,7 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
     assert Path(best.checkpoint.path).is_dir()
 
 
+@pytest.mark.slow
 def test_a_search_does_not_wait_for_trials_that_its_time_limit_stopped(cluster: Cluster, tmp_path: Path) -> None:
     wanted = config(
         {"type": "support.odd_task:OddTask", "behaviour": "fine"},
@@ -296,6 +297,7 @@ def test_a_process_that_starts_has_a_place_and_an_ended_search_has_none(cluster:
     assert not has_place()
 
 
+@pytest.mark.slow
 def test_an_end_at_once_leaves_no_process_and_no_place_and_the_search_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     import ray
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.cli import TIMEOUT_S
 from support.ray_cluster import ray_cluster
 
@@ -17,6 +19,7 @@ connect({address!r}).close()
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_without_a_token_is_refused_where_this_machine_has_one(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0" * 64)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DIGITS = Path(__file__).parents[2] / "configs" / "train" / "digits.yaml"
 
 
+@pytest.mark.slow
 def test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost(
     machines: Machines, tmp_path: Path
 ) -> None:

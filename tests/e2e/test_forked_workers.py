@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 
 from orchestray.platform.cluster.cluster import Cluster
@@ -27,6 +28,7 @@ def same_bits(left: Path, right: Path) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_run_outlives_the_template_and_a_worker_started_plainly_then_trains_to_the_bits_of_a_forked_one(
     cluster: Cluster, tmp_path: Path
 ) -> None:

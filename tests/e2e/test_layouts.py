@@ -98,6 +98,7 @@ def test_a_run_goes_on_under_another_layout(one: Path, tmp_path: Path) -> None:
     assert furthest(one, tmp_path / "digits") <= 1e-11
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, cluster: Cluster, tmp_path: Path) -> None:
     slowed, slow = slowly(tmp_path, FIRST_CHECKPOINT, parts=MICROBATCHES, share=SHARE)
     once = "checkpoint.every_steps=100000"  # the one of the end alone is there
@@ -118,6 +119,7 @@ def test_ctrl_c_saves_a_checkpoint_of_a_pipeline_to_go_on_from(one: Path, cluste
     assert furthest(one, tmp_path / "digits") <= 1e-11
 
 
+@pytest.mark.slow
 def test_pipedream_survives_the_kill_of_a_stage_and_tells_its_staleness(cluster: Cluster, tmp_path: Path) -> None:
     network = "strategy.network={data: 1, pipeline: 2, microbatches: 4, schedule: pipedream}"
     longer = ["train.steps=250", "train.optimizer.lr=0.05"]

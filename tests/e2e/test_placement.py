@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from orchestray.trainers.saved.run import load_run
 from support.cli import Running, outside, python_path, read_lines
 from support.machines import Machines
@@ -18,6 +20,7 @@ ROLES = ("worker", "parameter_server")
 PARTS = ("protocol.FactorCapture", "variants.model_parallel.StagedWorker", "durability.Replicator", "durability.Backup")
 
 
+@pytest.mark.slow
 def test_copies_of_a_shard_are_on_different_machines_and_leaf_servers_on_those_of_their_workers(
     machines: Machines,
 ) -> None:
@@ -34,6 +37,7 @@ def test_copies_of_a_shard_are_on_different_machines_and_leaf_servers_on_those_o
     assert [found["leaf_server"][group] for group in found["groups"]] == workers
 
 
+@pytest.mark.slow
 def test_project_adam_has_the_stages_of_a_replica_on_one_machine_and_copies_of_a_server_on_different_ones(
     machines: Machines, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ class Held:
         self.running.process.kill()
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_when_the_machine_of_a_trial_is_gone(machines: Machines, tmp_path: Path) -> None:
     with Held(machines, tmp_path, workers=1, cpus=NUM_CPUS, parallel=2) as search:
         search.until_held_on(2)

@@ -76,6 +76,7 @@ def until(what: str, condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_request_rightly(
     machines: Machines, tmp_path: Path
 ) -> None:

@@ -165,6 +165,7 @@ def test_what_a_job_did_is_followed_and_listed_and_its_runs_are_in_the_home_dire
         assert job_id in done.stderr
 
 
+@pytest.mark.slow
 def test_interrupting_a_follower_leaves_the_job_running_and_stopping_it_saves_a_checkpoint_and_ends_followers_with_130(
     user: User, away: Path
 ) -> None:

@@ -1,7 +1,8 @@
 """The fast lane and the slow one: what a run of the tests has left out, and what takes too long for its lane.
 
 The fast lane is `make test`, both are `make test-all`. `slow` marks statistics over many seeds or runs, and the further
-ones of many tests alike. It also marks most of what happens on machines that come and go.
+ones of many tests alike. It also marks most of what happens on machines that come and go, and the pages of the docs
+that are read after the tutorials.
 """
 
 from __future__ import annotations
@@ -22,35 +23,14 @@ MAY_TAKE_LONG = {
     "test_a_worker_that_is_killed_is_killed_once_and_all_go_on_from_the_checkpoint_to_the_same_bits": (
         "Ray Train starts a controller, three helpers and two workers, and most of them once more after the kill"
     ),
-    "tests/cluster/test_gang_gpus.py::"
-    "test_workers_on_one_gpu_meet_over_host_memory_and_a_gpu_that_torch_lacks_is_refused_by_a_sentence": (
-        "a Ray starts that has GPUs in its books, and two gangs on it"
-    ),
-    "tests/e2e/test_drained_node.py::"
-    "test_the_worker_of_a_drained_machine_moves_to_another_with_a_checkpoint_and_no_step_is_lost": (
-        "a second machine is drained under a run, and a third takes its worker"
-    ),
-    "tests/cluster/test_search_trainable.py::test_a_tuner_that_is_killed_is_restored_and_comes_to_the_same": (
-        "two drivers import torch and Tune, and three experiments start their processes"
-    ),
     "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom"
     "[README.md: Ten minutes, from nothing to an endpoint]": (
         "each of its commands starts a Ray of its own, as a user's do"
     ),
     "tests/e2e/test_readme_jobs.py::"
-    "test_a_part_does_what_it_says_with_the_files_of_its_page[how-to/submit-jobs.md: Submit, follow, stop]": (
-        "a head with its dashboard starts, and a job on it"
-    ),
-    "tests/e2e/test_readme_jobs.py::"
     "test_a_part_does_what_it_says_with_the_files_of_its_page[tutorials/cluster.md: 3. Submit it]": (
         "a head with its dashboard starts, and a job on it"
     ),
-    "tests/e2e/test_readme.py::test_a_page_does_what_it_says_from_top_to_bottom[how-to/calibrate.md: ]": (
-        "it measures this machine for half a minute when nothing runs beside it, and longer beside other tests"
-    ),
-    "tests/e2e/test_submit.py::"
-    "test_interrupting_a_follower_leaves_the_job_running_and_stopping_it_saves_a_checkpoint"
-    "_and_ends_followers_with_130": ("Ray starts a job, which is followed twice and stopped"),
     "tests/e2e/test_submit.py::"
     "test_what_a_job_did_is_followed_and_listed_and_its_runs_are_in_the_home_directory_there": (
         "Ray starts a job, which is followed, listed and read"

@@ -74,14 +74,16 @@ PLAIN = re.compile(r"(orchestray|python [\w/]+\.py)( [^$;|&<>`\n]*)?")
 def parts(*, on_a_cluster: bool) -> list[Any]:
     """Return the parts of pages between two headings with, or without, a run on a cluster, as parameters of a test.
 
-    Each is a test, since a page is read in order, and takes minutes.
+    Each is a test, since a page is read in order, and takes minutes. The fast lane reads those that a new user reads:
+    README and tutorials.
     """
     found = []
     for page in PAGES:
         for heading in dict.fromkeys(block.heading for block in blocks(page) if block.is_done):
             details = {block.detail for block in blocks(page) if block.heading == heading}
             if ("on a cluster" in details) == on_a_cluster:
-                found.append(pytest.param(page, heading, id=f"{name_of(page)}: {heading}"))
+                lane = () if name_of(page).startswith(("README", "tutorials/")) else pytest.mark.slow
+                found.append(pytest.param(page, heading, id=f"{name_of(page)}: {heading}", marks=lane))
     return found
 
 

@@ -53,6 +53,7 @@ def test_a_generation_of_a_genetic_algorithm_is_evaluated_all_at_once() -> None:
     assert simulated.makespan_s <= method.generation + 1, "an evaluation takes 1 s, and so does a generation"
 
 
+@pytest.mark.slow
 def test_the_titan_run_keeps_18000_simulated_workers_busy() -> None:
     """Simulate the run in virtual time, as a user does with the config and `--simulate`: it cannot be repeated.
 

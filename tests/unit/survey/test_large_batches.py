@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.tasks.digits import SIDE, Digits
@@ -62,6 +63,7 @@ def test_large_minibatches_keep_the_accuracy_with_scaled_and_warmed_up_rates_up_
     assert plain[1024] + 0.1 < helped[1024] < plain[16] - 0.1
 
 
+@pytest.mark.slow
 def test_a_growing_minibatch_has_the_accuracy_of_a_decaying_rate_with_half_the_updates() -> None:
     def with_(**more: Any) -> tuple[np.ndarray, int]:
         found = outcomes(range(5), lambda: digits(hidden=[64]), epochs=12, batch_size=32, optimizer=STEEP, **more)
