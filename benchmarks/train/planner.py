@@ -1,8 +1,8 @@
 """Predicted against measured steps, over every scheme that the planner compares.
 
-Each model is planned first and trained after, by every plan, in two rounds. A step takes the mean of both, since one
-run differs from the next by some percent. A run is held out from what corrects its prediction: the record has all other
-runs, or those of the other models alone (a first plan).
+Each model is planned first and trained after, by every plan, in three rounds. A step takes the median of them, since
+one run differs from the next by some percent, and now and then by a third. A run is held out from what corrects its
+prediction: the record has all other runs, or those of the other models alone (a first plan).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MODELS: dict[str, dict[str, Any]] = {
 }
 _WORKERS = 2
 _TRAINED_S, _LEAST_STEPS, _MOST_STEPS = 3.0, 40, 400
-_ROUNDS = 2
+_ROUNDS = 3
 _PIPELINES = ("4 micro-batches", "8 micro-batches")
 _IN_OWN_PROCESSES = (
     "one process",
@@ -74,8 +74,8 @@ class Case:
 
     @property
     def measured_s(self) -> float:
-        """Mean of the rounds."""
-        return statistics.fmean(self.times_s)
+        """Median of the rounds."""
+        return statistics.median(self.times_s)
 
 
 def add_options(parser: Any) -> None:

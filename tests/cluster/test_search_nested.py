@@ -65,10 +65,16 @@ def searched(directory: Path, name: str, strategy: dict[str, Any], **search: Any
 @pytest.mark.parametrize(
     ("strategy", "method", "trials"),
     [
-        ({"network": {"data": 2}}, {"type": "asha", "eta": 3, "grace_steps": 4}, 3),
-        ({"network": {"pipeline": 2}}, {"type": "population_based_training", "synchronous": True, **MEMBERS}, 2),
+        pytest.param(
+            {"network": {"data": 2}}, {"type": "asha", "eta": 3, "grace_steps": 4}, 3, id="asha", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"network": {"pipeline": 2}},
+            {"type": "population_based_training", "synchronous": True, **MEMBERS},
+            2,
+            id="population",
+        ),
     ],
-    ids=["asha", "population"],
 )
 def test_gangs_are_stopped_held_and_copied_as_trials_of_one_process_are(
     cluster: Cluster, tmp_path: Path, strategy: dict[str, Any], method: dict[str, Any], trials: int
@@ -117,6 +123,7 @@ def test_a_member_of_a_population_goes_on_with_another_number_of_workers(cluster
     assert any("strategy.network.data" in change for change in workers), workers
 
 
+@pytest.mark.slow
 def test_gangs_under_a_stale_server_probe_from_the_one_that_trains_on(cluster: Cluster, tmp_path: Path) -> None:
     before = live_groups()
     strategy = {

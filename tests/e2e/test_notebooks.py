@@ -16,6 +16,7 @@ from support.reader import ROOT, Desk
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_shows_what_its_file_shows(notebook: Path, cluster: Cluster, tmp_path: Path) -> None:
     (home := tmp_path / "home").mkdir()

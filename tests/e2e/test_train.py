@@ -214,6 +214,7 @@ def test_sigterm_to_all_of_its_group_saves_a_checkpoint_exits_143_and_resumes(
     assert_bit_identical(whole, tmp_path / "digits")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["strategy.exchange.type=parameter_server", "engine=ray_train"])
 def test_sigterm_saves_a_checkpoint_and_exits_143_under_servers_and_in_ray_train_too(
     cluster: Cluster, tmp_path: Path, how: str

@@ -240,6 +240,7 @@ def percentage(compression: str, num_seeds: int) -> float:
     return 100 * sum(found) / num_seeds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_seeds", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_deep_gradient_compression_keeps_the_accuracy_with_a_thousandth_of_the_values(num_seeds: int) -> None:
     assert percentage("dgc", num_seeds) > percentage("none", num_seeds) - 2

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import pytest
+
 from orchestray.trainers.driver.servers.usage import add_usage
 from support.central_run import central_settings, train_central
 from support.training import digits
@@ -39,6 +41,7 @@ def _task() -> Any:
     return digits(hidden=[64])
 
 
+@pytest.mark.slow
 def test_sites_that_exchange_significant_updates_alone_are_as_accurate_with_a_third_of_the_bytes_between_them(
     tmp_path: Path,
 ) -> None:

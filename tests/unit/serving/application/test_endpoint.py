@@ -227,7 +227,7 @@ def test_an_endpoint_s_name_is_its_own_while_it_lives(runs: Path) -> None:
     EndpointState(runs, "endpoint").close()
 
 
-@pytest.mark.parametrize("kind", ["digits", "text"])
+@pytest.mark.parametrize("kind", ["digits", pytest.param("text", marks=pytest.mark.slow)])
 def test_with_free_first_nothing_keeps_a_model_that_goes_when_the_next_is_loaded_and_requests_say_when_to_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -29,6 +29,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # of torch's own
 def test_a_compiled_graph_has_the_output_of_torch_s_operators_in_one_kernel_and_its_times_are_compared(
     scratch: Path,
