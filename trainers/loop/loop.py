@@ -27,6 +27,7 @@ from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.unread import read_together
 from orchestray.trainers.few_bits.layers import bounds_of
 from orchestray.trainers.loop.batch_loss import check_gather, checked, has_weight, is_to_be_checked, weighed
+from orchestray.trainers.loop.due import Due
 from orchestray.trainers.loop.growing_batches import grow, plan_of
 from orchestray.trainers.loop.noise_watch import NoiseWatch
 from orchestray.trainers.loop.solving import Solving
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from orchestray.platform.data.batch_plan import Part
     from orchestray.platform.data.stream import Share
-    from orchestray.trainers.config.goals import Best
     from orchestray.trainers.loop.replica import Replica
     from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork
 
@@ -87,7 +87,7 @@ class Loop:
             refuse_without_validation(goals, replica.stream("validation").num_samples)
         self._has_weight = has_weight(replica.task)
         self._end = self._total if replica.pause_at is None else min(self._total, replica.pause_at)
-        self._saves = self._takes_part_in_saving()
+        self._due = Due(replica, self._total, self._end)
         for split in ("train", "validation"):
             check_gather(replica, replica.stream(split), split)
         in_step = not (replica.exchange.diverges or self._network.streams)
@@ -116,23 +116,12 @@ class Loop:
             if self._noise is not None:
                 self._noise.close()
         self._log.settle(replica.position)
-        if self._saves and replica.saved_step != replica.position.step:
-            replica.save()
+        self._due.save_the_end()
         if ended != "interrupted":
             replica.exchange.agree()
         if replica.exchange.diverges:
             self._count_remaining_bytes()
         return self._outcome(ended, time.perf_counter() - began_s, began_step)
-
-    def _takes_part_in_saving(self) -> bool:
-        """Return True if this worker takes part in saving.
-
-        Rank 0 writes; if the state is sharded, every worker takes part.
-        """
-        replica = self._replica
-        if self._settings.is_replicated:
-            return replica.checkpoints is not None
-        return any(objects.gather_json(replica.world, replica.checkpoints is not None))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -140,7 +129,7 @@ class Loop:
         replica, noise = self._replica, self._noise
         position = replica.position
         is_to_check = is_to_be_checked(replica.task, self._settings) and not position.has_checked_loss
-        ended = self._due(Agreed([]))
+        ended = self._due.after(Agreed([]), self._plan)
         while ended is None and position.step < self._end:
             part = self._plan.part_at(position.step)
             stream = self._stream.resized(part.batch_size, part.first)
@@ -155,7 +144,7 @@ class Loop:
                     if noise is not None and grow(self._settings, position, noise.scale, part.batch_size):
                         self._plan = plan_of(self._settings, self._stream, position)
                         part = replace(part, end_step=position.step)
-                    ended = self._due(agreed)
+                    ended = self._due.after(agreed, self._plan)
         return ended or "finished"
 
     def _until_agreed(self, shares: Iterator[Share], part: Part) -> Agreed:
@@ -344,62 +333,6 @@ class Loop:
             replica.buffers.start_statistics(*samples).wait()
         if apart:
             replica.buffers.agree(*samples)
-
-    # -- between the steps ---------------------------------------------------------------------------------------------
-
-    def _due(self, agreed: Agreed) -> str | None:
-        """Validate and save if due, and return the reason to end, or None. Every worker returns the same."""
-        replica, settings = self._replica, self._settings
-        position = replica.position
-        every = settings.validate_every_steps
-        is_time = self._plan.is_epoch_end(position.step) if every is None else position.step % every == 0
-        last = position.step >= self._end or agreed.late > 0
-        is_new = position.stopped_by is None and position.step > position.validated_step
-        if is_new and (is_time or last) and replica.validates:
-            replica.validate()
-            validation = position.means
-            if settings.until is not None and settings.until.reached(validation):
-                position.stopped_by = "until"
-            # A validation because the time is up, or a trial pauses, is one more than those that patience counts.
-            if (early := settings.early_stop) is not None and is_time:
-                position.best, position.num_worse = early.after(position.best, position.num_worse, validation)
-                if position.num_worse >= early.patience:
-                    position.stopped_by = position.stopped_by or "early_stopping"
-        if agreed.late > 0:
-            position.stopped_by = position.stopped_by or "time_limit_s"
-        if settings.best is None:
-            position.best_checkpoint = None  # of a run that is resumed without it
-        else:
-            self._keep_best(settings.best)
-        due = position.step % settings.checkpoint_every_steps == 0 and position.step > replica.saved_step
-        if self._saves and due:
-            replica.save()
-        if position.stopped_by is not None:
-            return position.stopped_by
-        return "interrupted" if agreed.stop > 0 and position.step < self._total else None
-
-    def _keep_best(self, rule: Best) -> None:
-        """Save a checkpoint if the validation of this step is the best so far, and go on once it is on the disk.
-
-        No worker goes on before, or the best model would be lost with the worker that writes it. A worker that is lost
-        meanwhile takes the others back to this step, and they do the same again.
-        """
-        replica = self._replica
-        position, world = replica.position, replica.world
-        if position.validation is None or position.validated_step != position.step:
-            return
-        # Rank 0, which writes, may have finished before a loss that the others saw earlier.
-        before = objects.share_json(world, position.best_checkpoint, 0) if world.size > 1 else position.best_checkpoint
-        found = rule.after(before, position.step, position.means)
-        if found != before and found is not None:
-            if world.rank == 0:
-                position.best_checkpoint = found  # before it is saved with the position
-            if self._saves:
-                replica.save()
-            if replica.checkpoints is not None:
-                replica.checkpoints.wait()
-            world.barrier()
-        position.best_checkpoint = found
 
     def _count_remaining_bytes(self) -> None:
         """Count the bytes that diverging replicas sent since they last agreed.
