@@ -1,4 +1,4 @@
-"""What is due between the steps: a validation, a checkpoint, the best model so far, the end."""
+"""Validations, checkpoints, the best model so far and the end of a run, when they are due between two steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Due:
-    """What a replica does after a step that all workers have agreed on.
+    """All that a replica does between two steps.
 
     Args:
         replica: the replica. All workers make one at the same time.
