@@ -211,8 +211,8 @@ class Collective:
         """
         if any(not tensor.is_contiguous() for tensor in (*send.values(), *receive.values())):
             raise ValueError("exchange needs contiguous tensors.")
-        if len(devices := {tensor.device for tensor in (*send.values(), *receive.values())}) > 1:
-            raise ValueError(f"exchange needs tensors of one device, got some of {', '.join(sorted(map(str, devices)))}.")
+        if len(devices := {str(tensor.device) for tensor in (*send.values(), *receive.values())}) > 1:
+            raise ValueError(f"exchange needs tensors of one device, got some of {', '.join(sorted(devices))}.")
         self.own_bytes_sent += sum(tensor.nbytes for tensor in send.values())
         received = [(peer, tensor) for peer, tensor in receive.items() if tensor.numel()]
         sent = [(peer, tensor) for peer, tensor in send.items() if tensor.numel()]
