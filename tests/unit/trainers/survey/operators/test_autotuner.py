@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from orchestray.trainers.survey.lab.timing import threads
 from orchestray.trainers.survey.operators import autotuner
 from orchestray.trainers.survey.operators.autotuner import (
     ALGORITHMS,
@@ -108,6 +109,8 @@ def test_what_ran_once_is_kept_by_all_that_its_time_depends_on_and_runs_again_fo
     assert times[-1] == times[0]  # what is kept does not keep to a limit for that
     assert ran(weight=torch.ones(3, 2, 5, 3)) == ran(X.double(), flat.double()) == set(algorithms)
     assert ran(kept=KeptTimes(kept.directory, {"torch": "2"})) == set(algorithms)
+    with threads(torch.get_num_threads() + 1):
+        assert ran() == set(algorithms)
 
 
 def test_a_file_that_is_broken_and_one_that_cannot_be_written_have_all_run_again(tmp_path: Path) -> None:
