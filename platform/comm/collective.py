@@ -205,9 +205,14 @@ class Collective:
         Args:
             send: tensor to send to each rank.
             receive: tensor to fill from each rank.
+
+        Raises:
+            ValueError: a tensor is not contiguous, or they are of several devices, whose messages do not meet.
         """
         if any(not tensor.is_contiguous() for tensor in (*send.values(), *receive.values())):
             raise ValueError("exchange needs contiguous tensors.")
+        if len(devices := {str(tensor.device) for tensor in (*send.values(), *receive.values())}) > 1:
+            raise ValueError(f"exchange needs tensors of one device, got some of {', '.join(sorted(devices))}.")
         self.own_bytes_sent += sum(tensor.nbytes for tensor in send.values())
         received = [(peer, tensor) for peer, tensor in receive.items() if tensor.numel()]
         sent = [(peer, tensor) for peer, tensor in send.items() if tensor.numel()]

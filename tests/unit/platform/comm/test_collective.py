@@ -114,6 +114,15 @@ def test_what_is_not_contiguous_is_refused() -> None:
     run_replicas(2, member)
 
 
+def test_an_exchange_between_devices_is_refused_before_anything_is_sent() -> None:
+    def member(collective: Collective) -> int:
+        with pytest.raises(ValueError, match="tensors of one device, got some of cpu, meta"):
+            collective.start_exchange({1: torch.zeros(2, device="meta")}, {1: torch.zeros(2)})
+        return collective.own_bytes_sent
+
+    assert run_replicas(2, member) == [0, 0]
+
+
 def test_one_alone_needs_nobody_and_sends_nothing() -> None:
     solo = SoloCollective()
     tensor = torch.tensor([3.0])
