@@ -189,7 +189,8 @@ def analyse(subject: Subject) -> Analysis:
         if not is_on_meta:
             raise TaskError(f"{subject.name} cannot be run: {message}") from error
         raise TaskError(
-            f"{subject.name} cannot be traced without values: {message}. With --measure it is run, and counted so."
+            f"{subject.name} cannot be traced without values: {message}. If it is because the model looks at values, "
+            "--measure helps: it is run, and counted so."
         ) from error
     graph = recorder.graph
     traffic = traffic_of_plans(subject) if is_on_meta else ()
