@@ -14,9 +14,11 @@ def run(place: Place) -> Verdict:
     import torch
 
     from gpu import training
+    from orchestray.trainers.core.arithmetic import Arithmetic
     from orchestray.trainers.parallel.recompute.choose import recompute
     from orchestray.trainers.parallel.recompute.meter import ActivationMeter
 
+    Arithmetic(deterministic=True).apply()  # attention's backward pass in float32 is not, by itself
     device = place.device()
     size = {"context": 512, "width": 768, "depth": 24, "heads": 12} if not place.is_rehearsal else {}
     task = training.resolve_task({**training.TEXT, "depth": 4, **size})
@@ -31,7 +33,7 @@ def run(place: Place) -> Verdict:
         recompute(model, how, meter=meter, inputs=lambda: inputs)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        before = _peak(device)
+        before = _allocated(device)
         with meter.watching(inputs):
             model(inputs).float().logsumexp(-1).mean().backward()
         peaks[how] = _peak(device) - before
@@ -50,16 +52,25 @@ def run(place: Place) -> Verdict:
     )
 
 
-def _peak(device: object) -> int:
-    """Return the most bytes allocated since the last call, which forgets the peak."""
+def _allocated(device: object) -> int:
+    """Return the bytes that are allocated, and forget the peak so far."""
     import torch
 
     if str(device) == "cpu":
         return 0
     torch.cuda.synchronize(device)
-    most = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    return most
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak(device: object) -> int:
+    """Return the most bytes that were allocated since `_allocated`."""
+    import torch
+
+    if str(device) == "cpu":
+        return 0
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ def member(world: Any, device: Any) -> tuple[dict[str, Any], dict[str, Any], flo
     for overlap in (True, False):
         exchange = {"type": "allreduce", "overlap": overlap, "bucket_mb": 25.0 if is_gpu else 0.1}
         strategy = {"network": {"data": 2}, "exchange": exchange}
-        replica = training.replica_of({**training.TEXT, **size}, device, steps=12, batch_size=16, strategy=strategy)
+        replica = training.replica_of(
+            {**training.TEXT, **size}, device, steps=12, batch_size=16, strategy=strategy, deterministic=True
+        )
         if overlap and is_gpu:
             overlapped = _traced(replica, world.sibling(f"overlap-{overlap}"))
         else:

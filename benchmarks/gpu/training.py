@@ -58,6 +58,7 @@ def replica_of(
     keys = {"batch_size": 32, "steps": 50, "optimizer": {"type": "sgd", "lr": 0.05}, "validate_every_steps": 10**9}
     data = {"name": "check", "task": dict(task), "train": {**keys, **train}, "strategy": dict(strategy or {})}
     settings = ReplicaSettings.from_config(load_train_config(data), storage="", model_directory="")
+    settings.arithmetic.apply()  # as a worker does
     built = resolve_task(task)
 
     def stream(split: str, rank: int) -> Any:

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def number(value: object) -> str:
-    """Return a number with four significant digits: `0.0312`, `41,230`, `1.5e-07`; `-` for None."""
+def number(value: object, digits: int = 4) -> str:
+    """Return a number with some significant digits: `0.0312`, `41,230`, `1.5e-07`; `-` for None."""
     if value is None or isinstance(value, bool):
         return "-" if value is None else str(value)
     if isinstance(value, int):
@@ -19,7 +19,7 @@ def number(value: object) -> str:
         return str(value)
     if abs(value) >= 1000 and abs(value) < 1e12:
         return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:.{digits}g}"
 
 
 def duration(seconds: float | None) -> str:
@@ -92,6 +92,11 @@ def result_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows[-1] = ("time", f"{rows[-1][1]}  (first step after {duration(first_s)})")
     speed = result.get("samples_per_s")
     add("speed", speed, f"{number(speed)} samples/s")
+    if noted := result.get("predicted"):
+        predicted, least, most, taken = (
+            number(1e3 * each, 3) for each in (noted["step_s"], *noted["interval_s"], noted["measured_step_s"])
+        )
+        rows.append(("step", f"{taken} ms  (predicted {predicted} ms, {least} to {most})"))
     sent = (result.get("bytes") or {}).get("sent")
     add("sent", sent or None, size(sent))
     goodput = result.get("goodput")

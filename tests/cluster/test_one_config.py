@@ -35,6 +35,7 @@ NOT_SYNCHRONOUS = {
     "servers, asynchronous": (DATA, f"{{{SERVER}, consistency: asynchronous}}"),
     "averaged now and then": (DATA, "{type: averaging, every: 8}"),
     "gossip": (DATA, "{type: gossip}"),
+    "gossip, asynchronous": (DATA, "{type: gossip, consistency: asynchronous}"),
     "stages, asynchronous": ("{pipeline: 2, microbatches: 2, schedule: pipedream}", "{type: allreduce}"),
     "parts of layers, under asynchronous servers": (
         "{data: 2, tensor: 2}",

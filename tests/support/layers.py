@@ -40,7 +40,7 @@ LAYERS = """
     trainers.ps.coordinator
     trainers.ps.server
     trainers.ps.durability  trainers.ps.variants.hierarchy  trainers.ps.worker
-    trainers.ps.variants.hogwild  trainers.ps.variants.model_parallel
+    trainers.ps.variants.hogwild  trainers.ps.variants.model_parallel  trainers.survey.data_centres
     trainers.ps.hosts
     trainers.planning
     trainers.driver.control

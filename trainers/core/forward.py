@@ -17,6 +17,7 @@ from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.task import asked_by
 from orchestray.trainers.core.batch_norm import has_synchronized, not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
+from orchestray.trainers.core.out_of_memory import ADVICE, is_out_of_memory
 from orchestray.trainers.core.own_gradients import Noting, WithoutGradients
 from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure, weighted
 from orchestray.trainers.core.unread import UnreadLosses
@@ -277,6 +278,8 @@ def evaluation_code(step: int, rank: int, *, loss_only: bool) -> user_code:
 def _advice(error: BaseException) -> str:
     if "does not have a deterministic implementation" in str(error):
         return ". train.deterministic: true allows no such operation: replace it in the model, or set it to false."
+    if is_out_of_memory(error):
+        return f". {ADVICE}"
     if "Expected more than 1 value per channel" not in str(error):
         return ""
     return (

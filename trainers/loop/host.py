@@ -9,6 +9,7 @@ import torch.distributed as dist
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.run.recorder import Recorder
+from orchestray.trainers.core.out_of_memory import told_if_out_of_memory
 from orchestray.trainers.core.outcome import PEER_LOST
 from orchestray.trainers.loop.checkpoint_source import Loaded, exported, newest
 from orchestray.trainers.loop.replica import Replica
@@ -38,14 +39,15 @@ class ReplicaHost(TaskHost):
         self._loaded_lines: list[dict[str, Any]] = []
         """Metric lines of the loaded checkpoint."""
         self._collective: Collective | None = None
-        self._replica = Replica(
-            self._task,
-            settings,
-            self._share_stream,
-            recorder=self._recorder,
-            device=self._device,
-            task_of=self._task_of,
-        )
+        with told_if_out_of_memory(self._device):
+            self._replica = Replica(
+                self._task,
+                settings,
+                self._share_stream,
+                recorder=self._recorder,
+                device=self._device,
+                task_of=self._task_of,
+            )
 
     # -- in the working thread -----------------------------------------------------------------------------
 
@@ -57,7 +59,8 @@ class ReplicaHost(TaskHost):
         """
         collective = self._join()
         try:
-            return self._train(collective, start)
+            with told_if_out_of_memory(self._device):
+                return self._train(collective, start)
         except PeerLostError:
             return PEER_LOST
         except BaseException:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.data.nested import tensors_in
 from orchestray.platform.errors import TaskError
-from orchestray.trainers.analysis.brent import useful_processors
+from orchestray.trainers.analysis.brent import least_time, most_time, useful_processors
 from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import Recorder
 from orchestray.trainers.analysis.unfused import unfused
@@ -21,6 +21,20 @@ from orchestray.trainers.planning.padding import PaddingCost, padding_costs
 from orchestray.trainers.planning.recomputation import Recomputation, recomputations
 from orchestray.trainers.planning.subject import Subject
 from orchestray.trainers.planning.tensor_traffic import Traffic, traffic_of_plans
+
+PROCESSORS = (1, 16, 256, 4096, 65_536)
+"""Numbers of processors for which the bounds of a step's time are shown."""
+
+
+@dataclass(frozen=True)
+class TimeBounds:
+    """The bounds of a step's time on some processors that each do an operation in a unit of time."""
+
+    processors: int
+    least: float
+    """Time that no schedule is below, max(W / p, D)."""
+    most: float
+    """Time that every greedy schedule keeps, W / p + D (Brent 1974)."""
 
 
 @dataclass(frozen=True)
@@ -132,12 +146,19 @@ class Analysis:
     """Calls of operations that no number here includes."""
     notes: tuple[str, ...]
 
+    @property
+    def bounds(self) -> tuple[TimeBounds, ...]:
+        """Bounds of the time of a forward and a backward pass, one for each of `PROCESSORS`."""
+        work, depth = self.forward.work + self.backward.work, self.forward.depth + self.backward.depth
+        return tuple(TimeBounds(p, least_time(work, depth, p), most_time(work, depth, p)) for p in PROCESSORS)
+
     def to_json(self) -> dict[str, Any]:
         return {
             **{name: getattr(self, name) for name in ("name", "batch_size", "parameters", "parameter_bytes")},
             "inputs": list(self.inputs),
             "forward": self.forward.to_json(),
             "backward": self.backward.to_json(),
+            "bounds": [asdict(each) for each in self.bounds],
             "saved_bytes": self.saved_bytes,
             "recomputations": [asdict(each) for each in self.recomputations],
             "traffic": [{**asdict(each), "num_bytes": each.num_bytes} for each in self.traffic],
@@ -168,7 +189,8 @@ def analyse(subject: Subject) -> Analysis:
         if not is_on_meta:
             raise TaskError(f"{subject.name} cannot be run: {message}") from error
         raise TaskError(
-            f"{subject.name} cannot be traced without values: {message}. With --measure it is run, and counted so."
+            f"{subject.name} cannot be traced without values: {message}. If it is because the model looks at values, "
+            "--measure helps: it is run, and counted so."
         ) from error
     graph = recorder.graph
     traffic = traffic_of_plans(subject) if is_on_meta else ()

@@ -146,14 +146,24 @@ class Corrections:
         """Covariance of the runs, with their noise."""
         import numpy as np
 
-        kinds = np.array([[one.covariance(other) for other in self._kinds] for one in self._kinds])
-        return kinds[np.ix_(self._places, self._places)] + _NOISE * np.eye(len(self._places))
+        return self._of_kinds[np.ix_(self._places, self._places)] + _NOISE * np.eye(len(self._places))
+
+    @cached_property
+    def _of_kinds(self) -> np.ndarray[Any, Any]:
+        """Covariance of the different traits."""
+        import numpy as np
+
+        return np.array([[one.covariance(other) for other in self._kinds] for one in self._kinds])
 
     @cached_property
     def _inverse(self) -> np.ndarray[Any, Any]:
+        """Inverse of the covariance, by Woodbury's identity: there are far fewer kinds than runs."""
         import numpy as np
 
-        return np.linalg.inv(self._covariance)
+        counts = np.bincount(self._places)
+        inner = self._of_kinds @ np.linalg.inv(_NOISE * np.eye(len(counts)) + counts[:, None] * self._of_kinds)
+        inverse: np.ndarray[Any, Any] = np.eye(len(self._places)) - inner[np.ix_(self._places, self._places)]
+        return inverse / _NOISE
 
     @cached_property
     def _sizes(self) -> np.ndarray[Any, Any]:

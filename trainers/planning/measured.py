@@ -17,7 +17,7 @@ from orchestray.platform.errors import TaskError
 from orchestray.trainers.planning.analyse import Analysis, PassCost, analyse
 from orchestray.trainers.planning.layer_times import LayerTimes
 from orchestray.trainers.planning.subject import Subject
-from orchestray.trainers.survey.operators.autotuner import tried_s
+from orchestray.trainers.survey.operators.autotuner import KeptTimes, tried_s
 
 _TIMES = 5
 _CEILING_S = 0.7
@@ -111,17 +111,22 @@ def analysed_on(subject: Callable[[str], Subject]) -> Analysis:
     try:
         return analyse(subject("meta"))
     except TaskError as error:
-        note = f"counted as it ran, with the values at hand: it {str(error).partition(' ')[2].partition('. With')[0]}"
+        note = (
+            f"counted as it ran, with the values at hand: it {str(error).partition(' ')[2].partition('. If it is')[0]}"
+        )
         return analyse(replace(found := subject("cpu"), notes=(*found.notes, note)))
 
 
-def measure(subject: Subject, analysis: Analysis, *, limit_bytes: int = LIMIT_BYTES) -> Measured:
+def measure(
+    subject: Subject, analysis: Analysis, *, limit_bytes: int = LIMIT_BYTES, kept: KeptTimes | None = None
+) -> Measured:
     """Measure a model: run some steps, and each algorithm for each convolution.
 
     Args:
         subject: the model with values, on the CPU.
         analysis: its analysis.
         limit_bytes: bytes that an algorithm may need beside inputs and outputs to be tried.
+        kept: times of algorithms that were tried before; None: each is tried.
     """
     layers = {layer.name for layer in analysis.layers if layer.name}
     times = LayerTimes({name: module for name, module in subject.model.named_modules() if name in layers})
@@ -135,7 +140,7 @@ def measure(subject: Subject, analysis: Analysis, *, limit_bytes: int = LIMIT_BY
                     loss.backward()  # type: ignore[no-untyped-call]
                 steps_s.append(perf_counter() - began_s)
             subject.model.zero_grad()
-    found = {name: _times_of(module, times.inputs[name], limit_bytes) for name, module in times.convolutions()}
+    found = {name: _times_of(module, times.inputs[name], limit_bytes, kept) for name, module in times.convolutions()}
     ceilings = measure_ceilings()
     limits_s = {
         each.name: (ceilings.limit_s(each.forward), ceilings.limit_s(each.backward)) for each in analysis.layers
@@ -143,8 +148,8 @@ def measure(subject: Subject, analysis: Analysis, *, limit_bytes: int = LIMIT_BY
     return Measured(ceilings, median(steps_s[1:]), times.forward_s, times.backward_s, limits_s, found)
 
 
-def _times_of(module: nn.Conv2d, x: Tensor, limit_bytes: int) -> dict[str, float]:
+def _times_of(module: nn.Conv2d, x: Tensor, limit_bytes: int, kept: KeptTimes | None) -> dict[str, float]:
     rows, columns = (int(size) for size in module.padding)
     x = functional.pad(x, (columns, columns, rows, rows))
     with torch.no_grad():
-        return tried_s(x, module.weight.detach(), limit_bytes=limit_bytes)
+        return tried_s(x, module.weight.detach(), limit_bytes=limit_bytes, kept=kept)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.errors import ConfigError, OrchestrayError, TrainingError
+from orchestray.platform.errors import ConfigError, OrchestrayError, StorageError, TrainingError
 from orchestray.platform.run.files import write_atomic
 from orchestray.trainers.planning.found import DryRun, LayerProfile, ServedRun
 
@@ -151,7 +151,7 @@ class Measurements:
 
     def _keep(self, key: str, found: Sequence[Mapping[str, Any]]) -> None:
         if self._directory is not None:
-            with contextlib.suppress(OSError):  # a full disk: it is measured again
+            with contextlib.suppress(OSError, StorageError):  # a full disk: it is measured again
                 self._directory.mkdir(parents=True, exist_ok=True)
                 write_atomic(self._directory / f"{key}.json", json.dumps(found).encode())
 

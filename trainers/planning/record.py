@@ -77,19 +77,25 @@ class Record:
         alike = [entry for entry in known if entry.processes == processes] or known
         return float(median(entry.start_s for entry in alike)) if alike else 0.0
 
-    def errors(self, family: str | None = None) -> list[float]:
-        """Return the relative errors of the predictions as they were before the run, each corrected by those before it.
+    def judged(self) -> list[tuple[Entry, float]]:
+        """Return the last entries, each with the relative error of its prediction as it was before the run.
 
-        Args:
-            family: family of schemes; None: all of them.
+        A prediction is corrected by the runs before it.
         """
         factors = self._corrections.before_each()
         last = self.entries[-len(factors) :] if factors else []
         return [
-            factor * entry.predicted_s / entry.measured_s - 1
+            (entry, factor * entry.predicted_s / entry.measured_s - 1)
             for factor, entry in zip(factors, last, strict=True)
-            if family in (None, entry.family)
         ]
+
+    def errors(self, family: str | None = None) -> list[float]:
+        """Return the relative errors of the predictions as they were before the run; see `judged`.
+
+        Args:
+            family: family of schemes; None: all of them.
+        """
+        return [error for entry, error in self.judged() if family in (None, entry.family)]
 
     @cached_property
     def _corrections(self) -> Corrections:

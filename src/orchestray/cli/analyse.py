@@ -92,10 +92,15 @@ def analyse(
 
     measured = None
     if is_measured:
+        from orchestray.trainers.machine import kept
         from orchestray.trainers.planning.measured import analysed_on, measure
+        from orchestray.trainers.survey.operators.autotuner import KeptTimes
 
         analysis = analysed_on(subject)
-        measured = measure(subject("cpu"), analysis, limit_bytes=round(1e6 * limit_mb))
+        tried_before = KeptTimes(
+            kept.cache_directory() / "convolutions", {**kept.versions(), "processor": kept.processor()}
+        )
+        measured = measure(subject("cpu"), analysis, limit_bytes=round(1e6 * limit_mb), kept=tried_before)
     else:
         analysis = analysis_of(subject("meta"))
     if page is not None:

@@ -159,10 +159,16 @@ def lines_of(analysis: Analysis) -> list[str]:
     forward, backward = analysis.forward, analysis.backward
     passes = {"forward": forward, "backward": backward}
     works = [f"{number(cost.work)} operations {name} in a depth of {cost.depth:,}" for name, cost in passes.items()]
+    times = [
+        f"{number(round(each.least))} to {number(round(each.most))} on {each.processors:,}"
+        for each in analysis.bounds
+        if each.processors > 1
+    ]
     busy = [f"{number(cost.useful_processors)} {name}" for name, cost in passes.items()]
     sent, saved = size(analysis.parameter_bytes), size(analysis.saved_bytes)
     return [
         f"A step of {step_of(analysis)}: {works[0]}, {works[1]}.",
+        f"On p processors it takes from max(W/p, D) to W/p + D operations one after the other: {', '.join(times)}.",
         f"Processors that Brent's bound keeps busy for half of the time: {busy[0]}, {busy[1]}.",
         f"Data parallelism adds up {sent} of gradients a step; {saved} are kept for the backward pass.",
         *recomputation_lines(analysis),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestray.cli.options import Json
+from orchestray.platform.terminal.format import number
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _compute(profile: MachineProfile) -> Table:
     table = _table("one process alone", *(f"{count} thread{'s' * (count > 1)}" for count in profile.compute))
     each = profile.compute.values()
     for dtype in next(iter(each)).gemm:
-        table.add_row(f"products, {dtype}, GFLOP/s", *(f"{one.gemm[dtype].peak_flops_per_s / 1e9:.4g}" for one in each))
+        table.add_row(f"products, {dtype}, GFLOP/s", *(number(one.gemm[dtype].peak_flops_per_s / 1e9) for one in each))
     table.add_row("copies, GB/s", *(f"{one.copy_bytes_per_s / 1e9:.3g}" for one in each))
     table.add_row("one small operation, us", *(f"{one.small_op_s * 1e6:.3g}" for one in each))
     return table
@@ -80,17 +81,17 @@ def _transfers(profile: MachineProfile) -> Table:
     table = _table("operation", "ranks", "alpha, us", "1/beta, GB/s", *_SHOWN_BYTES)
     for kind, by_ranks in profile.collectives.curves.items():
         for ranks, curve in by_ranks.items():
-            times = (f"{curve.seconds(size) * 1e6:.4g}" for size in _SHOWN_BYTES.values())
+            times = (number(curve.seconds(size) * 1e6) for size in _SHOWN_BYTES.values())
             table.add_row(kind.replace("_", "-"), str(ranks), *_fitted(curve.fit), *times)
     for channel, curve in profile.channels.items():
-        times = (f"{curve.seconds(size) * 1e6:.4g}" for size in _SHOWN_BYTES.values())
+        times = (number(curve.seconds(size) * 1e6) for size in _SHOWN_BYTES.values())
         table.add_row(_CHANNELS.get(channel, channel), "2", *_fitted(curve.fit), *times)
     return table
 
 
 def _fitted(fit: AlphaBeta) -> tuple[str, str]:
     rate = 1 / fit.beta_s_per_byte / 1e9 if fit.beta_s_per_byte else float("inf")
-    return f"{fit.alpha_s * 1e6:.4g}", f"{rate:.3g}"
+    return number(fit.alpha_s * 1e6), f"{rate:.3g}"
 
 
 def _lines(profile: MachineProfile) -> list[str]:
@@ -100,7 +101,7 @@ def _lines(profile: MachineProfile) -> list[str]:
         f"Time of {most} processes at once over that of one: {slower[0]}, {slower[1]}.",
         f"Part of an all-reduce that a computation hides: {profile.overlap:.0%}.",
         f"A worker's process has {profile.process_bytes / 1e6:.0f} MB before it builds anything.",
-        f"A file gets {profile.disk_bytes_per_s / 1e6:.4g} MB/s until it is on the disk.",
+        f"A file gets {number(profile.disk_bytes_per_s / 1e6)} MB/s until it is on the disk.",
         f"Repeats of one product are up to {profile.spread:.0%} apart.",
     ]
 
@@ -109,6 +110,6 @@ def _table(*columns: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True)
     return table

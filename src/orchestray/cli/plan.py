@@ -12,7 +12,7 @@ import typer
 
 from orchestray.cli import options
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.terminal.format import size
+from orchestray.platform.terminal.format import number, size
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from orchestray.trainers.planning.goodput import Goodput
     from orchestray.trainers.planning.planner import Plans
     from orchestray.trainers.planning.plans import Plan
+    from orchestray.trainers.planning.record import Record
 
 app = typer.Typer()
 
-_SHOWN = 12
+_SHOWN, _LATEST = 12, 12
 _EPILOG = """Examples:
 
 orchestray plan configs/train/digits.yaml
@@ -173,8 +174,8 @@ def _table(plans: Plans, *, everything: bool) -> RenderableType:
         table.add_row(
             place,
             each.name + mark,
-            f"{1e3 * each.step_s:.3g}",
-            "-" if each.interval_s is None else "{:.3g} to {:.3g}".format(*(1e3 * bound for bound in each.interval_s)),
+            number(1e3 * each.step_s, 3),
+            "-" if each.interval_s is None else " to ".join(number(1e3 * bound, 3) for bound in each.interval_s),
             f"{each.samples_per_s:,.0f}",
             size(each.memory.resident),
             size(sum(each.num_bytes.values())),
@@ -188,7 +189,7 @@ def _further_columns(plans: Plans) -> dict[str, Callable[[Plan], str]]:
     """Return the columns of what only some tables have."""
     columns: dict[str, Callable[[Plan], str]] = {}
     if any(each.price is not None for each in plans.plans):
-        columns["price"] = lambda plan: "-" if plan.price is None else f"{plan.price:.3g}"
+        columns["price"] = lambda plan: number(plan.price, 3)
     if any(each.goodput is not None for each in plans.plans):
         columns["goodput"] = lambda plan: "-" if plan.goodput is None else f"{plan.goodput.share:.1%}"
     return columns
@@ -202,7 +203,8 @@ def _closing(plans: Plans, config: str, *, everything: bool) -> Iterator[str]:
     if plans.num_disturbed:
         yield (
             f"This machine was busy with other programs during {plans.num_disturbed} measurements: their times are too "
-            "long, and were not kept. Plan again when it is quiet."
+            "long, and were not kept. Plan again when it is quiet. Runs by these plans are not put beside predictions; "
+            "`orchestray plan runs --history` does that later."
         )
     if everything:
         for unfit in plans.unfit:
@@ -240,7 +242,7 @@ def _explained(plan: Plan) -> RenderableType:
     table.add_column("")
     table.add_column("", justify="right")
     table.add_column("", justify="right")
-    table.add_row(plan.name, f"{1e3 * plan.step_s:.4g} ms", f"{plan.samples_per_s:,.0f} samples/s")
+    table.add_row(plan.name, f"{number(1e3 * plan.step_s)} ms", f"{plan.samples_per_s:,.0f} samples/s")
     parts = plan.parts
     for name, seconds in (
         ("  forward and backward", parts.compute_s),
@@ -249,16 +251,16 @@ def _explained(plan: Plan) -> RenderableType:
         ("  optimizer", parts.optimizer_s),
         ("  reading, recording", parts.loop_s),
     ):
-        table.add_row(name, f"{1e3 * seconds:.4g} ms", f"{seconds / plan.step_s:.0%}" if plan.step_s else "")
+        table.add_row(name, f"{number(1e3 * seconds)} ms", f"{seconds / plan.step_s:.0%}" if plan.step_s else "")
     if plan.start_s:
         table.add_row("start", f"{plan.start_s:.3g} s", "to the first step")
     if plan.epoch_s:
-        table.add_row("an epoch", f"{plan.epoch_s:.4g} s", f"{plan.steps_per_epoch} steps")
-    table.add_row("exchange behind computation", f"{1e3 * parts.hidden_s:.4g} ms", "")
-    for kind, number in plan.memory.to_json().items():
-        table.add_row(f"memory: {kind}", size(number), "")
-    for link, number in plan.num_bytes.items():
-        table.add_row(f"sent a step: {link}", size(number), "")
+        table.add_row("an epoch", f"{number(plan.epoch_s)} s", f"{plan.steps_per_epoch} steps")
+    table.add_row("exchange behind computation", f"{number(1e3 * parts.hidden_s)} ms", "")
+    for kind, num_bytes in plan.memory.to_json().items():
+        table.add_row(f"memory: {kind}", size(num_bytes), "")
+    for link, num_bytes in plan.num_bytes.items():
+        table.add_row(f"sent a step: {link}", size(num_bytes), "")
     if plan.staleness:
         table.add_row("staleness", f"{plan.staleness:.3g}", "updates")
     if plan.price is not None:
@@ -279,10 +281,14 @@ def _difference(one: Plan, other: Plan) -> RenderableType:
     for name in (one.name, other.name, "difference"):
         table.add_column(name, justify="right")
     for part, first, second in why(one, other):
-        table.add_row(part, f"{1e6 * first:.3g}", f"{1e6 * second:.3g}", f"{1e6 * (second - first):+.3g}")
+        table.add_row(part, *(number(1e6 * each, 3) for each in (first, second)), _signed(1e6 * (second - first)))
     totals = (1e6 * one.step_s / one.samples, 1e6 * other.step_s / other.samples)
-    table.add_row("in all", f"{totals[0]:.3g}", f"{totals[1]:.3g}", f"{totals[1] - totals[0]:+.3g}")
+    table.add_row("in all", *(number(each, 3) for each in totals), _signed(totals[1] - totals[0]))
     return table
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{number(abs(value), 3)}"
 
 
 _PARTS = {"compute": "forward and backward", "bubble": "bubble and queues", "loop": "reading, recording"}
@@ -301,9 +307,24 @@ def _deciding(one: Plan, other: Plan) -> str:
         return f"Nothing decides between {one.name} and {other.name}: no part of a step differs."
     saved, all_saved = 1e6 * (most - least), 1e6 * abs(difference)
     return (
-        f"{_PARTS.get(part, part).capitalize()} decides: {faster.name} takes {saved:.3g} us a sample less for it than "
-        f"{slower.name}, and {all_saved:.3g} us less in all."
+        f"{_PARTS.get(part, part).capitalize()} decides: {faster.name} takes {number(saved, 3)} us a sample less for "
+        f"it than {slower.name}, and {number(all_saved, 3)} us less in all."
     )
+
+
+def _latest(record: Record) -> RenderableType:
+    """Return a table of the latest runs, each with its prediction beside what its steps took."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("latest runs", "scheme"):
+        table.add_column(name, overflow="fold")
+    for name in ("predicted, ms", "took, ms", "error"):
+        table.add_column(name, justify="right")
+    for entry, error in record.judged()[-_LATEST:]:
+        predicted_ms = number(1e3 * entry.measured_s * (1 + error), 3)
+        table.add_row(entry.name, entry.family, predicted_ms, number(1e3 * entry.measured_s, 3), f"{error:+.1%}")
+    return table
 
 
 def _history(runs: str | None, *, as_json: bool) -> None:
@@ -344,3 +365,5 @@ def _history(runs: str | None, *, as_json: bool) -> None:
     for row in rows:
         table.add_row(str(row["family"]), str(row["runs"]), f"{row['median']:.1%}", f"{row['max']:.1%}")
     show(table)
+    print()
+    show(_latest(record))

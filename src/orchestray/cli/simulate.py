@@ -10,6 +10,7 @@ import typer
 
 from orchestray.cli.options import Json
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.terminal.format import number
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
@@ -199,15 +200,15 @@ def _table(results: Sequence[Result], setting: Setting) -> RenderableType:
     nodes, workers = setting.network.num_nodes, setting.network.num_workers
     for result in results:
         cells = [
-            f"{result.step_s * 1e3:.4g}",
+            number(result.step_s * 1e3),
             f"{max(0.0, 1 - result.compute_s / result.step_s):.0%}" if result.step_s else "",
             f"{result.staleness:.3g}" if result.staleness else "0",
-            f"{result.near_bytes / workers / 1e6:.4g}",
-            f"{result.far_bytes / nodes / 1e6:.4g}",
+            number(result.near_bytes / workers / 1e6),
+            number(result.far_bytes / nodes / 1e6),
         ]
         if fails:
             every = f"{result.checkpoint_every:,}" if result.checkpoint_every else "-"
-            useful = f"{result.useful_step_s * 1e3:.4g}" if result.goodput else "never"
+            useful = number(result.useful_step_s * 1e3) if result.goodput else "never"
             cells += [f"{result.goodput:.2%}", every, useful]
         table.add_row(result.scheme, *cells)
     return table

@@ -27,7 +27,7 @@ def test_it_shows_what_it_keeps_in_the_place_of_this_machine(measured: Path) -> 
     assert kept.load().to_json() == profile().to_json()
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["products,", "float32,", "GFLOP/s", "100", "200"] in rows
-    assert ["message,", "TCP", "2", "100", "1", "101", "1149", "1.688e+04"] in rows
+    assert ["message,", "TCP", "2", "100", "1", "101", "1,149", "16,877"] in rows
     assert "1.50 x for products, 2.00 x for copies" in done.stdout
     assert str(measured) in done.stdout
 

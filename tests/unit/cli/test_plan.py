@@ -132,6 +132,12 @@ def test_the_history_shows_the_errors_of_each_family(profile: MachineProfile) ->
     rows = json.loads(run("--history", "--json"))
     assert [(row["family"], row["runs"]) for row in rows] == [("zero", 3), ("all", 3)]
     assert rows[0]["median"] == pytest.approx(1 - 1 / 1.1)
+    latest = [line.split() for line in run("--history").splitlines()[-3:]]
+    assert [(line[:2], line[3]) for line in latest] == [(["run", "zero"], took) for took in ("1,000", "1,100", "1,200")]
+    assert latest[0][2] == "1,000"
+    for _, _, predicted, took, error in latest:
+        wanted = float(predicted.replace(",", "")) / float(took.replace(",", "")) - 1
+        assert float(error.strip("%")) / 100 == pytest.approx(wanted, abs=1e-3)
 
 
 @pytest.mark.parametrize(

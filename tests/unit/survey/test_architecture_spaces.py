@@ -34,14 +34,20 @@ def test_searching_a_cell_and_stacking_it_leaves_far_fewer_architectures_to_expl
     assert log10(count_unstacked(published)) / log10(published.count()) == 10
 
 
-def test_the_stacked_network_of_a_cell_builds_and_trains() -> None:
-    space = Cell(nodes=2, cells=2, reductions=1, channels=4)
+def test_a_cell_found_in_a_small_stack_builds_a_deeper_one_of_the_same_cells_which_trains() -> None:
+    space = Cell(nodes=2, cells=1, reductions=1, channels=4)
     genome = space.sample(np.random.default_rng(0))
     task = SearchedTask(
         {"type": "digits"}, {"space": "cell", "nodes": 2, "cells": 2, "reductions": 1, "channels": 4}, genome
     )
     torch.manual_seed(0)
     network = task.build_model()
+    parts: dict[str, set[str]] = {}
+    for name in network.state_dict():
+        cell, _, part = name.partition("_")
+        parts.setdefault(cell, set()).add(part)
+    assert [name for name in parts if "cell" in name] == [f"steps.cell{place}" for place in range(5)]
+    assert parts["steps.cell0"] == parts["steps.cell1"] == parts["steps.cell3"] == parts["steps.cell4"]
     batch = task.to_batch(task.dataset("train").slice(0, 32))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     losses = []

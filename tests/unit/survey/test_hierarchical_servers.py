@@ -15,7 +15,6 @@ from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.protocol.partition import Slice
 from orchestray.trainers.ps.protocol.requests import Part
 from orchestray.trainers.ps.server.shard import Origin, Rates, Shard
-from orchestray.trainers.ps.variants.hierarchy.significance_filter import Residual, pack, threshold
 from support.central_run import central_settings, train_central
 from support.layouts import layout_settings, train_laid_out
 from support.training import few_digits, furthest
@@ -52,12 +51,6 @@ def gradient_at(values: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
     wrong = inputs @ values.view(5, 20).T
     wrong[torch.arange(len(labels)), labels] -= 1
     return (wrong.T @ inputs).div_(len(labels)).reshape(-1)
-
-
-def error_at(values: Tensor, inputs: Tensor, labels: Tensor) -> float:
-    wrong = inputs @ values.view(5, 20).T
-    wrong[torch.arange(len(labels)), labels] -= 1
-    return float(wrong.square().sum(1).mean())
 
 
 def accuracy(values: Tensor, inputs: Tensor, labels: Tensor) -> float:
@@ -137,52 +130,3 @@ def test_under_n_softsync_a_gradient_is_about_n_updates_old_and_no_more_than_2_n
             assert fmean(behind) == pytest.approx(n * (1 - 1 / NUM_WORKERS), rel=0.1)
             assert sum(late > 2 * n for late in behind) < 0.01 * len(behind)
             assert run.num_updates == len(run.updates_behind) * n // NUM_WORKERS
-
-
-RATE = 0.001
-
-
-def virtual_seconds(
-    seed: int, significance: float, *, link_bytes_s: float, step_s: float = 0.01
-) -> tuple[float, float]:
-    """Train two sites under one root, in virtual time.
-
-    Return the seconds until the error is near the least, and the part of dense bytes that crossed. Each round both
-    sites compute (at once), and then what matters to one crosses to the other, over the slow link.
-    """
-    inputs, labels = separable(seed)
-    generator = torch.Generator().manual_seed(200 + seed)
-    root = torch.zeros(100, dtype=torch.float64)
-    residuals = [Residual(root, significance) for _ in range(2)]
-    now_s, sent, rounds = 0.0, 0, 0
-    one_hot = torch.nn.functional.one_hot(labels, 5).double()
-    best = torch.linalg.lstsq(inputs, one_hot).solution.T.reshape(-1)
-    while error_at(root, inputs, labels) > 1.2 * error_at(best, inputs, labels):
-        rounds += 1
-        crossing = []
-        for residual in residuals:
-            rows = torch.randint(600, (64,), generator=generator)
-            residual.add(-RATE * gradient_at(root + residual.pending, inputs[rows], labels[rows]))
-            places, change = residual.take(root + residual.pending)
-            crossing.append((places, change))
-            kept = residual.pending.abs()
-            assert bool(((kept < threshold(root + residual.pending, significance)) | (kept == 0)).all())
-        for places, change in crossing:
-            root.index_add_(0, places, change)
-        num_bytes = sum(tensor.nbytes for places, change in crossing for tensor in pack(places, change, 100))
-        sent += num_bytes
-        now_s += step_s + num_bytes / link_bytes_s
-        assert rounds < 5000
-    return now_s, sent / (rounds * 2 * 800)
-
-
-def test_approximate_synchronous_parallel_reaches_a_loss_sooner_over_a_slow_link() -> None:
-    for seed in range(3):
-        slow, fast = 20_000.0, 1e9
-        every_s, every_part = virtual_seconds(seed, 0.0, link_bytes_s=slow)
-        filtered_s, part = virtual_seconds(seed, 0.1, link_bytes_s=slow)
-        assert every_part == 1.0
-        assert part < 0.3
-        assert filtered_s < 0.5 * every_s
-        # Over a fast link nothing is gained, and little is lost.
-        assert virtual_seconds(seed, 0.1, link_bytes_s=fast)[0] < 1.3 * virtual_seconds(seed, 0.0, link_bytes_s=fast)[0]

@@ -33,6 +33,19 @@ def all_reduce(algorithm: str, network: Network, num_bytes: float) -> Exchange:
     return Exchange(_ROUNDS[algorithm](network, num_bytes))
 
 
+def gathered(network: Network, num_bytes: float) -> Exchange:
+    """Return the rounds of a step with parameters sharded over all workers (ZeRO stage 3, Rajbhandari et al. 2020).
+
+    Parameters are gathered in a ring for the forward pass and again for the backward pass, and gradients are added up
+    in their shards: half as many bytes again as a ring sends.
+
+    Args:
+        network: the workers and their links.
+        num_bytes: bytes of the parameters.
+    """
+    return Exchange([(each, count // 2 * 3) for each, count in all_reduce("ring", network, num_bytes).rounds])
+
+
 def hierarchical_s(network: Network, num_bytes: float) -> float:
     """Return the seconds of a hierarchical all-reduce: a ring within nodes, one between them, and again one within.
 

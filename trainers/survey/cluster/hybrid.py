@@ -1,18 +1,23 @@
-"""AlexNet on several GPUs in the alpha-beta model: data parallelism, and convolutions and dense layers apart.
+"""AlexNet on several GPUs in the alpha-beta model: by data or by model parallelism alone, and by a hybrid of both.
 
-In the hybrid scheme the convolutions are data-parallel, and the fully connected layers are split over the GPUs. See
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014). Ben-Nun and Hoefler (2019) name
-speed-ups on 4 GPUs: 2.2 by one scheme alone, and 3.1 by the hybrid in another implementation. The constants here are
-the sizes of the network and the first of the two; the second is predicted.
+Under data parallelism the samples are divided, and all gradients are summed. Under model parallelism the channels and
+neurons of every layer are divided, and its inputs are exchanged. In the hybrid scheme the convolutions are
+data-parallel, and the fully connected layers are split over the GPUs. See Krizhevsky, "One weird trick for
+parallelizing convolutional neural networks" (2014). Ben-Nun and Hoefler (2019) name speed-ups on 4 GPUs: at best 2.2 by
+one scheme alone, and 3.1 by the hybrid in another implementation. The constants here are the sizes of the network and
+the first of the two, as that of data parallelism. Those of model parallelism and of the hybrid are predicted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestray.platform.comm.allreduce.costs import AlphaBeta, cost_s
 
 FLOAT_BYTES = 4
+CONV_INPUTS = (64 * 27 * 27, 192 * 13 * 13, 384 * 13 * 13, 256 * 13 * 13)
+"""Values of a sample that the convolutions after the first one take."""
 DENSE_INPUTS = (9216, 4096, 4096)
 DENSE_OUTPUTS = (4096, 4096, 1000)
 CONV_WEIGHTS = 2_469_696
@@ -45,9 +50,22 @@ def hybrid_s(machine: Machine, num_gpus: int) -> float:
     to every other, and gets their gradients back: those of its samples, or of its part of the neurons.
     """
     convolutions_s = cost_s("ring", num_gpus, CONV_WEIGHTS * FLOAT_BYTES, machine.link)
-    layers_s = sum(2 * (num_gpus - 1) * machine.link.time_s(SAMPLES * n * FLOAT_BYTES) for n in DENSE_INPUTS)
-    outputs_s = (num_gpus - 1) * machine.link.time_s(SAMPLES * DENSE_OUTPUTS[-1] * FLOAT_BYTES)
-    return convolutions_s + layers_s + outputs_s
+    return convolutions_s + _divided_layers_s(machine, num_gpus, DENSE_INPUTS)
+
+
+def model_parallel_s(machine: Machine, num_gpus: int) -> float:
+    """Return the seconds of exchange in a step of model parallelism: what `hybrid_s` sends for dense layers, for all.
+
+    The GPUs compute the same samples, as many as they would with the samples divided. A GPU holds its channels of the
+    inputs of each layer, which it sends to every other. All have the images.
+    """
+    return _divided_layers_s(machine, num_gpus, (*CONV_INPUTS, *DENSE_INPUTS))
+
+
+def _divided_layers_s(machine: Machine, num_gpus: int, inputs: Sequence[int]) -> float:
+    """Return the seconds in which the inputs of layers, their gradients, and the last outputs are exchanged."""
+    layers_s = sum(2 * (num_gpus - 1) * machine.link.time_s(SAMPLES * n * FLOAT_BYTES) for n in inputs)
+    return layers_s + (num_gpus - 1) * machine.link.time_s(SAMPLES * DENSE_OUTPUTS[-1] * FLOAT_BYTES)
 
 
 def speedup(machine: Machine, num_gpus: int, exchange_s: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestray.trainers.survey.cluster.allreduce import ALL_REDUCES, all_reduce
+from orchestray.trainers.survey.cluster.allreduce import ALL_REDUCES, all_reduce, gathered
 from orchestray.trainers.survey.cluster.failures import (
     Failures,
     going_on_goodput,
@@ -20,7 +20,7 @@ from orchestray.trainers.survey.cluster.failures import (
     young_daly_s,
 )
 from orchestray.trainers.survey.cluster.gossip import gossip
-from orchestray.trainers.survey.cluster.network import Bytes, Network
+from orchestray.trainers.survey.cluster.network import Bytes, Exchange, Network
 from orchestray.trainers.survey.cluster.pipeline import Pipelines
 from orchestray.trainers.survey.cluster.server import parameter_server
 from orchestray.trainers.survey.cluster.stragglers import Compute
@@ -117,8 +117,10 @@ def simulate(scheme: str, setting: Setting) -> Result:
     return replace(_SCHEMES[scheme](setting, compute_s), scheme=scheme)
 
 
-def _synchronous(algorithm: str, setting: Setting, compute_s: NDArray[np.float64]) -> Result:
-    exchange = all_reduce(algorithm, setting.network, setting.num_bytes)
+def _synchronous(
+    exchanged: Callable[[Network, float], Exchange], setting: Setting, compute_s: NDArray[np.float64]
+) -> Result:
+    exchange = exchanged(setting.network, setting.num_bytes)
     done_s, ends_s = np.zeros(setting.network.num_workers), []
     for row in compute_s:
         done_s = exchange.after(done_s + row)
@@ -220,7 +222,8 @@ def _result(compute_s: NDArray[np.float64], step_s: float, sent: Bytes, goodput:
 
 _SCHEMES: Mapping[str, Callable[[Setting, NDArray[np.float64]], Result]] = MappingProxyType(
     {
-        **{algorithm: partial(_synchronous, algorithm) for algorithm in ALL_REDUCES},
+        **{algorithm: partial(_synchronous, partial(all_reduce, algorithm)) for algorithm in ALL_REDUCES},
+        "shard": partial(_synchronous, gathered),
         "server": partial(_server, lambda _: 0),
         "stale": partial(_server, lambda options: options.bound),
         "async": partial(_server, lambda _: None),
@@ -230,4 +233,4 @@ _SCHEMES: Mapping[str, Callable[[Setting, NDArray[np.float64]], Result]] = Mappi
     }
 )
 SCHEMES: tuple[str, ...] = tuple(_SCHEMES)
-"""Names of the schemes: all-reduces, parameter servers, gossip, local SGD and pipelines."""
+"""Names of the schemes: all-reduces, sharded parameters, parameter servers, gossip, local SGD and pipelines."""

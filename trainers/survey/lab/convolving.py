@@ -16,7 +16,7 @@ from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.timing import seeded, times_s
 from orchestray.trainers.survey.operators import convolutions, fbfft, fourier, winograd
-from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm
+from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm, extra_bytes
 
 ALL: Mapping[str, Algorithm] = {"direct loops": convolutions.direct, **ALGORITHMS}
 _SLOW = {"direct loops"}
@@ -136,6 +136,41 @@ def findings(medians: Mapping[Shape, Mapping[str, float]]) -> list[str]:
     first = len(medians) - len(behind)
     found.append(f"torch's own is the fastest for {first} of {len(medians)} shapes.")
     return [*found, *(f"Faster than torch's own for {shape}: {name}." for shape, name in behind.items())]
+
+
+def counted(rounds: int = 0, shapes: Sequence[Shape] = SHAPES[:5]) -> Exhibit:
+    """Count the operations, the depth and the bytes of each algorithm, by shape; nothing is computed.
+
+    Args:
+        rounds: unused: nothing is timed.
+        shapes: convolutions.
+    """
+    del rounds
+    rows: list[list[Any]] = []
+    for shape in shapes:
+        x, weight = (each.to("meta") for each in shape.tensors())
+        for name, algorithm in ALL.items():
+            beside = extra_bytes(algorithm, x, weight)  # first: a transform's factors are computed once for a size
+            graph = traced(partial(algorithm, x, weight))
+            multiplications = sum(each.cost.multiplications for each in graph.operations)
+            moved = sum(each.num_bytes for each in graph.operations)
+            missing = ", ".join(graph.uncounted) or "none"
+            rows.append([shape.name, name, multiplications, graph.work, graph.depth, moved, beside, missing])
+    findings = []
+    for shape in shapes:
+        of_shape = {row[1]: row for row in rows if row[0] == shape.name}
+        least = min(of_shape, key=lambda name: of_shape[name][2])
+        fewer = of_shape["torch"][2] / of_shape[least][2]
+        fewest = f"{least} has {fewer:.2g} times fewer" if fewer > 1 else "none has fewer"
+        most = max(of_shape, key=lambda name: of_shape[name][6])
+        findings.append(
+            f"{shape.name}: {fewest} multiplications than the definition; {most} needs most memory, "
+            f"{of_shape[most][6] / 1e6:.3g} MB beside inputs and outputs."
+        )
+    columns = ["kernel, inputs", "algorithm", "multiplications", "operations", "depth", "bytes moved", "bytes beside"]
+    return Exhibit(
+        "convolution-costs", "What each algorithm of a convolution costs", [*columns, "not counted"], rows, findings
+    )
 
 
 def winograd_error(rounds: int = 0) -> Exhibit:

@@ -46,6 +46,9 @@ class Experiment:
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     "convolutions": Experiment(convolving.convolving, "each algorithm of a convolution, by kernel and size"),
+    "convolution-costs": Experiment(
+        convolving.counted, "operations, depth and bytes of each algorithm of a convolution", 0
+    ),
     "winograd": Experiment(
         convolving.winograd_error, "the error of Winograd's convolution by the size of its tiles", 0
     ),

@@ -56,6 +56,12 @@ def test_a_result_shows_what_it_has_and_nothing_else() -> None:
     ]
 
 
+def test_a_run_that_was_predicted_shows_what_its_steps_took_beside_the_prediction() -> None:
+    noted = {"step_s": 0.012599, "interval_s": [0.010651, 1.4], "measured_step_s": 0.015129}
+    assert result_rows({"predicted": noted}) == [("step", "15.1 ms  (predicted 12.6 ms, 10.7 to 1,400)")]
+    assert result_rows({"predicted": None}) == []
+
+
 def test_a_compressed_run_shows_its_bytes_and_the_metrics_before_and_after() -> None:
     stages = {"whole": {"accuracy": 0.98, "loss": 0.1}, "coded": {"accuracy": 0.975, "loss": 0.125}}
     counts = {"bytes_before": 26_000, "bytes": 1000, "weights": 6032, "weights_left": 603, "bits": 4}

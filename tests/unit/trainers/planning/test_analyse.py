@@ -33,6 +33,21 @@ def test_layers_add_up_to_the_whole_in_work_bytes_parameters_and_what_is_saved()
     assert json.loads(json.dumps(analysis.to_json()))["layers"][0]["name"] == layers[0].name
 
 
+def test_the_time_of_a_step_on_p_processors_is_between_the_bounds_of_its_work_and_its_depth() -> None:
+    found = analyse(subject(nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 5)), 8, 30))
+    work, depth = found.forward.work + found.backward.work, found.forward.depth + found.backward.depth
+    alone, *several = found.bounds
+    assert (alone.processors, alone.least, alone.most) == (1, work, work + depth)
+    for each in several:
+        assert each.most == pytest.approx(work / each.processors + depth)
+        assert each.least == max(work / each.processors, depth)
+    # Processors help until there are more than operations side by side: then the depth is left.
+    assert several[0].least == work / 16
+    assert several[-1].processors > work / depth
+    assert several[-1].least == depth
+    assert found.to_json()["bounds"][-1] == {"processors": 65_536, "least": depth, "most": several[-1].most}
+
+
 def test_a_linear_layer_keeps_its_inputs_unless_they_are_the_batch_and_passes_on_its_outputs() -> None:
     analysis = analyse(subject(nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 2)), 3, 6))
     first, second = (layer for layer in analysis.layers if layer.name)

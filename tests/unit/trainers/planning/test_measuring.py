@@ -38,6 +38,14 @@ def test_workers_that_measure_at_once_are_measured_once(tmp_path: Path) -> None:
     assert not Measurements(tmp_path, {"torch": "2"}, 1).knows(two)
 
 
+def test_a_measurement_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) -> None:
+    layers = wanted({"network": {"pipeline": 2}}, "profile")
+    (tmp_path / f"{layers.key(VERSIONS)}.json").mkdir()  # as a disk that is full: nothing can be written there
+    measurements = Measurements(tmp_path, VERSIONS, 10_000)
+    assert len(measurements.profiles(layers)) == 2
+    assert measurements.num_disturbed == 0
+
+
 def test_a_measurement_that_others_disturb_is_not_kept(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path, VERSIONS, 0)  # without cores every other program is too much
     measurements.profiles(wanted({"network": {"pipeline": 2}}, "profile"))

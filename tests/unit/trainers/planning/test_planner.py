@@ -137,6 +137,22 @@ def test_small_data_are_planned_as_they_were_measured_to_be_learned_faster() -> 
     assert chosen(100) == "2 replicas"  # each sample a hundred times as much work
 
 
+def test_computing_parts_again_is_never_predicted_to_be_faster_than_keeping_them_whatever_was_measured() -> None:
+    class Disturbed(Known):
+        def dry_runs(self, wanted: Wanted) -> list[DryRun]:
+            runs = super().dry_runs(wanted)
+            if wanted.settings.recompute == "none":
+                return runs
+            faster = replace(runs[0].exchanging, step_s=runs[0].exchanging.step_s / 2, backward_s=0.0)
+            return [replace(run, exchanging=faster, activation_bytes=MB // 2) for run in runs]
+
+    plans = planner(Disturbed()).plans(CONFIG, 2)
+    for again in ("one process, recompute blocks", "2 replicas, recompute sqrt"):
+        plan, kept = plans.find(again), plans.find(again.partition(",")[0])
+        assert plan.step_s == kept.step_s
+        assert plan.memory.activations < kept.memory.activations
+
+
 def test_a_plan_that_changes_the_result_is_never_the_best() -> None:
     plans = planner(Known()).plans(CONFIG, 2)
     assert any(not plan.keeps_result for plan in plans.plans)

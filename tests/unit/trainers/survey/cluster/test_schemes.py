@@ -37,6 +37,15 @@ def test_a_step_of_replicas_is_its_computation_and_the_closed_form_of_the_exchan
     assert (found.goodput, found.staleness, found.far_bytes) == (1.0, 0.0, 0.0)
 
 
+def test_sharded_parameters_take_and_send_half_as_much_again_as_a_ring() -> None:
+    one_level = replace(setting(), network=Network(16, LINK))
+    ring, shard = simulate("ring", one_level), simulate("shard", one_level)
+    assert shard.step_s - 0.1 == pytest.approx(3 * 15 * LINK.time_s(4e6 / 16), rel=1e-9)
+    assert shard.step_s - 0.1 == pytest.approx(1.5 * (ring.step_s - 0.1), rel=1e-9)
+    assert (shard.near_bytes, shard.far_bytes) == (pytest.approx(1.5 * ring.near_bytes), 0.0)
+    assert simulate("shard", replace(one_level, network=Network(1, LINK))).step_s == pytest.approx(0.1)
+
+
 def test_local_sgd_sends_once_in_its_steps() -> None:
     one_level = replace(setting(options=Options(local_steps=8)), network=Network(16, LINK))
     every_step, local = simulate("ring", one_level), simulate("local", one_level)

@@ -29,7 +29,8 @@ from orchestray.trainers.survey.lab import (
 )
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.lab.registry import EXPERIMENTS
-from orchestray.trainers.survey.operators import convolutions
+from orchestray.trainers.survey.operators import closed_forms, convolutions
+from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
 from support.threads import run_replicas
 
 
@@ -41,6 +42,7 @@ def column(exhibit: Exhibit, name: str) -> list[Any]:
 
 QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "convolutions": lambda: convolving.convolving(1, convolving.SMALL),
+    "convolution-costs": lambda: convolving.counted(shapes=convolving.SMALL),
     "winograd": convolving.winograd_error,
     "layouts": lambda: convolving.layouts(1, convolving.SMALL),
     "gemm": lambda: multiplying.gemm(1, (8, 16, 32)),
@@ -131,6 +133,36 @@ def test_pruned_transforms_have_half_the_operations_in_two_dimensions_and_a_thir
         f"The transform of a kernel of 3x3x3 in 64x64x64 has {cube:.2f} times fewer operations pruned.",
     ]
     assert (plane, cube) == (pytest.approx(2, rel=0.06), pytest.approx(3, rel=0.06)), "ZNNi's 3"
+
+
+def test_each_algorithm_of_a_convolution_has_its_operations_its_depth_and_its_bytes_and_none_is_left_uncounted(
+    exhibits: dict[str, Exhibit],
+) -> None:
+    exhibit = exhibits["convolution-costs"]
+    assert column(exhibit, "algorithm") == [*convolving.ALL] * len(convolving.SMALL)
+    assert set(column(exhibit, "not counted")) == {"none"}
+    rows = {(row[0], row[1]): row[2:7] for row in exhibit.rows}
+    for shape in convolving.SMALL:
+        x, weight = shape.tensors()
+        sizes = ConvolutionShape(len(x), shape.channels, shape.channels, *x.shape[2:], tuple(weight.shape[2:]))
+        for name in ("direct loops", "torch", "im2col", "implicit GEMM", "CHWN"):
+            assert rows[shape.name, name][0] == closed_forms.direct(sizes).work
+        once = x.nbytes + weight.nbytes + 4 * sizes.num_outputs
+        multiplications, operations, depth, moved, beside = rows[shape.name, "torch"]
+        products_and_sums = 2 * multiplications - sizes.num_outputs
+        assert (operations, moved, beside) == (products_and_sums, once, 0)
+        # The loops add up one product after the other, and torch's convolution counts as a tree.
+        assert depth == 1 + closed_forms.direct(sizes).depth
+        assert rows[shape.name, "direct loops"][2] > weight[0].numel()
+        patches = 4 * sizes.num_outputs // shape.channels * weight[0].numel()
+        assert rows[shape.name, "im2col"][4] == (patches if shape.kernel > 1 else 0)
+    assert exhibit.findings[0].startswith("1x1, 2 x 8 x 8 x 8: none has fewer multiplications than the definition; ")
+    few = min(
+        name
+        for name in convolving.ALL
+        if rows["3x3, 2 x 8 x 8 x 8", name][0] == min(rows["3x3, 2 x 8 x 8 x 8", each][0] for each in convolving.ALL)
+    )
+    assert exhibit.findings[1].startswith(f"3x3, 2 x 8 x 8 x 8: {few} has ")
 
 
 def test_the_error_of_winograd_grows_with_the_tile_while_products_shrink(exhibits: dict[str, Exhibit]) -> None:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from orchestray.trainers.survey.lab.timing import threads
 from orchestray.trainers.survey.operators import autotuner
-from orchestray.trainers.survey.operators.autotuner import ALGORITHMS, Algorithm, extra_bytes, fastest, tried_s
+from orchestray.trainers.survey.operators.autotuner import (
+    ALGORITHMS,
+    Algorithm,
+    KeptTimes,
+    extra_bytes,
+    fastest,
+    tried_s,
+)
 
 X, WEIGHT = torch.ones(1, 2, 8, 8), torch.ones(3, 2, 3, 3)
 SMALL, LARGE = 3, 5
@@ -67,3 +76,50 @@ def test_shapes_that_an_algorithm_does_not_take_leave_the_others(monkeypatch: py
         assert {*times_s} == {*ALGORITHMS}
         assert math.isinf(times_s["Winograd F(2)"])
         assert fastest(times_s) not in {None, "Winograd F(2)", "Winograd F(4)"}
+
+
+def test_what_ran_once_is_kept_by_all_that_its_time_depends_on_and_runs_again_for_anything_else(tmp_path: Path) -> None:
+    run: set[str] = set()
+
+    def noting(name: str, algorithm: Algorithm) -> Algorithm:
+        def convolve(x: Tensor, weight: Tensor) -> Tensor:
+            if not x.is_meta:
+                run.add(name)
+            return algorithm(x, weight)
+
+        return convolve
+
+    algorithms = {name: noting(name, one) for name, one in (("torch", functional.conv2d), ("hungry", hungry))}
+    algorithms["Winograd"] = noting("Winograd", ALGORITHMS["Winograd F(2)"])
+    kept, flat = KeptTimes(tmp_path / "new", {"torch": "1"}), torch.ones(3, 2, 3, 5)
+
+    def ran(x: Tensor = X, weight: Tensor = flat, limit_bytes: int | None = None, kept: KeptTimes = kept) -> set[str]:
+        run.clear()
+        times.append(tried_s(x, weight, limit_bytes=limit_bytes, algorithms=algorithms, kept=kept))
+        return set(run)
+
+    times: list[dict[str, float]] = []
+    assert ran(limit_bytes=1_000_000) == {"torch"}  # the others need more, or do not take the shape
+    assert ran() == {"hungry", "Winograd"}
+    assert ran() == ran(kept=KeptTimes(kept.directory, {"torch": "1"})) == set()
+    assert times[1] == times[2] == times[3]
+    assert times[0]["torch"] == times[1]["torch"]
+    assert math.isinf(times[1]["Winograd"])
+    assert ran(limit_bytes=1_000_000) == set()
+    assert times[-1] == times[0]  # what is kept does not keep to a limit for that
+    assert ran(weight=torch.ones(3, 2, 5, 3)) == ran(X.double(), flat.double()) == set(algorithms)
+    assert ran(kept=KeptTimes(kept.directory, {"torch": "2"})) == set(algorithms)
+    with threads(torch.get_num_threads() + 1):
+        assert ran() == set(algorithms)
+
+
+def test_a_file_that_is_broken_and_one_that_cannot_be_written_have_all_run_again(tmp_path: Path) -> None:
+    kept, algorithms = KeptTimes(tmp_path, {}), {"torch": functional.conv2d}
+    tried_s(X, WEIGHT, algorithms=algorithms, kept=kept)
+    (file,) = tmp_path.iterdir()
+    for broken in ("", "[1]", '{"torch": "fast"}', '{"torch": [1]}'):
+        file.write_text(broken, encoding="utf-8")
+        assert 0 < tried_s(X, WEIGHT, algorithms=algorithms, kept=kept)["torch"] < 60
+    file.unlink()
+    file.mkdir()  # as a disk that is full: nothing can be written there
+    assert 0 < tried_s(X, WEIGHT, algorithms=algorithms, kept=kept)["torch"] < 60

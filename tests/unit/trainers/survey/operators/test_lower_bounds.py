@@ -43,6 +43,15 @@ def test_every_tile_that_fits_moves_at_least_the_bound_and_the_best_is_within_a_
     assert max(ratios) < 6
 
 
+def test_where_a_memory_is_small_the_bound_is_above_each_value_once_and_near_the_best_of_its_tiles() -> None:
+    shape, memory = ConvolutionShape(1, 64, 64, 16, 16, (1, 1)), 64
+    bound, once = least_words(shape, memory), 2 * 64 * 16 * 16 + 64 * 64
+    tiles = [Tile(out_channels, 1, height, 1) for out_channels in range(2, 17) for height in range(2, 17)]
+    moved = [moved_words(shape, tile) for tile in tiles if words_of_tile(shape, tile) <= memory]
+    assert len(moved) > 50
+    assert once < bound <= min(moved) < 8 * bound
+
+
 def test_a_memory_for_everything_moves_each_value_once_and_a_smaller_one_more() -> None:
     shape = SHAPES[0]
     once = 2 * 8 * 18 * 18 + 16 * 8 * 9 + 2 * 16 * 16 * 16
