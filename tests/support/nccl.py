@@ -557,7 +557,9 @@ def in_virtual_time(gpus: Gpus) -> Iterator[None]:
     The threads are those of scheduled all-reduces, and of replicas that serve the centre of elastic averaging or answer
     neighbours.
     """
-    threads = SimpleNamespace(Thread=partial(_Thread, gpus), Lock=threading.Lock)
+    threads = SimpleNamespace(
+        Thread=partial(_Thread, gpus), Lock=threading.Lock, current_thread=threading.current_thread
+    )
     with (
         mock.patch.object(execute, "threading", threads),
         mock.patch.object(execute, "Future", partial(_Future, gpus)),

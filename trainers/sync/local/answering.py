@@ -62,7 +62,8 @@ class Service(ABC):
     def join(self) -> None:
         """Wait until the threads have ended, after their channels were closed."""
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():
+                thread.join()
 
 
 class PulledValues(Service):
@@ -106,7 +107,6 @@ class Links:
 
     def __init__(self, collective: Collective, service: Service, pairs: Iterable[tuple[int, int]]) -> None:
         self._collective = collective
-        self._service = service
         self._asked: dict[int, Channel] = {}
         self.asked_bytes = 0
         """Bytes of this replica's questions and their answers; known when an answer is there."""
@@ -118,7 +118,7 @@ class Links:
                 answered[asker] = _open(collective, asker, answerer)
         service.serve(answered)
         # The answering threads hold service and channels, not this object: they end with it.
-        self._closing = weakref.finalize(self, _close, [*self._asked.values(), *answered.values()])
+        self._closing = weakref.finalize(self, _close, [*self._asked.values(), *answered.values()], service)
 
     def ask(self, peer: int, tensors: list[Tensor]) -> Question:
         """Begin to ask a peer; the tensors must not change until its answer.
@@ -145,9 +145,8 @@ class Links:
 
     def close(self) -> None:
         """Close the channels, and wait until the service's threads have ended."""
-        self._closing()
         with PULSE.waiting():
-            self._service.join()
+            self._closing()
 
 
 class Question:
@@ -186,6 +185,8 @@ def _open(collective: Collective, asker: int, answerer: int) -> Channel:
         raise PeerLostError(str(error)) from error
 
 
-def _close(channels: list[Channel]) -> None:
+def _close(channels: list[Channel], service: Service) -> None:
+    """Close the channels, and wait for the threads: one that wakes in a process that ends would abort it."""
     for channel in channels:
         channel.close()
+    service.join()
