@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from typing import Any
 
 from gpu.check import Skip
 
@@ -22,3 +23,17 @@ def processes_on_gpus() -> set[int]:
     if done.returncode:
         raise Skip(f"nvidia-smi does not list processes here: {done.stderr.strip() or done.stdout.strip()}")
     return {int(line) for line in done.stdout.split() if line.isdigit()}
+
+
+def lists_processes(device: Any) -> bool:
+    """Return True if nvidia-smi lists processes here: in many containers it ends well, and its list is empty.
+
+    This process gets a CUDA context by it, which must be on the list.
+
+    Raises:
+        Skip: see `processes_on_gpus`.
+    """
+    import torch
+
+    torch.zeros(1, device=device)
+    return bool(processes_on_gpus())

@@ -1,4 +1,4 @@
-"""The product names a GPU by its index, and asks in one place whether there are any."""
+"""The product names a GPU by its index, and asks whether there are any only where it was given one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from support.layers import FILES, ROOT
 
-POLICY = "platform/comm/backend.py"
-"""The one module that may ask torch for GPUs: what a worker may use is what it was given, not what is visible."""
 ASKS_FOR_GPUS = {
-    POLICY,
     "trainers/survey/lab/connecting.py",  # reports what this machine has
+    "platform/actors/gpus.py",  # counts them where the worker was given one
+    "serving/models/device.py",  # the same for a replica of an endpoint
 }
-"""Files that call `torch.cuda.is_available`. None may be added."""
+"""Files that ask torch whether there are GPUs, or how many. None may be added: back ends follow from what is given."""
+_ASKS = {f"{module}.{name}" for module in ("cuda", "accelerator") for name in ("is_available", "device_count")}
 MEANS_A_KIND = "platform/comm/process_groups.py"
 """Registers the back end of all GPUs: the device there is a kind."""
 _WITHOUT_DEVICE = {"is_available", "is_initialized", "device_count", "current_device", "Event", "CUDAGraph"} | {
@@ -25,6 +25,10 @@ _WITHOUT_DEVICE = {"is_available", "is_initialized", "device_count", "current_de
     "empty_cache",
 }
 """Functions of `torch.cuda` that take no device, or return one."""
+_OF_THE_CURRENT = {"torch.Stream"} | {
+    f"torch.accelerator.{name}" for name in ("current_stream", "synchronize", "max_memory_allocated", "memory_stats")
+}
+"""Names of torch for any kind of accelerator, which mean the thread's current one without a device."""
 
 
 def mistakes(source: str) -> Iterator[tuple[int, str]]:
@@ -38,6 +42,9 @@ def mistakes(source: str) -> Iterator[tuple[int, str]]:
             if not given and called.removeprefix("torch.cuda.") not in _WITHOUT_DEVICE:
                 yield node.lineno, f"{called}() without a device"
             continue
+        if called in _OF_THE_CURRENT and not given:
+            yield node.lineno, f"{called}() without a device"
+            continue
         name = called.rpartition(".")[2]
         if name in {"cuda", "record"} and isinstance(node.func, ast.Attribute) and not given:
             yield node.lineno, f".{name}() without a device or a stream"
@@ -45,6 +52,18 @@ def mistakes(source: str) -> Iterator[tuple[int, str]]:
         placed = given[:1] if name == "to" or (name == "device" and len(given) == 1) else named
         if any(_is_bare(inner) for value in placed for inner in _results(value)):
             yield node.lineno, f'{name}("cuda") without an index'
+
+
+def asks(source: str) -> bool:
+    """Return True if the code uses a name of torch that tells whether there are GPUs."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).removeprefix("torch.") in _ASKS:
+            return True
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{each.name}".removeprefix("torch.") for each in node.names}
+            if names & _ASKS:
+                return True
+    return False
 
 
 def _results(value: ast.expr) -> list[ast.expr]:
@@ -64,9 +83,23 @@ def test_no_module_means_a_gpu_without_naming_it() -> None:
     assert [each for each in found if not each.startswith(MEANS_A_KIND)] == []
 
 
-def test_nothing_asks_torch_whether_there_are_gpus_but_the_policy() -> None:
-    asking = {_path(file) for file in FILES.values() if "cuda.is_available" in file.read_text()}
-    assert asking <= ASKS_FOR_GPUS
+def test_nothing_asks_torch_whether_there_are_gpus_but_files_named_here() -> None:
+    assert {_path(file) for file in FILES.values() if asks(file.read_text())} == ASKS_FOR_GPUS
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.cuda.is_available()",
+        "torch.cuda.device_count() > 0",
+        "torch.accelerator.is_available()",
+        "from torch import cuda\ncuda.is_available()",
+        "from torch.cuda import device_count as number",
+    ],
+)
+def test_code_that_asks_torch_for_gpus_is_found(code: str) -> None:
+    assert asks(code)
+    assert not asks("torch.distributed.is_nccl_available(); torch.backends.mkl.is_available()")
 
 
 @pytest.mark.parametrize(
@@ -81,6 +114,8 @@ def test_nothing_asks_torch_whether_there_are_gpus_but_the_policy() -> None:
         "torch.cuda.current_stream()",
         "torch.cuda.synchronize()",
         "torch.cuda.Event().record()",
+        "torch.Stream()",
+        "torch.accelerator.synchronize()",
     ],
 )
 def test_a_gpu_without_its_index_is_found(code: str) -> None:

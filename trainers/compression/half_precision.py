@@ -34,14 +34,26 @@ class Half(Compressor):
         super().__init__(error_feedback=error_feedback, **common)
         self._dtype = dtype
         self._rounding = rounding
+        self._farther: float | None = None
+        """Part of the first message's values that were not rounded to the nearest one; None before it."""
+
+    def run_report(self) -> dict[str, Any]:
+        """Return `farther`: the part of the first message's values that were rounded to the farther neighbour.
+
+        It is 0 for rounding to nearest. It is empty before a message.
+        """
+        return {} if self._farther is None else {"farther": round(self._farther, 6)}
 
     def _encode(self, flat: Tensor, step: int) -> Tensor:
         values = _within(flat, self._dtype)
         if self._rounding == "nearest":
+            self._farther = 0.0
             return as_bytes(values.to(self._dtype))
         rounded, generator = torch.empty_like(values, dtype=self._dtype), self._generator(step)
         for block in blocks(values.numel(), values.device):
             rounded[block] = round_stochastically(values[block], self._dtype, generator)
+        if self._farther is None:  # once: it costs as much as rounding
+            self._farther = float((rounded != values.to(self._dtype)).double().mean())
         return as_bytes(rounded)
 
     def _decode(self, message: Tensor) -> Tensor:

@@ -178,6 +178,11 @@ class _Synchronized(_BatchNorm):
     collective_ref: CollectiveRef
     is_counted: bool = True
 
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `batches` that were normalised to learn; empty without any."""
+        num_batches = 0 if self.num_batches_tracked is None else int(self.num_batches_tracked)
+        return {"batches": num_batches} if num_batches else {}
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         collective = self.collective_ref() if self.training else None
         if collective is None or collective.size == 1:

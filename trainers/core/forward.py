@@ -52,6 +52,8 @@ class Forward:
         """Returns the context in which model and loss are called."""
         if precision == "bfloat16":
             self.precision = functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
+        self._kinds: list[str] = []
+        """Kinds of numbers in the first outputs."""
         self.without_gradients = WithoutGradients(model)
         self.unread = UnreadLosses(_not_finite)
         """Losses of `unread_loss`."""
@@ -60,7 +62,14 @@ class Forward:
         """Return the model's outputs, and the batch on the model's device and in the run's precision."""
         batch = self.place(batch)
         with self.precision():
-            return call(self.model, batch["inputs"]), batch
+            outputs = call(self.model, batch["inputs"])
+        if not self._kinds:
+            self._kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors_in(outputs)})
+        return outputs, batch
+
+    def run_report(self) -> dict[str, Any]:
+        """Return `outputs`, the kinds of numbers in the model's first outputs; empty before them."""
+        return {"outputs": self._kinds} if self._kinds else {}
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the model's device and in the run's precision.

@@ -31,8 +31,30 @@ def parts_of(*objects: object, folders: Collection[str] = TRAINING) -> list[str]
         objects: objects to begin with.
         folders: folders of the classes that are parts, as `room.folder`.
     """
+    kinds = [one if isinstance(one, FunctionType) else type(one) for one in _live(objects, folders)]
+    return sorted({name for kind in kinds if (name := _name_of(kind, folders)) is not None})
+
+
+def reports_of(*objects: object, folders: Collection[str] = TRAINING) -> dict[str, list[dict[str, Any]]]:
+    """Return what live objects say of their own work: by the name of their class, the `run_report` of each.
+
+    An object that has nothing to say, because it did no work, is left out.
+
+    Args:
+        objects: objects to begin with.
+        folders: same as in `parts_of`; they say which rooms are looked through.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in _live(objects, folders):
+        report = getattr(type(one), "run_report", None)
+        if isinstance(report, FunctionType) and type(one).__module__.startswith(_OURS) and (said := report(one)):
+            found.setdefault(type(one).__name__, []).append(said)
+    return {name: found[name] for name in sorted(found)}
+
+
+def _live(objects: Iterable[object], folders: Collection[str]) -> Iterator[object]:
+    """Yield the objects that hold each other, each once, from the given ones on."""
     rooms = tuple({f"{_OURS}{folder.split('.')[0]}." for folder in folders})
-    found: set[str] = set()
     seen: dict[int, object] = {}
     waiting = list(objects)
     while waiting:
@@ -40,10 +62,8 @@ def parts_of(*objects: object, folders: Collection[str] = TRAINING) -> list[str]
         if id(one) in seen:
             continue
         seen[id(one)] = one  # kept alive: another object could get its id
-        if (name := _name_of(one if isinstance(one, FunctionType) else type(one), folders)) is not None:
-            found.add(name)
+        yield one
         waiting += _inside(one, rooms)
-    return sorted(found)
 
 
 def _name_of(kind: type | FunctionType, folders: Collection[str]) -> str | None:

@@ -22,7 +22,7 @@ from orchestray.platform.errors import TrainingError
 from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.arithmetic import arithmetic_here
 from orchestray.trainers.core.outcome import Outcome
-from orchestray.trainers.core.parts import parts_of
+from orchestray.trainers.core.parts import parts_of, reports_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.unread import read_together
 from orchestray.trainers.few_bits.layers import bounds_of
@@ -353,6 +353,7 @@ class Loop:
             "peak_activation_bytes": replica.meter.peak_bytes,
             "read_retries": READS.num_retries,
             "parts": parts_of(replica),
+            "reports": reports_of(replica),
             "arithmetic": arithmetic_here(),
             "initial": initial_summary(replica.task),
         }

@@ -355,6 +355,12 @@ class SGD(Optimizer):
         self.takes_sparse = not (momentum or weight_decay)
         self._momentum, self._nesterov, self._weight_decay = momentum, nesterov, weight_decay
         self._adds: dict[torch.dtype, bool] = {}
+        self._rule: dict[str, Any] = {}
+        """Momentum and look-ahead of the last step, as the kernel was given them."""
+
+    def run_report(self) -> dict[str, Any]:
+        """Return `momentum` and `nesterov` of the last step; empty before the first one."""
+        return dict(self._rule)
 
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
         return None
@@ -400,6 +406,7 @@ class SGD(Optimizer):
             for index, buffer in enumerate(buffers):
                 if buffer is None:  # starting from zeros makes the first gradient the first buffer
                     buffers[index] = torch.zeros_like(params[index], memory_format=torch.preserve_format)
+        self._rule = {"momentum": self._momentum, "nesterov": self._nesterov}
         sgd(
             params,
             grads,
@@ -408,9 +415,8 @@ class SGD(Optimizer):
             foreach=not (fused or self._nesterov or is_sparse(grads[0])),
             fused=fused,
             weight_decay=self._weight_decay,
-            momentum=self._momentum,
             lr=lr,
             dampening=0.0,
-            nesterov=self._nesterov,
             maximize=False,
+            **self._rule,
         )

@@ -59,6 +59,7 @@ RESULT = {
     "error": "Sentence that says what ended a failed run; null otherwise.",
     "versions": "Versions of Python, orchestray, torch, Ray, NumPy and pyarrow.",
     "parts": "Classes that carried out the run, as found on the live objects of its processes.",
+    "reports": "What some of these objects measured of their own work, by class: each object's, process by process.",
     "arithmetic": "How torch computed on the first worker: determinism, precision of products, TF32.",
     "workers": "Of each worker: `shares` and `samples` computed, in `passes`, `busy_s`, and `waited_s` for the others.",
     "initial": "Before the first step: weights `drawn` (`train.init`), tensors `loaded`, parameters `frozen`.",

@@ -328,11 +328,12 @@ def _data_centres() -> Shown:
     from orchestray.trainers.survey.data_centres.comparison import compare
 
     return Shown(
-        ["link", "rate", "rules", "seconds", "clocks", "kB", "ahead", "bound", "barriers, s", "clocks, s"],
+        ["link", "rate", "rules", "seconds", "clocks", "kB", "ahead", "barrier, s", "clock, s"],
         compare(),
         "Three data centres, one with slower machines, train a sparse regression to 1% of its loss, in virtual time. "
         "Approximate Synchronous Parallel (Hsieh et al. 2017, Gaia) sends changes of 30% of a parameter over the root "
-        "of the clocks. `ahead`: most clocks between two data centres. Last two: seconds that workers waited.",
+        "of the clocks. `ahead`: most clocks between two data centres, and the bound. Last two: seconds that workers "
+        "waited.",
     )
 
 

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestray.cli.plan import app, command_of
+from orchestray.cli.plan import _deciding, app, command_of
 from orchestray.cli.train import app as train_app
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.terminal.format import number
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.machine import kept
 from orchestray.trainers.machine.profile import MachineProfile
 from orchestray.trainers.planning import record as records
 from orchestray.trainers.planning.plan import note_run
-from unit.trainers.planning.test_planner import machine
+from unit.trainers.planning.test_planner import CONFIG as PLANNED
+from unit.trainers.planning.test_planner import Known, machine, planner
 
 CONFIG = """
 task: {type: digits, hidden: [16]}
@@ -84,6 +86,22 @@ def test_the_command_of_a_plan_can_be_pasted_into_a_shell_where_a_layer_has_a_nu
     assert load_train_config(name, [network, recompute]).strategy.network.split == ["3"]
 
 
+def _in_all(compared: str) -> list[str]:
+    return next(line.split() for line in compared.splitlines() if line.startswith("in all"))
+
+
+def test_the_part_that_speaks_most_for_the_faster_plan_decides_whichever_is_named_first() -> None:
+    plans = planner(Known(exchanged=100_000_000)).plans(PLANNED, 2)
+    one, two = plans.find("one process"), plans.find("2 replicas")
+    saved_us = 1e6 * (two.parts.exchange_s / two.samples - one.parts.exchange_s / one.samples)
+    sentence = _deciding(one, two)
+    assert sentence.startswith(
+        f"Exchange decides: one process takes {number(saved_us, 3)} us a sample less for it than "
+    )
+    assert _deciding(two, one) == sentence
+    assert _deciding(one, one) == "Nothing decides between one process and one process: no part of a step differs."
+
+
 @pytest.mark.usefixtures("profile")
 def test_a_plan_is_explained_by_its_parts_and_compared_with_another(config: str) -> None:
     explained = run(config, "--workers", "1", "--explain", "one process")
@@ -91,7 +109,9 @@ def test_a_plan_is_explained_by_its_parts_and_compared_with_another(config: str)
     assert "memory: parameters" in explained
     compared = run(config, "--workers", "1", "--why", "one process", "one process, recompute sqrt")
     assert "difference" in compared
-    assert "decides: " in compared
+    # Where computing parts again seemed faster, it is planned with the parts of the plan that does not.
+    differs = not compared.rstrip().endswith("no part of a step differs.")
+    assert ("decides: " in compared) is differs is (_in_all(compared)[-1] != "+0")
     both = json.loads(run(config, "--workers", "1", "--why", "one process, recompute sqrt", "one process", "--json"))
     assert [plan["name"] for plan in both] == ["one process, recompute sqrt", "one process"]
     assert json.loads(run(config, "--this", "--json"))[0]["name"] == "as it stands"

@@ -33,6 +33,7 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
         **_busy(outcome.usage),
         **_workers(outcome.usage),
         "parts": parts_of_all(outcome.usage),
+        **reports_of_all(outcome.usage),
         **_arithmetic(outcome.usage),
         **_initial(outcome.usage),
         **_retries(outcome.usage),
@@ -44,6 +45,15 @@ def result_of(outcome: Any, run_progress: RunProgress) -> dict[str, Any]:
 def parts_of_all(usage: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the classes that carried out the run in any of the processes, sorted (`trainers/core/parts.py`)."""
     return sorted({part for process in usage for part in process.get("parts", ())})
+
+
+def reports_of_all(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the objects of all processes say of their work, in the order of the processes; empty if nothing."""
+    reports: dict[str, list[Any]] = {}
+    for process in usage:
+        for name, said in process.get("reports", {}).items():
+            reports.setdefault(name, []).extend(said)
+    return {"reports": dict(sorted(reports.items()))} if reports else {}
 
 
 def _arithmetic(usage: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

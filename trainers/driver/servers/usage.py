@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.actors.gang import MemberLostError
-from orchestray.trainers.driver.runlog.result import parts_of_all
+from orchestray.trainers.driver.runlog.result import parts_of_all, reports_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.outcome import Outcome
 
 Usage = dict[str, Any]
-"""Usage of a process: `rank`, `memory` in bytes, `bytes` sent, `saved_bytes` by compression, its `parts`.
+"""Usage of a process: `rank`, `memory` in bytes, `bytes` sent, `saved_bytes` by compression, its `parts` and `reports`.
 
 A worker also has `_WORKER_KEYS` and `read_retries`, a server with copies `replicated_bytes`, sent to them. A leaf
 server also has `across_bytes` between it and the shards, and `across_dense_bytes`, had all values been sent each time.
@@ -67,7 +67,7 @@ def add_usage(outcome: Outcome, workers: Sequence[Usage], servers: Sequence[Usag
     outcome.bytes_sent += sent
     outcome.bytes_dense += sent + sum(one.get("saved_bytes", 0) for one in everybody)
     outcome.memory = [one["memory"] for one in everybody]
-    outcome.summary |= {"parts": parts_of_all(everybody)}
+    outcome.summary |= {"parts": parts_of_all(everybody), **reports_of_all(everybody)}
     leaves = [one for one in servers if "across_bytes" in one]
     if leaves:
         across, dense = (sum(one[key] for one in leaves) for key in ("across_bytes", "across_dense_bytes"))

@@ -127,6 +127,11 @@ class StageRunner:
         """Most micro-batches held at once."""
         return self._peak_live
 
+    def run_report(self) -> dict[str, int]:
+        """Return the number of this `stage`, its `parameters`, and `most_held`: micro-batches that it held at once."""
+        num_parameters = sum(parameter.numel() for parameter in self._forward.model.parameters())
+        return {"stage": self.index, "parameters": num_parameters, "most_held": self._peak_live}
+
     def forward(self, key: int, given: Values | None, job: Job) -> tuple[Values, float]:
         """Run a training forward pass.
 

@@ -18,7 +18,7 @@ from orchestray.trainers.config.goals import refuse_without_validation
 from orchestray.trainers.core.model_state import load_state
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.own_saving import loads_itself
-from orchestray.trainers.core.parts import parts_of
+from orchestray.trainers.core.parts import parts_of, reports_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.loop.checkpoint_source import newest
@@ -372,7 +372,12 @@ class ServerHost(AcceptingHost):
 
         And `replicated_bytes`, those of them that it has sent to its copies, if it has had any.
         """
-        used = {"bytes": self._bytes_moved(), "memory": peak_memory_bytes(torch.device("cpu")), "parts": parts_of(self)}
+        used = {
+            "bytes": self._bytes_moved(),
+            "memory": peak_memory_bytes(torch.device("cpu")),
+            "parts": parts_of(self),
+            "reports": reports_of(self),
+        }
         if self._to_copies:
             used["replicated_bytes"] = sum(channel.bytes_sent for channel in self._to_copies)
         return used

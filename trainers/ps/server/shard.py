@@ -151,6 +151,10 @@ class Shard:
         """
         self._new_memory: Callable[[Tensor], Tensor] = torch.empty_like
 
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `values` that this shard holds, and of the `updates` made."""
+        return {"values": self.values.numel(), "updates": self.version}
+
     def push(
         self, origin: Origin, gradient: Tensor, unused: Sequence[str] = (), buffers: BufferPush | None = None
     ) -> Applied:

@@ -29,6 +29,13 @@ class Softsync:
         self._sum = torch.zeros_like(like)
         self._parts: list[tuple[int, float, list[str]]] = []
         """Step, weight and unused parameters of each push in the sum."""
+        self._taken = [0, 0]
+        """Updates and pushes that have been taken."""
+
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `updates`, and that of the `pushes` they were made of; empty before the first one."""
+        updates, pushes = self._taken
+        return {"updates": updates, "pushes": pushes} if updates else {}
 
     @torch.no_grad()
     def add(self, gradient: Tensor, scale: float, step: int, weight: float, unused: Sequence[str]) -> bool:
@@ -51,6 +58,8 @@ class Softsync:
         The sum may be changed.
         """
         steps, weights, unused = zip(*self._parts, strict=True)
+        self._taken[0] += 1
+        self._taken[1] += len(self._parts)
         total, self._sum, self._parts = self._sum, torch.zeros_like(self._sum), []
         return total, frozenset.intersection(*map(frozenset, unused)), max(steps), sum(weights)
 

@@ -15,7 +15,7 @@ from orchestray.platform.data.retries import READS
 from orchestray.trainers.core.faults import FaultPlan, Faults
 from orchestray.trainers.core.model_state import ModelState
 from orchestray.trainers.core.outcome import PEER_LOST
-from orchestray.trainers.core.parts import parts_of
+from orchestray.trainers.core.parts import parts_of, reports_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.task_calls import refuse
 from orchestray.trainers.loop.checkpoint_source import exported
@@ -63,7 +63,8 @@ class EmployedHost(TaskHost, ReroutedHost):
         """Return this worker's counters and the peak of its memory."""
         counts = {name: round(count, 6) for name, count in self._counts().items()}
         memory = peak_memory_bytes(torch.device("cpu"))
-        return {"memory": memory, **counts, "read_retries": READS.num_retries, "parts": parts_of(self)}
+        found = {"parts": parts_of(self), "reports": reports_of(self)}
+        return {"memory": memory, **counts, "read_retries": READS.num_retries, **found}
 
     def leave(self) -> None:
         """Stop this worker's present and later work: the run continues without it."""

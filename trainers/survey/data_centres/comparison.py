@@ -29,20 +29,20 @@ def compare(seed: int = 0) -> list[list[Any]]:
     """Return a row for each link, learning rate and set of rules; with the filter alone nobody waits.
 
     A row begins with these, and goes on with the seconds to the target ("never": not in `Setting.most_clocks` clocks),
-    the clocks, and the kB between the data centres. The most clocks ahead and their bound follow. The last two are the
-    seconds that workers waited at barriers and for clocks.
+    the clocks, and the kB between the data centres. The most clocks ahead follow, with their bound. The last two are
+    the seconds that workers waited at barriers and for clocks.
     """
     rows: list[list[Any]] = []
     slow, fast = Setting(LINKS["slow"]), Setting(LINKS["fast"])
     for name, setting in ("slow", slow), ("slow", replace(slow, lr=LARGE_RATE)), ("fast", fast):
         for words, rules in {
-            "full synchronisation": FULL_SYNCHRONISATION,
+            "synchronous": FULL_SYNCHRONISATION,
             "ASP": gaia(setting),
-            "its filter alone": Rules(SIGNIFICANCE, announces=False),
+            "filter alone": Rules(SIGNIFICANCE, announces=False),
         }.items():
             found = Training(rules, setting, seed).run()
             row: list[Any] = [name, setting.lr, words, "never" if found.seconds is None else f"{found.seconds:.2f}"]
-            row += [found.clocks, found.num_bytes // 1000, found.most_ahead]
-            row += ["none" if isinf(rules.most_ahead) else str(rules.most_ahead)]
+            bound = "" if isinf(rules.most_ahead) else f" of {rules.most_ahead}"
+            row += [found.clocks, found.num_bytes // 1000, f"{found.most_ahead}{bound}"]
             rows.append([*row, found.waited_s["barrier"], found.waited_s["clock"]])
     return rows

@@ -32,6 +32,18 @@ def sent(given: Tensor, seed: int, settings: dict[str, Any], num_steps: int = ST
     return torch.stack([compressor.decompress(message)[0] for message in messages])
 
 
+def test_rounding_reports_how_many_values_went_to_the_farther_neighbour_none_if_to_the_nearest() -> None:
+    values, part = torch.tensor([1.0 + 2.0**-10] * 1_000, dtype=torch.float64), {}
+    for rounding in ("nearest", "stochastic"):
+        compressor = make_compressor("bfloat16", rounding=rounding, seed=0)
+        compressor.init([values])
+        assert compressor.run_report() == {}
+        compressor.compress([values], step=1)
+        part[rounding] = compressor.run_report()["farther"]
+    assert part["nearest"] == 0.0
+    assert abs(part["stochastic"] - 0.125) < 0.05  # an eighth of the way to 1 + 2 ** -7
+
+
 def assert_right_on_average(found: Tensor, given: Tensor, one_step: Tensor | float) -> None:
     """Check that means are within four standard deviations of what was given, all but the 1 in 15,800 of chance.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from orchestray.trainers.aggregation.base import make_aggregation
-from orchestray.trainers.core.parts import parts_of
+from orchestray.trainers.core.parts import parts_of, reports_of
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.params import Sgd
 
@@ -35,3 +36,13 @@ def test_only_the_folders_that_are_asked_for_count() -> None:
         "trainers.aggregation.Aggregation",
         "trainers.aggregation.krum",
     ]
+
+
+def test_objects_say_what_they_did_by_their_class_and_nothing_before_they_did_it() -> None:
+    optimizers = [make_optimizer("sgd", lr=0.1, momentum=0.9), make_optimizer("sgd", lr=0.1)]
+    parameter = torch.zeros(3)
+    for optimizer in optimizers:
+        optimizer.init([("a", parameter)])
+    assert reports_of(optimizers) == {}
+    optimizers[0].step([parameter], [torch.ones(3)], 0.1)
+    assert reports_of(optimizers) == {"SGD": [{"momentum": 0.9, "nesterov": False}]}

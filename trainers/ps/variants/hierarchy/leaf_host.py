@@ -9,7 +9,7 @@ import torch
 
 from orchestray.platform.comm.channel.base import ChannelClosedError
 from orchestray.trainers import tasks
-from orchestray.trainers.core.parts import parts_of
+from orchestray.trainers.core.parts import parts_of, reports_of
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import newest
 from orchestray.trainers.optim.factory import make_optimizer
@@ -150,6 +150,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
             "across_dense_bytes": dense,
             "memory": peak_memory_bytes(torch.device("cpu")),
             "parts": parts_of(self),
+            "reports": reports_of(self),
         }
 
     def abort(self) -> None:
