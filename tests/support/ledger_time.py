@@ -32,6 +32,9 @@ class Simulation:
         self._queue: list[tuple[float, int, Compute, int]] = []
         self._begun_s: dict[int, float] = {}
         self._idle = list(range(num_workers))
+        self._idle_since_s = dict.fromkeys(range(num_workers), 0.0)
+        self.num_waits = 0
+        """Shares that a worker could not begin at once, as it had to wait for others."""
         self.now_s = 0.0
         self.step_at_s: dict[int, float] = {}
         self.applied: Counter[tuple[int, int]] = Counter()
@@ -65,6 +68,7 @@ class Simulation:
             match order:
                 case Compute():
                     self._idle.remove(worker)
+                    self.num_waits += self.now_s > self._idle_since_s[worker]
                     self.copies += order.copy
                     self.read(worker, order)
                     self._begun_s[worker] = self.now_s
@@ -80,6 +84,7 @@ class Simulation:
     def _finish(self, now_s: float, worker: int, order: Compute, version: int) -> None:
         self.now_s = now_s
         self._idle.append(worker)
+        self._idle_since_s[worker] = now_s
         if not self.coordinator.claim(worker, order.order_id):
             return
         write = order.step - 1 if self.coordinator.settings.bound is not None else self.version()

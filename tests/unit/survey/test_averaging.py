@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.loop.replica import Replica
 from support.central_run import train_central
 from support.layouts import layout_settings, train_laid_out
 from support.training import Rows, State, Trained, digits, furthest, train
@@ -62,6 +64,36 @@ def test_parallel_sgd_sends_its_weights_once_and_the_mean_is_no_worse_than_its_m
     mean = loss_of(task, dict(members[0].replica.model.state_dict()))
     assert np.ptp(losses) > 1e-3
     assert mean <= np.mean(losses)
+
+
+def test_in_a_pass_each_member_of_parallel_sgd_is_a_run_alone_on_a_part_of_the_data_that_no_other_sees() -> None:
+    """Check Zinkevich et al. 2010, algorithm 3: each member's weights are those of SGD on its part, by hand."""
+    task, seen = convex_task(), dict[int, list[Tensor]]()
+
+    def look(replica: Replica, collective: Collective, _calls: object) -> None:
+        batches = seen.setdefault(collective.rank, [])
+
+        def note(model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            batches.extend([inputs[0].clone()] * model.training)
+
+        replica.model.register_forward_pre_hook(note)
+
+    members = averaged(task, 3, "end", optimizer={"type": "sgd", "lr": 0.02}, steps=10, prepare=look)
+    whole = task.to_batch(task.dataset("train"))
+    parts = [torch.cat(seen[rank]) for rank in range(3)]
+    assert [len(part) for part in parts] == [80] * 3
+    assert len(torch.cat(parts).unique(dim=0)) == len(whole["inputs"]) == 240
+    target_of = dict(zip(whole["inputs"][:, 0].tolist(), whole["targets"].double(), strict=True))
+    for rank, member in enumerate(members):
+        model = task.build_model().double()
+        model.load_state_dict(member.before)
+        updates = torch.optim.SGD(model.parameters(), lr=0.02)
+        for inputs in seen[rank]:
+            updates.zero_grad()
+            targets = torch.stack([target_of[first] for first in inputs[:, 0].tolist()])
+            task.loss(model(inputs), {"targets": targets}).backward()
+            updates.step()
+        assert furthest(member.after, model.state_dict()) <= 1e-12
 
 
 def test_one_shot_averaging_takes_the_mean_of_the_members_weights_whatever_the_loss() -> None:

@@ -11,6 +11,7 @@ import networkx as nx
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from orchestray.trainers.analysis.cost import Cost
@@ -119,6 +120,28 @@ def test_pooling_has_the_work_and_the_depths_of_table_4(side: int) -> None:
     assert backward.cost.depth == 2  # whatever the kernel: O(1)
 
 
+@pytest.mark.parametrize("kernel", [*((side, side) for side in range(2, 8)), (2, 5), (7, 3)])
+def test_a_tree_of_maxima_over_rows_and_then_columns_is_max_pooling_with_the_work_and_the_depth_of_table_4(
+    kernel: tuple[int, int],
+) -> None:
+    """Count the comparisons that the tree really makes, and those on its longest path."""
+    down, across = kernel
+    x = torch.randn(2, 3, 2 * down, 2 * across, generator=torch.Generator().manual_seed(0))
+    found: list[Tensor] = []
+
+    def pool() -> None:
+        rows = tree([x[:, :, row::down] for row in range(down)], torch.maximum)
+        found.append(tree([rows[..., column::across] for column in range(across)], torch.maximum))
+
+    counted = traced(pool)
+    assert torch.equal(found[0], functional.max_pool2d(x, kernel))
+    assert {each.name for each in counted.operations if each.cost.work} == {"maximum"}
+    table = closed_forms.pooling(found[0].numel(), kernel)
+    assert (counted.work, counted.depth) == table["y"]
+    ready_made = traced(lambda: functional.max_pool2d(x, kernel))
+    assert (ready_made.work, ready_made.depth) == table["y"]
+
+
 def of_both_passes(module: nn.Module, shape: list[int]) -> tuple[Cost, Cost]:
     """Return the costs of a layer itself, forward and backward, without those of the loss."""
     graph = training(on_meta(module), *shape)
@@ -162,10 +185,10 @@ def chain(values: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def tree(values: Sequence[Tensor]) -> Tensor:
+def tree(values: Sequence[Tensor], join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Tensor:
     parts = list(values)
     while len(parts) > 1:
-        pairs = [left + right for left, right in zip(parts[::2], parts[1::2], strict=False)]
+        pairs = [join(left, right) for left, right in zip(parts[::2], parts[1::2], strict=False)]
         parts = pairs + parts[2 * len(pairs) :]
     return parts[0]
 

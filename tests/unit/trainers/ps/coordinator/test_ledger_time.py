@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -48,13 +49,29 @@ def test_each_worker_of_a_synchronous_or_stale_run_takes_the_same_number_of_shar
         assert set(run.coordinator.progress.samples_by_worker.values()) == {160}
 
 
+def delayed(seed: int) -> Callable[[int], float]:
+    """Let each share take ten times as long with a chance of one in ten."""
+    rng = random.Random(seed)
+    return lambda worker: SLOW if rng.random() < 0.1 else 1.0
+
+
+def test_from_lock_step_to_asynchrony_workers_wait_for_each_other_less_and_gradients_are_staler() -> None:
+    waits, stalest = [], []
+    spectrum: list[dict[str, Any]] = [
+        {"consistency": "synchronous"},
+        *({"consistency": "stale", "staleness": bound} for bound in (1, 4)),
+        {"consistency": "asynchronous"},
+    ]
+    for point in spectrum:
+        runs = [Simulation(delayed(seed), 4, **point).run() for seed in range(5)]
+        waits.append(sum(run.num_waits for run in runs))
+        stalest.append(max(max(run.staleness) for run in runs))
+    assert waits[0] > waits[1] > waits[2] > waits[3] == 0
+    assert stalest[:3] == [0, 1, 4]
+    assert stalest[3] > 4
+
+
 def test_a_stale_run_waits_for_passing_delays_only_as_far_as_its_bound_says() -> None:
-    """Let each share take ten times as long with a chance of one in ten: a run that may lead waits less for these."""
-
-    def delayed(seed: int) -> Callable[[int], float]:
-        rng = random.Random(seed)
-        return lambda worker: SLOW if rng.random() < 0.1 else 1.0
-
     def seconds(bound: int) -> float:
         return sum(Simulation(delayed(seed), 4, consistency="stale", staleness=bound).run().now_s for seed in range(10))
 
