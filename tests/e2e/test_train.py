@@ -307,14 +307,15 @@ def test_a_worker_that_ray_kills_because_memory_runs_out_is_replaced_and_the_cau
     (tmp_path / "hungry.py").write_text(HUNGRY)
     (tmp_path / "marker").touch()
     memory = psutil.virtual_memory()
-    threshold = (memory.total - memory.available + 2 * 2**30) / memory.total
-    task = {"type": f"{tmp_path}/hungry.py:Hungry", "marker": f"{tmp_path}/marker", "num_bytes": 4 * 2**30}
+    threshold = (memory.total - memory.available + 4 * 2**30) / memory.total
+    task = {"type": f"{tmp_path}/hungry.py:Hungry", "marker": f"{tmp_path}/marker", "num_bytes": 8 * 2**30}
     done = orchestray(
         "train", DIGITS, "train.epochs=2", "strategy.network.data=1", *(f"task.{k}={v}" for k, v in task.items()),
         "--runs-dir", tmp_path,
         env={"RAY_memory_usage_threshold": f"{threshold:.3f}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (lost,) = [line for line in read_lines(tmp_path / "digits" / "events.jsonl") if line["event"] == "worker_lost"]
-    assert lost["cause"].startswith("its machine ran out of memory (")
+    lost = [line for line in read_lines(tmp_path / "digits" / "events.jsonl") if line["event"] == "worker_lost"]
+    # At least one: what other programs of this machine take in the meantime counts as well, and may cost it another.
+    assert lost and all(line["cause"].startswith("its machine ran out of memory (") for line in lost)
     assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 47))
