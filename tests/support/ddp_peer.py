@@ -50,7 +50,7 @@ def main(directory: Path, name: str, other: int) -> NoReturn:
                 left -= 1
                 (part,) = share.micro_batches
                 updates.zero_grad()
-                task.loss(model(part.batch["inputs"]), part.batch).backward()  # type: ignore[no-untyped-call]
+                task.loss(model(part.batch["inputs"].double()), part.batch).backward()  # type: ignore[no-untyped-call]
                 updates.step()
     save_file(dict(model.module.state_dict()), directory / f"rank-{rank}.safetensors")
     # Nothing is freed: the model's end waits, with the interpreter locked, for gloo's thread, which may want that lock.
