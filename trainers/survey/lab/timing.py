@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 _LEAST_S = 2e-3
 """Least seconds of a measurement: what takes less is repeated."""
@@ -42,6 +44,20 @@ def times_s(
                 way()
             found[name].append((clock() - began_s) / repeats[name])
     return found
+
+
+@contextmanager
+def quiet_profiler() -> Iterator[profile]:
+    """Have torch's profiler look at the CPU inside, and drop what its C++ code writes when it starts and stops."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            yield seen
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 @contextmanager
