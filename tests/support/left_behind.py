@@ -74,6 +74,8 @@ class LeftBehind:
                 return all(_is(_at(self.result, path), value) for path, value in wanted.items())
             case "below":
                 return all(0 < (_at(self.result, path) or 0) < limit for path, limit in wanted.items())
+            case "above":  # `below` turned round: numbers that are below those at their dotted path
+                return all((_at(self.result, path) or 0) > limit for path, limit in wanted.items())
             case "metrics":
                 values = wanted if isinstance(wanted, Mapping) else dict.fromkeys(many)
                 pairs = [(p, one) for p, v in values.items() for one in (v if isinstance(v, list) else [v])]
