@@ -134,7 +134,7 @@ class Batcher(Generic[In, Out]):
             name: name of the runner for listeners; default: a new one.
             replace: returns a new batch function.
             pace_s: returns the seconds that the runner needs for a full batch.
-            process: where the runner computes, for its statistics.
+            process: the process in which the runner computes, for its statistics.
         """
         core = self._core
         now_s = core.loop.time()

@@ -59,7 +59,7 @@ class RunnerStats:
     """Number of batches without those that failed as a whole."""
     num_items: int
     process: Process | None = None
-    """The process in which it computes; None: not known."""
+    """The process that computes it; None: not known."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class RunnerHandle(Generic[In, Out]):
         name: name for listeners.
         replace: returns a new batch function after a loss; None: the runner is then removed.
         pace_s: returns the seconds that it needs for a full batch; None: it takes one batch at a time.
-        process: where it computes; None: not known.
+        process: the process in which it computes; None: not known.
     """
 
     def __init__(

@@ -58,9 +58,10 @@ class LeftBehind:
             marker: what must have been left, by where: `parts`, names of classes in `result.json`; `result`, values
                 by their dotted path there (null: any value that is not null); `below`, numbers that are above those at
                 their dotted path there; `metrics`, keys that a line has, or values by key (a text between slashes: a
-                regular expression for the whole value); `event`, a name, or some of its values; `prints`, a regular
-                expression; `file`, a pattern; `workers`, their number; `config`, values of the run's config, for what
-                is a parameter of a class; `plain`, true for what a plain training leaves as well.
+                regular expression for the whole value; a list: each of them, on lines of their own); `event`, a name,
+                or some of its values; `prints`, a regular expression; `file`, a pattern; `workers`, their number;
+                `config`, values of the run's config, for what is a parameter of a class; `plain`, true for what a
+                plain training leaves as well.
         """
         return [f"{kind}: {wanted}" for kind, wanted in marker.items() if not self._has(kind, wanted)]
 
@@ -75,7 +76,8 @@ class LeftBehind:
                 return all(0 < (_at(self.result, path) or 0) < limit for path, limit in wanted.items())
             case "metrics":
                 values = wanted if isinstance(wanted, Mapping) else dict.fromkeys(many)
-                return all(any(_is(_at(line, path), value) for line in self.metrics) for path, value in values.items())
+                pairs = [(p, one) for p, v in values.items() for one in (v if isinstance(v, list) else [v])]
+                return all(any(_is(_at(line, path), value) for line in self.metrics) for path, value in pairs)
             case "event":
                 asked = [one if isinstance(one, Mapping) else {"event": one} for one in many]
                 return all(any(one.items() <= event.items() for event in self.events) for one in asked)

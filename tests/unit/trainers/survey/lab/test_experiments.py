@@ -52,6 +52,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "deadline": lambda: deadline.deadline(3),
     "persistent": lambda: moving.persistent(1, (1, 2), steps=4, hidden=8),
     "feed-forward": lambda: defining.feed_forward_operators(2),
+    "losses": lambda: defining.losses(2),
     "cells": defining.recurrent_cells,
     "bptt": remembering.truncated,
     "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
@@ -338,6 +339,16 @@ def test_operators_by_definition_are_torch_s_on_every_shape(exhibits: dict[str, 
     assert column(exhibit, "operator") == [name for name in defining.OPERATORS for _ in range(2)]
     assert len(set(column(exhibit, "inputs"))) > len(defining.OPERATORS)
     assert max(column(exhibit, "largest difference")) < 1e-10
+
+
+def test_losses_by_their_formulas_are_torch_s_and_those_of_the_tasks(exhibits: dict[str, Exhibit]) -> None:
+    exhibit = exhibits["losses"]
+    assert column(exhibit, "loss") == [name for name in defining.LOSSES for _ in range(2)]
+    for name in ("difference", "from the task's", "of the gradient"):
+        assert max(column(exhibit, name)) < 1e-12
+    assert [finding.split(" of tasks")[0] for finding in exhibit.findings] == [
+        f"The {name}" for name in defining.LOSSES
+    ]
 
 
 def test_cells_by_their_equations_are_torch_s_and_a_gru_has_three_quarters_of_an_lstm(
