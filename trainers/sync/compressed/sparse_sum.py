@@ -10,7 +10,7 @@ As in Kylix (nested_butterfly.py), replicas whose indices stay the same send onl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +62,12 @@ class SparseSum:
         """Merges of the last vectors, in order, with recursive doubling."""
         self._next_merge = 0
         self._repeats = False
+        self._num_repeats = 0
+        """Number of sums for which this rank's indices were those of the sum before."""
+
+    def run_report(self) -> dict[str, Any]:
+        """Return the `way` of the sums, and how many were of unchanged indices, `repeats`; empty before a sum."""
+        return {} if self._indices is None else {"way": self.way, "repeats": self._num_repeats}
 
     def all_reduce(self, indices: Tensor, values: Tensor) -> Tensor:
         """Return the sum of every rank's vector.
@@ -79,6 +85,7 @@ class SparseSum:
         if self._collective.size == 1:
             return self._dense(indices, values)
         repeats = self._indices is not None and torch.equal(indices, self._indices)
+        self._num_repeats += repeats
         message = as_bytes(values.contiguous()) if repeats else pack(indices, values, self._num_values)
         headers = self._collective.all_gather(torch.tensor([message.numel(), int(repeats)]))
         self._indices = indices
