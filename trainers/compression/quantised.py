@@ -34,7 +34,8 @@ class Quantised(Compressor):
         """Return the number of different `codes` at the beginning of the run, and what error feedback has done."""
         if self._first_codes is None:
             return {}
-        return {"codes": len(self._first_codes.unique()), **self.memory_report()}
+        codes = self._first_codes.unique()  # type: ignore[no-untyped-call]
+        return {"codes": len(codes), **self.memory_report()}
 
     @abstractmethod
     def _num_scales(self, shape: torch.Size) -> int:

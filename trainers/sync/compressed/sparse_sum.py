@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.compression.base import as_bytes, from_bytes
+from orchestray.trainers.compression.base import SparseCompressor, as_bytes, from_bytes
 from orchestray.trainers.compression.sparse import pack, unpack
 from orchestray.trainers.sync.common.messages import message_of, trade
 
@@ -46,10 +46,19 @@ class SparseSum:
             get the sum after. `auto`: doubling if the number of ranks is a power of two: it never sends more than
             gathering, and less where indices coincide. Otherwise gathering, because handing in and out costs more than
             it saves.
+        coder: codes the vectors that everybody sends to everybody, in the form of its own; None: values as they are.
     """
 
-    def __init__(self, collective: Collective, num_values: int, dtype: torch.dtype, way: Way = "auto") -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        num_values: int,
+        dtype: torch.dtype,
+        way: Way = "auto",
+        coder: SparseCompressor | None = None,
+    ) -> None:
         self._collective = collective
+        self._coder = coder
         self._num_values = num_values
         self._dtype = dtype
         is_power = collective.size & (collective.size - 1) == 0
@@ -86,7 +95,7 @@ class SparseSum:
             return self._dense(indices, values)
         repeats = self._indices is not None and torch.equal(indices, self._indices)
         self._num_repeats += repeats
-        message = as_bytes(values.contiguous()) if repeats else pack(indices, values, self._num_values)
+        message = as_bytes(values.contiguous()) if repeats else self._coded(indices, values)
         headers = self._collective.all_gather(torch.tensor([message.numel(), int(repeats)]))
         self._indices = indices
         if self.way == "gather":
@@ -104,10 +113,20 @@ class SparseSum:
             if repeats:
                 indices, values = before[rank], from_bytes(arrived, self._dtype)
             else:
-                indices, values = unpack(arrived, self._num_values, self._dtype)
+                indices, values = self._decoded(arrived)
             self._all_indices.append(indices)
             total.index_add_(0, indices, values)
         return total
+
+    def _coded(self, indices: Tensor, values: Tensor) -> Tensor:
+        if self._coder is None or self.way != "gather":  # sums of several vectors have other values
+            return pack(indices, values, self._num_values)
+        return self._coder.pack_sparse(indices, values)
+
+    def _decoded(self, message: Tensor) -> tuple[Tensor, Tensor]:
+        if self._coder is None:
+            return unpack(message, self._num_values, self._dtype)
+        return self._coder.unpack_sparse(message)
 
     # -- recursive doubling --------------------------------------------------------------------------------------------
 
