@@ -74,6 +74,8 @@ EXCHANGES: Layouts = {
         }.items()
     },
     "compressed by dgc": {"network": _TWO, "compression": {"type": "dgc", "ratio": 0.3}, "optimizer": _SGD},
+    # All indices are sent, so that from the second step on they repeat, and the values go alone.
+    "four merge in pairs": {"network": {"data": 4}, "compression": {"type": "topk", "ratio": 1.0}},
     "nested butterfly": {"network": _TWO, "exchange": _BUTTERFLY, "compression": {"type": "topk", "ratio": 0.3}},
     "gossip, compressed": {
         "network": _TWO,

@@ -152,6 +152,7 @@ class Loop:
         replica, epoch = self._replica, part.epoch
         first = replica.position.step + 1
         replica.buffers.begin()
+        shares = map(self._log.usage.taken, shares)
         if self._network.streams:
             steps = self._stream_steps(islice(shares, self._num_steps(part)), epoch, first)
         elif replica.exchange.diverges:

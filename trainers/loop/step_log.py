@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from orchestray.trainers.core.unread import Arriving
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from orchestray.platform.data.stream import Share
     from orchestray.platform.process.wait_clock import Waiting
     from orchestray.platform.run.recorder import Recorder
     from orchestray.trainers.core.exchange import Exchange
@@ -94,6 +96,14 @@ class UsageSum:
         self._bytes_by_link: Counter[str] = Counter()
         self._timeline: list[dict[str, Any]] = []
         self._num_shares = self._num_samples = self._num_passes = 0
+        self._order = 0
+        """CRC-32 of the numbers of all samples, in the order in which this worker took them."""
+
+    def taken(self, share: Share) -> Share:
+        """Note the samples of a share of this worker, and return it."""
+        for micro_batch in share.micro_batches:
+            self._order = crc32(micro_batch.sample_ids.tobytes(), self._order)
+        return share
 
     def add(self, steps: Sequence[Step], usage: Usage | None) -> dict[str, float]:
         """Add steps and what their network used; return `bubble`, for the metric line, if there is a schedule."""
@@ -129,6 +139,7 @@ class UsageSum:
                 "shares": self._num_shares,
                 "samples": self._num_samples,
                 "passes": self._num_passes,
+                "order": self._order,
                 "busy_s": round(self._worked_s, 6),
                 "waited_s": round(self._waited_s, 6),
             },

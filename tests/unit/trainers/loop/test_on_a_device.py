@@ -120,6 +120,12 @@ WAITS: dict[str, set[Wait]] = {
     },
     "compressed by powersgd": SUMS_AT_ONCE | read("sync/compressed/powersgd", "PowerSgd.combine.<locals>.<genexpr>"),
     "compressed by dgc": SPARSE | LARGEST,
+    # Nothing is chosen, and nothing but values comes, so neither is counted.
+    "four merge in pairs": {
+        *SUMS_AT_ONCE,
+        *ERROR,
+        ("trainers/sync/compressed/sparse_sum.py", "SparseSum.all_reduce", "equal"),
+    },
     "nested butterfly": {
         *SUMS_AT_ONCE,
         *LARGEST,
