@@ -10,7 +10,7 @@ import shlex
 import shutil
 import signal
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from orchestray.platform.cluster.cluster import Cluster
-from support.cli import beside, orchestray_here, read_lines
+from support.cli import Running, beside, orchestray_here, read_lines
 from support.patience import PATIENCE_S
 from support.serve_command import Endpoint
 
@@ -27,7 +27,10 @@ ROOT = Path(__file__).parents[2]
 MARKERS: dict[str, dict[str, Any]] = yaml.safe_load(
     (ROOT / "tests" / "systems_markers.yaml").read_text(encoding="utf-8")
 )
-"""By command: `first`, commands that are run before; `with`, words that shorten it; `systems`, by name the marker."""
+"""By command: `first`, commands that are run before; `meanwhile`, a training under way while it runs, ended after it;
+`with`, words that shorten it; `systems`, by name the marker.
+"""
+_STEPS_AFTER = 50
 
 
 @dataclass
@@ -121,7 +124,9 @@ def desk(folder: Path) -> Path:
     return folder
 
 
-def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) -> LeftBehind:
+def run(
+    command: str, folder: Path, cluster: Cluster, more: Sequence[str] = (), meanwhile: str | None = None
+) -> LeftBehind:
     """Run a command in a folder, and return what it left there.
 
     Args:
@@ -129,12 +134,13 @@ def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) 
         folder: the folder, with the configs.
         cluster: the Ray of this process, on which trainings and searches run, and endpoints that ask for one.
         more: words added to it, which shorten it.
+        meanwhile: a training that is under way meanwhile, and leaves its files.
     """
     _, *words = shlex.split(command)
     before = _results(folder)
     if words[0] == "serve" and "--manifest" not in words:
         return LeftBehind(_served([*words[1:], *more], folder, beside(cluster) if "--address" in words else {}))
-    with contextlib.chdir(folder):
+    with _under_way(meanwhile, folder, cluster), contextlib.chdir(folder):
         done = orchestray_here(*words, *more)
     text = done.stdout + done.stderr
     if done.returncode:
@@ -148,6 +154,25 @@ def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) 
     result = json.loads((place / "result.json").read_text(encoding="utf-8"))
     config = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))
     return LeftBehind(text, result, lines, read_lines(place / "events.jsonl"), files, config)
+
+
+@contextlib.contextmanager
+def _under_way(command: str | None, folder: Path, cluster: Cluster) -> Iterator[None]:
+    """Have a training go on inside, and for some steps after; then interrupt it."""
+    if command is None:
+        yield
+        return
+    _, *words = shlex.split(command)
+    running = Running(words, folder / "runs" / Path(words[1]).stem, folder, env=beside(cluster))
+    try:
+        running.until("a step", running.steps)
+        yield
+        step = running.steps()
+        running.until("some steps more", lambda: running.steps() > step + _STEPS_AFTER)
+    finally:
+        running.signal(signal.SIGINT)
+        status, _, text = running.finish()
+    assert status in (0, 130), text
 
 
 def _results(folder: Path) -> dict[Path, int]:
