@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestray.platform.data.order import Indices
+    from orchestray.platform.data.stream import Share
     from orchestray.platform.process.wait_clock import Waiting
     from orchestray.platform.run.recorder import Recorder
     from orchestray.trainers.core.exchange import Exchange
