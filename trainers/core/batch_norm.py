@@ -58,6 +58,16 @@ def has_synchronized(model: nn.Module) -> bool:
     return any(_is_synchronized(module) for module in model.modules())
 
 
+def normalised_alone(model: nn.Module) -> dict[str, int]:
+    """Return, by the name of their class, how many batches of its own this worker's normalisations have seen."""
+    norms = [each for each in model.modules() if isinstance(each, _BatchNorm) and not _is_synchronized(each)]
+    found: dict[str, int] = {}
+    for norm in norms:
+        num_batches = 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)
+        found[type(norm).__name__] = max(num_batches, found.get(type(norm).__name__, 0))
+    return {name: number for name, number in found.items() if number}
+
+
 def needs_every_pass(model: nn.Module) -> bool:
     """Return True if a replica without samples must make a pass as well.
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.compression.base import SparseCompressor
+from orchestray.trainers.compression.delta import gap_bytes
+from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.compression.sparse import HEADER_BYTES, pack
+from orchestray.trainers.sync.compressed.compressed_sum import MergedSum
 from orchestray.trainers.sync.compressed.sparse_sum import SparseSum, Way
 from support.threads import run_replicas
 
@@ -158,3 +163,36 @@ def test_a_lone_worker_sends_nothing() -> None:
 
     vector = drawn(0, 1, 20)
     assert torch.equal(SparseSum(SoloCollective(), LENGTH, torch.float64).all_reduce(*vector), dense(vector))
+
+
+@pytest.mark.parametrize(
+    ("settings", "pairs"),
+    [
+        ({"type": "threshold", "threshold": 1.0, "values": "threshold"}, 1),
+        ({"type": "adaptive_threshold", "ratio": 0.2, "values": "means"}, 2),
+    ],
+)
+def test_replicas_that_send_to_everybody_send_values_that_are_two_of_a_tensor_in_a_bit_each(
+    settings: dict[str, Any], pairs: int
+) -> None:
+    """Count the sizes that all are told, and of each message the header, two values a pair, the bits and the places."""
+    shapes, size = [(30, 10), (100,)], 3
+
+    def run(collective: Collective) -> tuple[list[Tensor], list[Tensor], int, int]:
+        generator = torch.Generator().manual_seed(collective.rank)
+        given = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+        mine, alone = (make_compressor(**settings, seed=0, worker=collective.rank, num_workers=size) for _ in range(2))
+        for one in (mine, alone):
+            one.init(given)
+        total = MergedSum(cast(SparseCompressor, mine), given, collective).all_reduce(given, 1)
+        own = alone.decompress(alone.compress(given, step=1))
+        places = torch.cat([each.flatten() for each in own]).nonzero().view(-1)
+        bits = min(gap_bytes(places), LENGTH // 8)
+        message = HEADER_BYTES + 2 * pairs * 8 + -(-len(places) // 8) + bits
+        return total, own, collective.own_bytes_sent, (size - 1) * (message + 2 * 8)
+
+    found = run_replicas(size, run)
+    wanted = [sum(own[index] for _, own, _, _ in found) for index in range(len(shapes))]
+    for total, _, sent, expected in found:
+        assert sent == expected
+        assert all(float((one - other).abs().max()) <= 1e-12 for one, other in zip(total, wanted, strict=True))

@@ -10,13 +10,13 @@ As in Kylix (nested_butterfly.py), replicas whose indices stay the same send onl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.compression.base import as_bytes, from_bytes
+from orchestray.trainers.compression.base import SparseCompressor, as_bytes, from_bytes
 from orchestray.trainers.compression.sparse import pack, unpack
 from orchestray.trainers.sync.common.messages import message_of, trade
 
@@ -45,13 +45,22 @@ class SparseSum:
             log2 P rounds, pairs of ranks merge what they have. `auto`: doubling if the number of ranks is a power of
             two: it never sends more than gathering, and less where indices coincide. Otherwise gathering: to hand in
             the pairs of ranks beyond a power of two, and the sum back, would cost more than doubling saves.
+        coder: codes the vectors that everybody sends to everybody, in the form of its own; None: values as they are.
 
     Raises:
         ValueError: doubling is asked for, and the number of ranks is not a power of two.
     """
 
-    def __init__(self, collective: Collective, num_values: int, dtype: torch.dtype, way: Way = "auto") -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        num_values: int,
+        dtype: torch.dtype,
+        way: Way = "auto",
+        coder: SparseCompressor | None = None,
+    ) -> None:
         self._collective = collective
+        self._coder = coder
         self._num_values = num_values
         self._dtype = dtype
         is_power = collective.size & (collective.size - 1) == 0
@@ -66,6 +75,12 @@ class SparseSum:
         """Merges of the last vectors, in order, with recursive doubling."""
         self._next_merge = 0
         self._repeats = False
+        self._num_repeats = 0
+        """Number of sums for which this rank's indices were those of the sum before."""
+
+    def run_report(self) -> dict[str, Any]:
+        """Return the `way` of the sums, and how many were of unchanged indices, `repeats`; empty before a sum."""
+        return {} if self._indices is None else {"way": self.way, "repeats": self._num_repeats}
 
     def all_reduce(self, indices: Tensor, values: Tensor) -> Tensor:
         """Return the sum of every rank's vector.
@@ -83,7 +98,8 @@ class SparseSum:
         if self._collective.size == 1:
             return self._dense(indices, values)
         repeats = self._indices is not None and torch.equal(indices, self._indices)
-        message = as_bytes(values.contiguous()) if repeats else pack(indices, values, self._num_values)
+        self._num_repeats += repeats
+        message = as_bytes(values.contiguous()) if repeats else self._coded(indices, values)
         headers = self._collective.all_gather(torch.tensor([message.numel(), int(repeats)]))
         self._indices = indices
         if self.way == "gather":
@@ -101,10 +117,20 @@ class SparseSum:
             if repeats:
                 indices, values = before[rank], from_bytes(arrived, self._dtype)
             else:
-                indices, values = unpack(arrived, self._num_values, self._dtype)
+                indices, values = self._decoded(arrived)
             self._all_indices.append(indices)
             total.index_add_(0, indices, values)
         return total
+
+    def _coded(self, indices: Tensor, values: Tensor) -> Tensor:
+        if self._coder is None or self.way != "gather":  # sums of several vectors have other values
+            return pack(indices, values, self._num_values)
+        return self._coder.pack_sparse(indices, values)
+
+    def _decoded(self, message: Tensor) -> tuple[Tensor, Tensor]:
+        if self._coder is None:
+            return unpack(message, self._num_values, self._dtype)
+        return self._coder.unpack_sparse(message)
 
     # -- recursive doubling --------------------------------------------------------------------------------------------
 

@@ -260,7 +260,7 @@ def test_with_free_first_nothing_keeps_a_model_that_goes_when_the_next_is_loaded
         about = ask(port, "/models", None)[1][0]
         example = about["example"]
         assert about["versions"][0]["computing"] == {"device": "cpu"}
-        assert about["versions"][0]["batching"] == {"policy": "Adaptive", "max_batch_size": 32}
+        assert about["versions"][0]["batching"] == {"policy": "Adaptive", "learned_from": 0, "max_batch_size": 32}
         assert ask(port, body={"inputs": example})[0] == 200
         if kind == "text":
             assert ask(port, "/generate", {"prompt": "a", "max_tokens": 1})[0] == 200
