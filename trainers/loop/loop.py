@@ -139,6 +139,7 @@ class Loop:
                 shares: Iterator[Share] = prepared
                 if is_to_check:
                     shares, is_to_check, position.has_checked_loss = checked(replica, shares), False, True
+                shares = self._log.usage.awaited(shares)
                 while ended is None and position.step < min(self._end, part.end_step):
                     with self._log.training():
                         agreed = self._until_agreed(shares, part)

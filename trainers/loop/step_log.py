@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestray.platform.data.order import Indices
+    from orchestray.platform.data.stream import Share
     from orchestray.platform.process.wait_clock import Waiting
     from orchestray.platform.run.recorder import Recorder
     from orchestray.trainers.core.exchange import Exchange
@@ -94,7 +95,7 @@ class UsageSum:
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
-        self._busy_s = self._span_s = self._worked_s = self._waited_s = 0.0
+        self._busy_s = self._span_s = self._worked_s = self._waited_s = self._starved_s = 0.0
         self._bytes_by_link: Counter[str] = Counter()
         self._timeline: list[dict[str, Any]] = []
         self._num_shares = self._num_samples = self._num_passes = 0
@@ -119,12 +120,22 @@ class UsageSum:
 
     @contextlib.contextmanager
     def training(self, waiting: Waiting) -> Iterator[None]:
-        """Count the time inside as training, except for what this worker spends waiting."""
-        began_s, waited_before_s = time.perf_counter(), waiting.total_s
+        """Count the time inside as training, except for what this worker spends waiting for others or for samples."""
+        began_s, waited_before_s, starved_before_s = time.perf_counter(), waiting.total_s, self._starved_s
         yield
         waited_s = waiting.total_s - waited_before_s
         self._waited_s += waited_s
-        self._worked_s += time.perf_counter() - began_s - waited_s
+        self._worked_s += time.perf_counter() - began_s - waited_s - (self._starved_s - starved_before_s)
+
+    def awaited(self, shares: Iterator[Share]) -> Iterator[Share]:
+        """Yield shares, and count the seconds in which the next one was not there; for use inside of `training`."""
+        while True:
+            began_s = time.perf_counter()
+            share = next(shares, None)
+            self._starved_s += time.perf_counter() - began_s
+            if share is None:
+                return
+            yield share
 
     def summary(self) -> dict[str, Any]:
         """Return all sums as JSON values."""
@@ -141,6 +152,7 @@ class UsageSum:
                 "order": self._order,
                 "busy_s": round(self._worked_s, 6),
                 "waited_s": round(self._waited_s, 6),
+                "starved_s": round(self._starved_s, 6),
             },
         }
 
