@@ -17,6 +17,7 @@ from orchestray.trainers.core.unread import Arriving
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from orchestray.platform.data.order import Indices
     from orchestray.platform.data.stream import Share
     from orchestray.platform.process.wait_clock import Waiting
     from orchestray.platform.run.recorder import Recorder
@@ -43,6 +44,8 @@ class Step:
     """Samples of this worker's share."""
     num_passes: int = 0
     """Micro-batches of this worker's share, each of which is a pass forward and backward."""
+    sample_ids: list[Indices] = field(default_factory=list)
+    """Numbers of these samples in the dataset, a micro-batch each."""
     loss: float | Tensor = 0.0
     """This worker's part of the batch's mean loss; a tensor if it is on a device and not read yet."""
     done_s: float = 0.0
@@ -99,17 +102,14 @@ class UsageSum:
         self._order = 0
         """CRC-32 of the numbers of all samples, in the order in which this worker took them."""
 
-    def taken(self, share: Share) -> Share:
-        """Note the samples of a share of this worker, and return it."""
-        for micro_batch in share.micro_batches:
-            self._order = crc32(micro_batch.sample_ids.tobytes(), self._order)
-        return share
-
     def add(self, steps: Sequence[Step], usage: Usage | None) -> dict[str, float]:
         """Add steps and what their network used; return `bubble`, for the metric line, if there is a schedule."""
         self._num_shares += len(steps)
         self._num_samples += sum([step.num_samples for step in steps])
         self._num_passes += sum([step.num_passes for step in steps])
+        for step in steps:
+            for ids in step.sample_ids:
+                self._order = crc32(ids.tobytes(), self._order)
         if usage is None:
             return {}
         self._busy_s += usage.busy_s
