@@ -20,6 +20,7 @@ import yaml
 
 from orchestray.platform.cluster.cluster import Cluster
 from support.cli import Running, beside, orchestray_here, read_lines
+from support.machines import Machines
 from support.patience import PATIENCE_S
 from support.serve_command import Endpoint
 
@@ -60,9 +61,10 @@ class LeftBehind:
             marker: what must have been left, by where: `parts`, names of classes in `result.json`; `result`, values
                 by their dotted path there (null: any value that is not null); `below`, numbers that are above those at
                 their dotted path there; `metrics`, keys that a line has, or values by key (a text between slashes: a
-                regular expression for the whole value); `event`, a name, or some of its values; `prints`, a regular
-                expression; `file`, a pattern; `workers`, their number; `config`, values of the run's config, for what
-                is a parameter of a class; `plain`, true for what a plain training leaves as well.
+                regular expression for the whole value; a list: each of them, on lines of their own); `event`, a name,
+                or some of its values; `prints`, a regular expression; `file`, a pattern; `workers`, their number;
+                `config`, values of the run's config, for what is a parameter of a class; `plain`, true for what a
+                plain training leaves as well.
         """
         return [f"{kind}: {wanted}" for kind, wanted in marker.items() if not self._has(kind, wanted)]
 
@@ -75,9 +77,12 @@ class LeftBehind:
                 return all(_is(_at(self.result, path), value) for path, value in wanted.items())
             case "below":
                 return all(0 < (_at(self.result, path) or 0) < limit for path, limit in wanted.items())
+            case "above":  # `below` turned round: numbers that are below those at their dotted path
+                return all((_at(self.result, path) or 0) > limit for path, limit in wanted.items())
             case "metrics":
                 values = wanted if isinstance(wanted, Mapping) else dict.fromkeys(many)
-                return all(any(_is(_at(line, path), value) for line in self.metrics) for path, value in values.items())
+                pairs = [(p, one) for p, v in values.items() for one in (v if isinstance(v, list) else [v])]
+                return all(any(_is(_at(line, path), value) for line in self.metrics) for path, value in pairs)
             case "event":
                 asked = [one if isinstance(one, Mapping) else {"event": one} for one in many]
                 return all(any(one.items() <= event.items() for event in self.events) for one in asked)
@@ -132,14 +137,18 @@ def run(
     Args:
         command: the command, as the table has it.
         folder: the folder, with the configs.
-        cluster: the Ray of this process, on which trainings and searches run, and endpoints that ask for one.
+        cluster: the Ray of this process, on which trainings and searches run; an endpoint that asks for one gets a
+            cluster of two machines.
         more: words added to it, which shorten it.
         meanwhile: a training that is under way meanwhile, and leaves its files.
     """
     _, *words = shlex.split(command)
     before = _results(folder)
     if words[0] == "serve" and "--manifest" not in words:
-        return LeftBehind(_served([*words[1:], *more], folder, beside(cluster) if "--address" in words else {}))
+        if "--address" not in words:
+            return LeftBehind(_served([*words[1:], *more], folder, {}))
+        with _two_machines(folder) as env:
+            return LeftBehind(_served([*words[1:], *more], folder, env))
     with _under_way(meanwhile, folder, cluster), contextlib.chdir(folder):
         done = orchestray_here(*words, *more)
     text = done.stdout + done.stderr
@@ -154,6 +163,17 @@ def run(
     result = json.loads((place / "result.json").read_text(encoding="utf-8"))
     config = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))
     return LeftBehind(text, result, lines, read_lines(place / "events.jsonl"), files, config)
+
+
+@contextlib.contextmanager
+def _two_machines(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment in which a command finds a cluster of two machines, which ends then."""
+    machines = Machines(folder)
+    try:
+        machines.repair()
+        yield {**machines.token, "RAY_AUTH_MODE": "token", "RAY_ADDRESS": machines.gcs_address}
+    finally:
+        machines.stop()
 
 
 @contextlib.contextmanager
