@@ -142,7 +142,6 @@ def test_the_disagreement_without_moves_shrinks_at_the_rate_of_the_second_eigenv
     ended = np.stack(run_replicas(size, run))
     np.testing.assert_allclose(ended.mean(axis=0), start.mean(axis=0), rtol=0, atol=1e-12)
     ratio = np.linalg.norm(ended - ended.mean(axis=0)) / np.linalg.norm(start - start.mean(axis=0))
-    print("MEASURED", ratio ** (1 / rounds), second_eigenvalue(neighbours) ** 0.5)
     assert 0.6 < ratio ** (1 / rounds) / second_eigenvalue(neighbours) ** 0.5 <= 1
 
 
