@@ -39,16 +39,18 @@ def use_texts(texts: Mapping[str, str]) -> Iterator[None]:
 
 
 _found: ContextVar[dict[tuple[Path, str], Code] | None] = ContextVar("code that was found", default=None)
+_read: ContextVar[dict[Path, str | None] | None] = ContextVar("texts that were read", default=None)
 
 
 @contextmanager
 def find_once() -> Iterator[None]:
-    """Look for the modules beside each file once, in this thread: they do not change meanwhile."""
-    token = _found.set({})
+    """Read each file, and look for the modules beside it, once in this thread: none changes meanwhile."""
+    found, read = _found.set({}), _read.set({})
     try:
         yield
     finally:
-        _found.reset(token)
+        _found.reset(found)
+        _read.reset(read)
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,16 @@ class Texts:
             return self.given.get(str(path))
         if str(path) in _sent.get():
             return _sent.get()[str(path)]
+        known = _read.get()
+        if known is not None and path in known:
+            return known[path]
         try:
-            return path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            text = None
+        if known is not None:
+            known[path] = text
+        return text
 
     def modules_in(self, folder: Path) -> list[Path]:
         """Return all Python files in a folder and those in it, in order."""

@@ -19,6 +19,7 @@ from orchestray.serving.application.doors import Door, doors_of, new_doors, remo
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.starting import add_codec, add_generator
 from orchestray.serving.batching import Batcher, RunnerHandle
+from orchestray.serving.batching.listener import Process
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
 from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.replicas.autoscaler import ask_for_replica, report_load
@@ -192,7 +193,8 @@ class DeployedReplicas:
         else:
             self._num_made += 1
             run = partial(self._run, connection)
-            runner = self._batcher.add_runner(run, name=f"{self._name}-{self._num_made}", pace_s=self._pace_s)
+            name, process = f"{self._name}-{self._num_made}", Process(door.node, door.pid) if door.node else None
+            runner = self._batcher.add_runner(run, name=name, pace_s=self._pace_s, process=process)
             self.reached[runner.name] = runner, connection
             if not self.signature.done():
                 self.signature.set_result(connection.signature)

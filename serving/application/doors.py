@@ -24,6 +24,8 @@ class Door:
         replica: id of the replica.
         host, port: address at which it listens.
         key: secret that both sides of a connection have, as hexadecimal digits.
+        node: id of the replica's node in the cluster; empty: a replica of an earlier version does not say.
+        pid: its process there; 0: as above.
     """
 
     place: str
@@ -31,6 +33,8 @@ class Door:
     host: str
     port: int
     key: str
+    node: str = ""
+    pid: int = 0
 
 
 def doors_of(application: str, deployment: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,8 @@ class ModelReplica:
             host=host,
             port=await self._server.start(host),
             key=self._server.key,
+            node=ray.get_runtime_context().get_node_id(),
+            pid=os.getpid(),
         )
         self._announcing = asyncio.create_task(announce(door))
         self._leaving: asyncio.Task[None] | None = None

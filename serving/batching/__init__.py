@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         RunTimeoutError,
     )
     from orchestray.serving.batching.listener import BatcherStats, BatchListener
-    from orchestray.serving.batching.policies import POLICIES, Adaptive, Fixed, Greedy, Policy, make_policy
+    from orchestray.serving.batching.policies import POLICIES, Adaptive, Fixed, Greedy, Policy, Polled, make_policy
     from orchestray.serving.batching.runner import RunnerHandle
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Fixed",
     "Greedy",
     "Policy",
+    "Polled",
     "QueueFullError",
     "RunTimeoutError",
     "RunnerHandle",
@@ -57,6 +58,7 @@ _HOMES = {
     "Fixed": "policies",
     "Greedy": "policies",
     "Policy": "policies",
+    "Polled": "policies",
     "make_policy": "policies",
     "RunnerHandle": "runner",
 }

@@ -11,7 +11,7 @@ from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.dispatch import Dispatch
 from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError
 from orchestray.serving.batching.intake import Intake
-from orchestray.serving.batching.listener import BatcherStats, BatchListener, RunnerStats
+from orchestray.serving.batching.listener import BatcherStats, BatchListener, Process, RunnerStats
 from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Adaptive, Policy
 from orchestray.serving.batching.runner import RunFunction, RunnerHandle
@@ -118,6 +118,7 @@ class Batcher(Generic[In, Out]):
         name: str = "",
         replace: Callable[[], RunFunction[In, Out]] | None = None,
         pace_s: Callable[[], float] | None = None,
+        process: Process | None = None,
     ) -> RunnerHandle[In, Out]:
         """Add a replica: `run` takes a list of items, one batch at a time, and returns an answer or exception for each.
 
@@ -133,13 +134,14 @@ class Batcher(Generic[In, Out]):
             name: name of the runner for listeners; default: a new one.
             replace: returns a new batch function.
             pace_s: returns the seconds that the runner needs for a full batch.
+            process: the process in which the runner computes, for its statistics.
         """
         core = self._core
         now_s = core.loop.time()
         given = name or self._new_name()
         if not core.runners:
             core.admission.start.ended(now_s)
-        runner = RunnerHandle(self, run, given, replace=replace, pace_s=pace_s)
+        runner = RunnerHandle(self, run, given, replace=replace, pace_s=pace_s, process=process)
         core.runners.append(runner)
         core.admission.changed()
         self._dispatch.look_soon()
@@ -203,7 +205,7 @@ class Batcher(Generic[In, Out]):
             a_s=core.model.a_s,
             c_s=core.model.c_s,
             start_s=core.admission.start.seconds,
-            runners=tuple(RunnerStats(runner.name, runner.num_batches, runner.num_items) for runner in runners),
+            runners=tuple(RunnerStats(one.name, one.num_batches, one.num_items, one.process) for one in runners),
         )
 
 

@@ -38,6 +38,19 @@ class BatchListener:
 
 
 @dataclass(frozen=True)
+class Process:
+    """The process in which a runner computes.
+
+    Args:
+        node: id of its machine in the cluster.
+        pid: its number there.
+    """
+
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True)
 class RunnerStats:
     """The work that one runner has done so far."""
 
@@ -45,6 +58,8 @@ class RunnerStats:
     num_batches: int
     """Number of batches without those that failed as a whole."""
     num_items: int
+    process: Process | None = None
+    """The process that computes it; None: not known."""
 
 
 @dataclass(frozen=True)

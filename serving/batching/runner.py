@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from orchestray.serving.batching.bisect import Parts
 from orchestray.serving.batching.errors import BatchFunctionError
+from orchestray.serving.batching.listener import Process
 from orchestray.serving.batching.queue import Request
 
 In = TypeVar("In")
@@ -75,6 +76,7 @@ class RunnerHandle(Generic[In, Out]):
         name: name for listeners.
         replace: returns a new batch function after a loss; None: the runner is then removed.
         pace_s: returns the seconds that it needs for a full batch; None: it takes one batch at a time.
+        process: the process in which it computes; None: not known.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class RunnerHandle(Generic[In, Out]):
         *,
         replace: Callable[[], RunFunction[In, Out]] | None,
         pace_s: Callable[[], float] | None = None,
+        process: Process | None = None,
     ) -> None:
         self.name = name
+        self.process = process
         self.run = run
         self.replace = replace
         self.pace_s = pace_s

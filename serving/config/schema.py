@@ -93,11 +93,12 @@ class BatchingSection(Section):
     """Batching of requests."""
 
     policy: PolicyName = "adaptive"
-    """Rule for a batch that is not full: `adaptive` learns the wait, `greedy` has none, `fixed` waits `timeout_ms`."""
+    """Rule for a batch that is not full: `adaptive` learns the wait, `greedy` has none, `fixed` waits `timeout_ms`, and
+    `polled` that long from when a replica is free."""
     max_batch_size: Positive = 32
     """Largest number of requests in one batch."""
     timeout_ms: AtLeastZero | None = None
-    """Milliseconds that the first request of a batch waits for others, with the policy `fixed`."""
+    """Milliseconds that the first request of a batch waits for others, with the policies `fixed` and `polled`."""
     objective: Literal["mean", "tail", "throughput"] = "mean"
     """Objective of the policy `adaptive`."""
     max_queue: Positive = 1024

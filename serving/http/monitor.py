@@ -177,6 +177,11 @@ class _Batchers(Collector):
         start = GaugeMetricFamily("orchestray_cold_start_seconds", "Until a first replica comes", labels=_MODEL)
         batches = CounterMetricFamily("orchestray_replica_batches", "Batches a replica has run", labels=_REPLICA)
         samples = CounterMetricFamily("orchestray_replica_samples", "Samples in these batches", labels=_REPLICA)
+        places = GaugeMetricFamily(
+            "orchestray_replica_info",
+            "1, for the node of the cluster and the process in which a replica computes",
+            labels=(*_REPLICA, "node", "pid"),
+        )
         for version in self._models.versions:
             names, stats = (version.name, version.version), version.batcher.stats
             queued.add_metric(names, stats.num_queued)
@@ -189,7 +194,9 @@ class _Batchers(Collector):
             for name, (num_batches, num_samples) in _by_replica(stats).items():
                 batches.add_metric((*names, name), num_batches)
                 samples.add_metric((*names, name), num_samples)
-        yield from (queued, in_flight, replicas, base, each, start, batches, samples)
+            for name, process in {one.name: one.process for one in stats.runners if one.process}.items():
+                places.add_metric((*names, name, process.node, str(process.pid)), 1)
+        yield from (queued, in_flight, replicas, base, each, start, batches, samples, places)
 
 
 def _by_replica(stats: BatcherStats) -> dict[str, tuple[int, int]]:

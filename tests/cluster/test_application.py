@@ -27,7 +27,7 @@ from orchestray.serving.lifecycle.on_ray import OnRay
 from orchestray.serving.models.load import load_served_model
 from orchestray.trainers.saved.run import load_run
 from support.patience import PATIENCE_S, until
-from support.serve_clients import INPUTS, Clients, ask, num_replicas
+from support.serve_clients import INPUTS, Clients, ask, num_replicas, pids_of_replicas
 from support.served import written_run
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def test_replicas_of_an_application_lose_one_under_load_and_every_request_is_ans
 
     async def scenario() -> None:
         await until("both replicas are there", lambda: num_replicas(url) == 2)
+        assert pids_of_replicas(url) == pids("digits-1-")
         clients = Clients(url, 4)
         try:
             await clients.until_more(20)

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import orchestray
 from orchestray.platform.actors.pool import make_room
 from orchestray.trainers.config.load import load_train_config
+from support import ddp_peer
+from support.forked import Forked
+from support.training import furthest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +79,20 @@ def test_a_synchronous_scheme_comes_to_the_weights_of_the_single_process(
     weights = run.load_model().state_dict()
     for name, weight in alone.items():
         torch.testing.assert_close(weights[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_workers_of_ray_come_to_the_weights_of_distributed_data_parallel_of_torch_in_buckets(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    strategy = {"network": {"data": 2}, "exchange": {"type": "allreduce", "bucket_mb": 0.02}}
+    config = {"name": "ours", "task": {"type": "digits"}, "train": ddp_peer.OPTIONS, "strategy": strategy}
+    run = orchestray.train(config, runs_dir=tmp_path)
+    assert len(run.result["workers"]) == 2
+    assert run.result["exchange"]["buckets"] > 1
+    with Forked(Path(ddp_peer.__file__), str(tmp_path), "digits") as peers:
+        assert peers.wait() == 0, peers.printed()
+    for rank in range(2):
+        assert furthest(load_file(tmp_path / f"rank-{rank}.safetensors"), run.load_model().state_dict()) <= 1e-12
 
 
 @pytest.mark.parametrize(("network", "exchange"), NOT_SYNCHRONOUS.values(), ids=NOT_SYNCHRONOUS)

@@ -90,6 +90,7 @@ def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_reque
     before = counted_by_serve(machines)
     try:
         until_replicas(endpoint, 2)
+        assert len({node_of(labels) for labels in metric(endpoint, "orchestray_replica_info")}) == 2
         with ThreadPoolExecutor(12) as pool:
             answers = list(pool.map(endpoint.predict, inputs))
             until("both have a part", lambda: share_of_the_least(endpoint, pool, inputs) > 0.25)
@@ -104,9 +105,16 @@ def test_replicas_on_two_machines_share_the_load_lose_one_and_answer_every_reque
         for answer, given in zip(answers, [*inputs, *held], strict=True):
             assert answer == pytest.approx([2 * x for x in given], abs=1e-5)
         until_replicas(endpoint, 1)
+        (left,) = metric(endpoint, "orchestray_replica_info")
+        assert node_of(left) == machines.head
     finally:
         ended, stderr = endpoint.end(signal.SIGTERM)
     assert (ended, "Traceback" in stderr) == (0, False)
+
+
+def node_of(labels: str) -> str:
+    """Return the node of the cluster among the labels of a replica."""
+    return labels.partition('node="')[2].partition('"')[0]
 
 
 def counted_by_serve(machines: Machines) -> int:

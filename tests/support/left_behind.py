@@ -10,7 +10,7 @@ import shlex
 import shutil
 import signal
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any
 import yaml
 
 from orchestray.platform.cluster.cluster import Cluster
-from support.cli import beside, orchestray_here, read_lines
+from support.cli import Running, beside, orchestray_here, read_lines
+from support.machines import Machines
 from support.patience import PATIENCE_S
 from support.serve_command import Endpoint
 
@@ -27,7 +28,10 @@ ROOT = Path(__file__).parents[2]
 MARKERS: dict[str, dict[str, Any]] = yaml.safe_load(
     (ROOT / "tests" / "systems_markers.yaml").read_text(encoding="utf-8")
 )
-"""By command: `first`, commands that are run before; `with`, words that shorten it; `systems`, by name the marker."""
+"""By command: `first`, commands that are run before; `meanwhile`, a training under way while it runs, ended after it;
+`with`, words that shorten it; `systems`, by name the marker.
+"""
+_STEPS_AFTER = 50
 
 
 @dataclass
@@ -57,9 +61,10 @@ class LeftBehind:
             marker: what must have been left, by where: `parts`, names of classes in `result.json`; `result`, values
                 by their dotted path there (null: any value that is not null); `below`, numbers that are above those at
                 their dotted path there; `metrics`, keys that a line has, or values by key (a text between slashes: a
-                regular expression for the whole value); `event`, a name, or some of its values; `prints`, a regular
-                expression; `file`, a pattern; `workers`, their number; `config`, values of the run's config, for what
-                is a parameter of a class; `plain`, true for what a plain training leaves as well.
+                regular expression for the whole value; a list: each of them, on lines of their own); `event`, a name,
+                or some of its values; `prints`, a regular expression; `file`, a pattern; `workers`, their number;
+                `config`, values of the run's config, for what is a parameter of a class; `plain`, true for what a
+                plain training leaves as well.
         """
         return [f"{kind}: {wanted}" for kind, wanted in marker.items() if not self._has(kind, wanted)]
 
@@ -72,9 +77,12 @@ class LeftBehind:
                 return all(_is(_at(self.result, path), value) for path, value in wanted.items())
             case "below":
                 return all(0 < (_at(self.result, path) or 0) < limit for path, limit in wanted.items())
+            case "above":  # `below` turned round: numbers that are below those at their dotted path
+                return all((_at(self.result, path) or 0) > limit for path, limit in wanted.items())
             case "metrics":
                 values = wanted if isinstance(wanted, Mapping) else dict.fromkeys(many)
-                return all(any(_is(_at(line, path), value) for line in self.metrics) for path, value in values.items())
+                pairs = [(p, one) for p, v in values.items() for one in (v if isinstance(v, list) else [v])]
+                return all(any(_is(_at(line, path), value) for line in self.metrics) for path, value in pairs)
             case "event":
                 asked = [one if isinstance(one, Mapping) else {"event": one} for one in many]
                 return all(any(one.items() <= event.items() for event in self.events) for one in asked)
@@ -121,20 +129,27 @@ def desk(folder: Path) -> Path:
     return folder
 
 
-def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) -> LeftBehind:
+def run(
+    command: str, folder: Path, cluster: Cluster, more: Sequence[str] = (), meanwhile: str | None = None
+) -> LeftBehind:
     """Run a command in a folder, and return what it left there.
 
     Args:
         command: the command, as the table has it.
         folder: the folder, with the configs.
-        cluster: the Ray of this process, on which trainings and searches run, and endpoints that ask for one.
+        cluster: the Ray of this process, on which trainings and searches run; an endpoint that asks for one gets a
+            cluster of two machines.
         more: words added to it, which shorten it.
+        meanwhile: a training that is under way meanwhile, and leaves its files.
     """
     _, *words = shlex.split(command)
     before = _results(folder)
     if words[0] == "serve" and "--manifest" not in words:
-        return LeftBehind(_served([*words[1:], *more], folder, beside(cluster) if "--address" in words else {}))
-    with contextlib.chdir(folder):
+        if "--address" not in words:
+            return LeftBehind(_served([*words[1:], *more], folder, {}))
+        with _two_machines(folder) as env:
+            return LeftBehind(_served([*words[1:], *more], folder, env))
+    with _under_way(meanwhile, folder, cluster), contextlib.chdir(folder):
         done = orchestray_here(*words, *more)
     text = done.stdout + done.stderr
     if done.returncode:
@@ -148,6 +163,36 @@ def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) 
     result = json.loads((place / "result.json").read_text(encoding="utf-8"))
     config = yaml.safe_load((place / "config.yaml").read_text(encoding="utf-8"))
     return LeftBehind(text, result, lines, read_lines(place / "events.jsonl"), files, config)
+
+
+@contextlib.contextmanager
+def _two_machines(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield the environment in which a command finds a cluster of two machines, which ends then."""
+    machines = Machines(folder)
+    try:
+        machines.repair()
+        yield {**machines.token, "RAY_AUTH_MODE": "token", "RAY_ADDRESS": machines.gcs_address}
+    finally:
+        machines.stop()
+
+
+@contextlib.contextmanager
+def _under_way(command: str | None, folder: Path, cluster: Cluster) -> Iterator[None]:
+    """Have a training go on inside, and for some steps after; then interrupt it."""
+    if command is None:
+        yield
+        return
+    _, *words = shlex.split(command)
+    running = Running(words, folder / "runs" / Path(words[1]).stem, folder, env=beside(cluster))
+    try:
+        running.until("a step", running.steps)
+        yield
+        step = running.steps()
+        running.until("some steps more", lambda: running.steps() > step + _STEPS_AFTER)
+    finally:
+        running.signal(signal.SIGINT)
+        status, _, text = running.finish()
+    assert status in (0, 130), text
 
 
 def _results(folder: Path) -> dict[Path, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import urllib.error
 import urllib.request
@@ -26,6 +27,13 @@ def num_replicas(url: str) -> int:
     with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("orchestray_replicas{"))
+
+
+def pids_of_replicas(url: str) -> set[int]:
+    """Return the processes of the replicas, as the endpoint names them."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:  # noqa: S310
+        text = answer.read().decode()
+    return {int(pid) for pid in re.findall(r'^orchestray_replica_info\{.*pid="(\d+)"', text, re.MULTILINE)}
 
 
 class Clients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from orchestray.trainers.optim.clipping import whole_norms
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
+from support.threads import run_replicas
 
 BATCHES = (12, 12, 7, 12, 2)
 """Samples of each step's batch: the short ones leave replicas with fewer micro-batches, or none."""
@@ -64,6 +65,26 @@ class Awkward(nn.Module):
 def awkward() -> Awkward:
     torch.manual_seed(0)
     return Awkward().double()
+
+
+def of_whole_registers() -> nn.Sequential:
+    """Return a model of which halves of the rows fill vector registers, so that kernels round all of them alike."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(INPUTS, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, OUTPUTS, bias=False)]
+    return nn.Sequential(*layers).double()
+
+
+def bits_of(exchange_of: Callable[[], Exchange], optimizer: str) -> dict[str, Tensor]:
+    """Return weights and optimizer state of two replicas of `of_whole_registers` after five steps, put together."""
+    plain = of_whole_registers()
+
+    def replica(collective: Collective) -> dict[str, tuple[Any, Tensor]]:
+        training = Training(copy.deepcopy(plain), exchange_of(), collective, optimizer)
+        for step in range(1, len(BATCHES) + 1):
+            training.step(step, accumulate=1)
+        return training.parts()
+
+    return put_together(run_replicas(2, replica))
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:

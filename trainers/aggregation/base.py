@@ -48,9 +48,29 @@ def mean() -> Aggregation:
     return Aggregation("mean", 0, 1, True, rules.mean)
 
 
+class Krum:
+    """The rule that takes the gradient with the best Krum score, and counts whose it was."""
+
+    def __init__(self, byzantine: int) -> None:
+        self._byzantine = byzantine
+        self._picked: list[int] = []
+        """Number of times that each row was taken."""
+
+    def __call__(self, vectors: Tensor, _: Tensor | None = None) -> Tensor:
+        """Return the row that was taken, `[elements]`; arguments and errors are those of `rules.krum_scores`."""
+        chosen = rules.krum_choice(vectors, self._byzantine)
+        self._picked += [0] * (len(vectors) - len(self._picked))
+        self._picked[chosen] += 1
+        return vectors[chosen].clone()
+
+    def run_report(self) -> dict[str, Any]:
+        """Return how often the gradient of each worker that had samples was `picked`; empty before one was."""
+        return {"picked": list(self._picked)} if self._picked else {}
+
+
 def krum(byzantine: int = 0) -> Aggregation:
     """Return Krum, which tolerates `byzantine` workers."""
-    return Aggregation("krum", byzantine, 2 * byzantine + 3, False, lambda vectors, _: rules.krum(vectors, byzantine))
+    return Aggregation("krum", byzantine, 2 * byzantine + 3, False, Krum(byzantine))
 
 
 def multi_krum(byzantine: int = 0) -> Aggregation:

@@ -55,15 +55,12 @@ def krum_scores(vectors: Tensor, byzantine: int) -> Tensor:
     return distances.sort(1).values[:, : num_workers - byzantine - 2].sum(1)
 
 
-def krum(vectors: Tensor, byzantine: int) -> Tensor:
-    """Return the row with the best Krum score; the first one if scores are equal.
+def krum_choice(vectors: Tensor, byzantine: int) -> int:
+    """Return the index of the row with the best Krum score; the first one if scores are equal.
 
     Arguments and errors are those of `krum_scores`.
-
-    Returns:
-        `[elements]`.
     """
-    return vectors[int(krum_scores(vectors, byzantine).argmin())].clone()
+    return int(krum_scores(vectors, byzantine).argmin())
 
 
 def multi_krum(vectors: Tensor, byzantine: int, num_chosen: int | None = None) -> Tensor:

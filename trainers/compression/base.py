@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ class Compressor(ABC):
         self._views: list[Tensor] = []
         self._last: Tensor | None = None
         """Last message before `_seal`, for `error_norm`; only without error feedback."""
+        self._num_messages = 0
 
     # -- for callers ---------------------------------------------------------------------------------------------------
 
@@ -73,6 +74,7 @@ class Compressor(ABC):
         self._flat = self._flat.new_zeros(sum(self._sizes))
         self._views = self._split(self._flat)
         self._last = None
+        self._num_messages = 0
         self._start()
 
     @torch.no_grad()
@@ -90,6 +92,7 @@ class Compressor(ABC):
             ValueError: the number of tensors or their shapes differ.
         """
         self._take(tensors)
+        self._num_messages += 1
         plain = self._pack(self._flat, step)
         if self._error_feedback:
             self._flat -= self._unpack(plain)
@@ -111,6 +114,22 @@ class Compressor(ABC):
     def state(self) -> dict[str, Tensor]:
         """Return the state between two messages, by name, without copies; empty if there is none."""
         return {"residual": self._flat} if self._error_feedback else {}
+
+    def memory_report(self) -> dict[str, Any]:
+        """Return what error feedback has done since `init`; empty without it, and before a message.
+
+        Returns:
+            `messages`: their number; `carried`: number of values that the next message begins with; `mean_error`:
+            2-norm of the difference between the means of the gradients and of the messages.
+        """
+        if not (self._error_feedback and self._num_messages):
+            return {}
+        mean_error = round(float(self._flat.norm()) / self._num_messages, 6)
+        return {
+            "messages": self._num_messages,
+            "carried": int(self._flat.count_nonzero()),
+            "mean_error": mean_error,
+        }
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -288,7 +307,12 @@ class SparseCompressor(Compressor):
         indices = self._select(self._flat, step)
         values = self._values(indices)
         self._sent(indices, values)
+        self._num_chosen = indices.numel()
         return indices, values
+
+    def run_report(self) -> dict[str, Any]:
+        """Return the number of values that the last message `chose`, and that it chose `of`; empty before one."""
+        return {"chose": self._num_chosen, "of": sum(self._sizes)} if self._num_chosen else {}
 
     @torch.no_grad()
     def compress(self, tensors: Sequence[Tensor], *, step: int) -> Tensor:
@@ -324,6 +348,8 @@ class SparseCompressor(Compressor):
         return self._flat.index_select(0, indices)
 
     _lost_norm: float = 0.0
+    _num_chosen: int = 0
+    """Values of the last message."""
 
     def _sent(self, indices: Tensor, values: Tensor) -> None:
         """Remove the sent values from `_flat`; the rest is lost, or is the residual."""

@@ -47,6 +47,8 @@ class Dgc(SparseCompressor):
         super().__init__(error_feedback=error_feedback, **common)
         self._ratio, self._momentum, self._warmup_steps = ratio, momentum, warmup_steps
         self._max_norm: float | None = None if clip is None else clip / math.sqrt(self._num_workers)
+        self._num_clipped = 0
+        """Number of gradients that were longer than the largest norm."""
         self._velocity = torch.empty(0)
         self._velocities: list[Tensor] = []
 
@@ -59,6 +61,11 @@ class Dgc(SparseCompressor):
 
     def state(self) -> dict[str, Tensor]:
         return {**super().state(), "velocity": self._velocity}
+
+    def run_report(self) -> dict[str, Any]:
+        """Return what every sparse compressor reports, and how many gradients were `clipped`."""
+        said = super().run_report()
+        return {**said, "clipped": self._num_clipped} if said else {}
 
     def _start(self) -> None:
         self._velocity = torch.zeros_like(self._flat)
@@ -81,7 +88,10 @@ class Dgc(SparseCompressor):
         if self._max_norm is None:
             return 1.0
         norm = float(torch.stack(list(torch._foreach_norm(tensors))).norm())
-        return self._max_norm / norm if norm > self._max_norm else 1.0
+        if not norm > self._max_norm:  # it may be NaN
+            return 1.0
+        self._num_clipped += 1
+        return self._max_norm / norm
 
     def _select(self, flat: Tensor, step: int) -> Tensor:
         ratio = self.ratio(step)

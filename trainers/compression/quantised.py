@@ -12,6 +12,9 @@ from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.compression.bits import as_bytes, from_bytes, pack_bits, packed_bytes, unpack_bits
 from orchestray.trainers.compression.huffman import huffman_decode, huffman_encode
 
+_LOOKED_AT = 1 << 16
+"""Codes of the first message that the report counts."""
+
 
 class Quantised(Compressor):
     """Sends scales, then packed codes of `bits` bits, then the tensors that would not become smaller.
@@ -24,6 +27,15 @@ class Quantised(Compressor):
     def __init__(self, bits: int, *, huffman: bool = False, **rest: Any) -> None:
         super().__init__(**rest)
         self._bits, self._huffman = bits, huffman
+        self._first_codes: Tensor | None = None
+        """The first codes of the first message; None before it."""
+
+    def run_report(self) -> dict[str, Any]:
+        """Return the number of different `codes` at the beginning of the run, and what error feedback has done."""
+        if self._first_codes is None:
+            return {}
+        codes = self._first_codes.unique()  # type: ignore[no-untyped-call]
+        return {"codes": len(codes), **self.memory_report()}
 
     @abstractmethod
     def _num_scales(self, shape: torch.Size) -> int:
@@ -60,6 +72,8 @@ class Quantised(Compressor):
 
     def _encode(self, flat: Tensor, step: int) -> Tensor:
         scales, codes = self._quantise(flat, step)
+        if self._first_codes is None:
+            self._first_codes = codes[:_LOOKED_AT].clone()
         return torch.cat([as_bytes(scales), pack_bits(codes, self._bits)])
 
     def _decode(self, message: Tensor) -> Tensor:

@@ -27,19 +27,11 @@ class TopK(SparseCompressor):
     def __init__(self, ratio: float = 0.01, error_feedback: bool = True, **common: Any) -> None:
         super().__init__(error_feedback=error_feedback, **common)
         self._ratio = ratio
-        self._num_chosen = 0
-        """Values of the last message."""
-
-    def run_report(self) -> dict[str, Any]:
-        """Return the number of values that the last message `chose`, and that it chose `of`; empty before one."""
-        return {"chose": self._num_chosen, "of": sum(self._sizes)} if self._num_chosen else {}
 
     def _select(self, flat: Tensor, step: int) -> Tensor:
         sizes = self._sizes
         counts = [num_sent(size, self._ratio) for size in sizes]
-        indices = largest_of_each(flat, sizes, counts, self._generator(step))
-        self._num_chosen = indices.numel()
-        return indices
+        return largest_of_each(flat, sizes, counts, self._generator(step))
 
 
 def num_sent(size: int, ratio: float) -> int:

@@ -15,7 +15,7 @@ from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.task import asked_by
-from orchestray.trainers.core.batch_norm import has_synchronized, not_counted
+from orchestray.trainers.core.batch_norm import has_synchronized, normalised_alone, not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
 from orchestray.trainers.core.out_of_memory import ADVICE, is_out_of_memory
 from orchestray.trainers.core.own_gradients import Noting, WithoutGradients
@@ -68,8 +68,14 @@ class Forward:
         return outputs, batch
 
     def run_report(self) -> dict[str, Any]:
-        """Return `outputs`, the kinds of numbers in the model's first outputs; empty before them."""
-        return {"outputs": self._kinds} if self._kinds else {}
+        """Return `outputs`, the kinds of numbers in the model's first outputs; empty before them.
+
+        `batch_norms` is how many batches of this worker its batch normalisations have seen, by class, if there are any.
+        """
+        if not self._kinds:
+            return {}
+        norms = normalised_alone(self.model)
+        return {"outputs": self._kinds, "batch_norms": norms} if norms else {"outputs": self._kinds}
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the model's device and in the run's precision.

@@ -9,6 +9,27 @@ import torch
 from torch import Tensor, nn
 
 
+class Quantizer(nn.Module):
+    """A module of a scheme, which keeps an example of what it has quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._example: Tensor | None = None
+        """The first row of the last tensor that it quantized."""
+
+    def keep_example(self, quantized: Tensor) -> Tensor:
+        """Keep the first row of a quantized tensor, and return the tensor."""
+        if len(quantized):
+            self._example = quantized[0].detach().clone()
+        return quantized
+
+    def run_report(self) -> dict[str, Any]:
+        """Return the number of different `values` in the last row that was looked at; empty before one."""
+        if self._example is None:
+            return {}
+        return {"values": len(self._example.unique())}  # type: ignore[no-untyped-call]
+
+
 class Scheme(ABC):
     """A quantization of layers, by modules that a layer's tensors pass through.
 

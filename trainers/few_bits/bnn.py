@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.few_bits.base import Scheme, straight_through
+from orchestray.trainers.few_bits.base import Quantizer, Scheme, straight_through
 
 
 class Bnn(Scheme):
@@ -31,13 +31,13 @@ class Bnn(Scheme):
         return Sign()
 
 
-class Sign(nn.Module):
+class Sign(Quantizer):
     """The sign of each value, 1 for 0, with the gradient of hard tanh: none beyond -1 and 1."""
 
     def forward(self, values: Tensor) -> Tensor:
         held = values.detach()
         signs = torch.where(held >= 0, 1.0, -1.0).to(held.dtype)
-        return straight_through(values, signs, held.abs() <= 1)
+        return straight_through(values, self.keep_example(signs), held.abs() <= 1)
 
 
 class WeightSign(Sign):

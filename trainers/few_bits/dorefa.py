@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.few_bits.base import Scheme, straight_through
+from orchestray.trainers.few_bits.base import Quantizer, Scheme, straight_through
 
 _SEEDS = 2**62
 
@@ -57,7 +57,7 @@ def nearest_level(values: Tensor, num_levels: int) -> Tensor:
     return straight_through(values, (held * most).round() / most)
 
 
-class FewBitWeights(nn.Module):
+class FewBitWeights(Quantizer):
     """Weights of k bits from -1 to 1; with one bit a sign times the mean magnitude."""
 
     def __init__(self, bits: int) -> None:
@@ -68,16 +68,16 @@ class FewBitWeights(nn.Module):
         if self.bits == 1:
             held = values.detach()
             mean = held.abs().mean()
-            return straight_through(values, torch.where(held >= 0, mean, -mean))
+            return straight_through(values, self.keep_example(torch.where(held >= 0, mean, -mean)))
         bent = values.tanh()
         largest = bent.abs().amax().clamp_min(torch.finfo(bent.dtype).tiny)
-        return 2 * nearest_level(bent / (2 * largest) + 0.5, 2**self.bits) - 1
+        return self.keep_example(2 * nearest_level(bent / (2 * largest) + 0.5, 2**self.bits) - 1)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
 
 
-class FewBitInputs(nn.Module):
+class FewBitInputs(Quantizer):
     """Inputs of k bits from 0 to 1, to which they are clipped."""
 
     def __init__(self, bits: int) -> None:
@@ -85,13 +85,13 @@ class FewBitInputs(nn.Module):
         self.bits = bits
 
     def forward(self, values: Tensor) -> Tensor:
-        return nearest_level(values.clamp(0, 1), 2**self.bits)
+        return self.keep_example(nearest_level(values.clamp(0, 1), 2**self.bits))
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
 
 
-class FewBitGradients(nn.Module):
+class FewBitGradients(Quantizer):
     """The identity, whose gradient is rounded at random to levels between minus and plus its sample's largest number.
 
     The noise depends on the run's seed, the step, the share of the batch and the place in the model, like that of
@@ -108,15 +108,15 @@ class FewBitGradients(nn.Module):
         if not (self.training and torch.is_grad_enabled() and values.requires_grad):
             return values
         seed = int(torch.randint(_SEEDS, ()))
-        values.register_hook(partial(_rounded, num_levels=self.num_levels, seed=seed))  # type: ignore[no-untyped-call]
+        values.register_hook(partial(self._rounded, seed=seed))  # type: ignore[no-untyped-call]
         return values
+
+    def _rounded(self, gradient: Tensor, *, seed: int) -> Tensor:
+        generator = torch.Generator(gradient.device).manual_seed(seed)
+        return self.keep_example(few_bit_gradient(gradient, self.num_levels, generator))
 
     def extra_repr(self) -> str:
         return f"num_levels={self.num_levels}"
-
-
-def _rounded(gradient: Tensor, *, num_levels: int, seed: int) -> Tensor:
-    return few_bit_gradient(gradient, num_levels, torch.Generator(gradient.device).manual_seed(seed))
 
 
 @torch.no_grad()

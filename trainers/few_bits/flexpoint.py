@@ -81,6 +81,12 @@ class Flex(FollowsSteps):
         """Largest integer; the smallest is minus that."""
         return (1 << (self.mantissa_bits - 1)) - 1
 
+    def run_report(self) -> dict[str, int]:
+        """Return the present `exponent`, and the number of steps with `overflows`; empty before the first exponent."""
+        if not int(self.history[-1]):
+            return {}
+        return {"exponent": int(self.exponent), "overflows": int(self.overflows)}
+
     def forward(self, values: Tensor) -> Tensor:
         self.turn()
         return straight_through(values, self.quantized(values.detach()))

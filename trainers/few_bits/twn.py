@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from orchestray.trainers.few_bits.base import Scheme, straight_through
+from orchestray.trainers.few_bits.base import Quantizer, Scheme, straight_through
 
 
 class Twn(Scheme):
@@ -25,7 +25,7 @@ class Twn(Scheme):
         return Ternary(self._threshold)
 
 
-class Ternary(nn.Module):
+class Ternary(Quantizer):
     """The ternary values of a tensor: a sign times the mean magnitude of all values above the threshold, or 0."""
 
     def __init__(self, threshold: float) -> None:
@@ -37,7 +37,7 @@ class Ternary(nn.Module):
         sizes = held.abs()
         is_large = sizes > self.threshold * sizes.mean()
         scale = (sizes * is_large).sum() / is_large.sum().clamp_min(1)
-        return straight_through(values, held.sign() * is_large * scale)
+        return straight_through(values, self.keep_example(held.sign() * is_large * scale))
 
     def extra_repr(self) -> str:
         return f"threshold={self.threshold}"

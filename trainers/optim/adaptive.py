@@ -91,6 +91,11 @@ class Adam(Optimizer):
         self._beta1, self._beta2 = betas
         self._eps, self._weight_decay = eps, weight_decay
 
+    def run_report(self) -> dict[str, Any]:
+        """Return `betas`, and `moments`: the number of the last step of the moments; empty before the first one."""
+        steps = [int(tensor) for tensor in self._state.get("step", ()) if tensor is not None]
+        return {"betas": [self._beta1, self._beta2], "moments": max(steps)} if any(steps) else {}
+
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
     ) -> None:

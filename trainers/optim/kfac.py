@@ -104,6 +104,8 @@ class KFAC(SGD):
         """Replicas that hold each layer's inverses; the first computes them."""
         self._measures = True
         """True if this replica measures the factors."""
+        self._own_measurements = 0
+        """Number of steps in which this replica has measured."""
         self._held: dict[int, Pair] | None = None
         """Inverses that this replica holds, by the layer; None: they have to be made of the saved factors first."""
         self._shapes: dict[int, FactoredLayer] = {}
@@ -213,9 +215,14 @@ class KFAC(SGD):
             layer.is_watched = is_due and self._measures
             if is_due:
                 layer.clear()
+        self._own_measurements += is_due and self._measures
 
     def _is_due(self, every: int) -> bool:
         return (self._step - 1) % every == 0
+
+    def run_report(self) -> dict[str, int]:
+        """Return in how many steps this replica has `measured`, and the `inverses` it holds; empty before a step."""
+        return {"measured": self._own_measurements, "inverses": len(self._held or ())} if self._step else {}
 
     def step_metrics(self) -> dict[str, float]:
         return {"inverse_age": float((self._step - 1) % self._inverse_every)}

@@ -61,6 +61,12 @@ class LARS(LayerWise):
         super().__init__()
         self._momentum, self._weight_decay = momentum, weight_decay
         self._trust_coefficient, self._eps = trust_coefficient, eps
+        self._num_rates = 0
+        """Number of different rates that the parameters had in the last step."""
+
+    def run_report(self) -> dict[str, Any]:
+        """Return the number of different `rates` that the parameters had in the last step; empty before the first."""
+        return {"rates": self._num_rates} if self._num_rates else {}
 
     def _update(
         self, params: list[Tensor], grads: list[Tensor], state: dict[str, list[Any]], lr: float, *, fused: bool
@@ -68,6 +74,7 @@ class LARS(LayerWise):
         buffers = state["momentum_buffer"]
         weight_norms, grad_norms = self._norms(params, grads)
         rates = [lr * self._local(w, g) for w, g in zip(weight_norms, grad_norms, strict=True)]
+        self._num_rates = len(set(rates))
         pulls = torch._foreach_add(grads, params, alpha=self._weight_decay)
         torch._foreach_mul_(pulls, rates)
         torch._foreach_mul_(buffers, self._momentum)

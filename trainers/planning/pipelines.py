@@ -80,7 +80,7 @@ def pipeline_step(
     backward = [seconds + own for seconds, own in zip(back_s, handling_s, strict=True)]
     count = settings.accumulate
     # A stream holds no more micro-batches than there are stages ahead, however long it is.
-    programs = make_programs(schedule, workers, per_worker, min(count, workers) if settings.is_streaming else count)
+    programs = _programs(schedule, workers, per_worker, min(count, workers) if settings.is_streaming else count)
     if settings.is_streaming:
         # In the steady state the slowest stage always computes, and the others wait for it.
         span_s = busy_s = count * max(map(add, forward, backward))
@@ -98,6 +98,10 @@ def pipeline_step(
         stale,
         stages.cut_before,
     )
+
+
+_programs = lru_cache(maxsize=128)(make_programs)
+"""Many schemes have the same programs."""
 
 
 def _staleness(num_workers: int, num_micro_batches: int) -> float:

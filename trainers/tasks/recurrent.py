@@ -57,6 +57,12 @@ class RecurrentModel(nn.Module):
         rows = torch.zeros(streams, depth * self._num_states * width) if streams else None
         self.register_buffer("carried", rows, persistent=False)
 
+    def run_report(self) -> dict[str, int]:
+        """Return the number of streams whose state this worker has `carried` to the next batch; empty without any."""
+        carried = self._buffers["carried"]
+        num_carried = 0 if carried is None else int(carried.any(dim=1).sum())
+        return {"carried": num_carried} if num_carried else {}
+
     def forward(self, tokens: Tensor, stream: Tensor | None = None, begins: Tensor | None = None) -> Tensor:
         """Return logits.
 

@@ -7,10 +7,11 @@ from orchestray.serving.batching.policies.adaptive import Adaptive
 from orchestray.serving.batching.policies.base import Opportunity, Policy
 from orchestray.serving.batching.policies.fixed import Fixed
 from orchestray.serving.batching.policies.greedy import Greedy
+from orchestray.serving.batching.policies.polled import Polled
 
-__all__ = ["POLICIES", "Adaptive", "Fixed", "Greedy", "Opportunity", "Policy", "make_policy"]
+__all__ = ["POLICIES", "Adaptive", "Fixed", "Greedy", "Opportunity", "Policy", "Polled", "make_policy"]
 
-POLICIES: dict[str, type[Policy]] = {"adaptive": Adaptive, "greedy": Greedy, "fixed": Fixed}
+POLICIES: dict[str, type[Policy]] = {"adaptive": Adaptive, "greedy": Greedy, "fixed": Fixed, "polled": Polled}
 """Maps the name of a policy in a config to its class."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from orchestray.serving.batching.policies.arrivals import NUM_BINS, ArrivalPattern, remaining
 from orchestray.serving.batching.policies.base import Opportunity, Policy
@@ -65,6 +66,10 @@ class Adaptive(Policy):
     def num_windows(self) -> int:
         """Number of anchors whose horizon is not over; each costs a little at every arrival."""
         return len(self._windows)
+
+    def describe(self) -> dict[str, Any]:
+        anchors = self._after_batch.num_anchors + self._after_idle.num_anchors
+        return {**super().describe(), "learned_from": anchors}
 
     def arrived(self, now_s: float) -> None:
         self._close_windows(now_s)

@@ -54,7 +54,7 @@ def calibrate(
     show(_compute(found))
     print()
     show(_transfers(found))
-    for line in ("", *_lines(found), f"Kept in {file}."):
+    for line in ("", *_lines(found), _rdma(), f"Kept in {file}."):
         print(line)
 
 
@@ -104,6 +104,14 @@ def _lines(profile: MachineProfile) -> list[str]:
         f"A file gets {number(profile.disk_bytes_per_s / 1e6)} MB/s until it is on the disk.",
         f"Repeats of one product are up to {profile.spread:.0%} apart.",
     ]
+
+
+def _rdma() -> str:
+    from orchestray.trainers.machine.rdma import rdma_devices
+
+    devices = rdma_devices()
+    there = f"RDMA: {', '.join(devices)}, which nothing here uses" if devices else "RDMA: no device for it here"
+    return f"{there}. Messages go over TCP, or through memory where both ends share it."
 
 
 def _table(*columns: str) -> Table:

@@ -337,6 +337,44 @@ def _data_centres() -> Shown:
     )
 
 
+def _gpt3() -> Shown:
+    import torch
+
+    from orchestray.serving.sharded.memory_plan import LayerSizes
+    from orchestray.trainers.survey.networks.gpt3 import Gpt3
+
+    sizes = LayerSizes.of(Gpt3(), lambda: torch.zeros(1))
+    plans = {
+        (name, memory_gb): sizes.plan(1e9 * memory_gb, dtype=getattr(torch, name))
+        for name in ("float16", "float32")
+        for memory_gb in (16, 80, 1000)
+    }
+    rows = [
+        [name, memory_gb, plan.num_stages, plan.num_bytes / 1e9, plan.most_bytes / 1e9]
+        for (name, memory_gb), plan in plans.items()
+    ]
+    return Shown(
+        ["numbers", "memory of a process, GB", "fewest processes", "weights, GB", "in the largest part, GB"],
+        rows,
+        f"{sizes.num_parameters:,} parameters (Brown et al. 2020), cut between layers: the fewest parts that fit, and "
+        "among such cuts the most even one. An endpoint with `compute.network.memory_gb` cuts its model so.",
+    )
+
+
+def _int8() -> Shown:
+    from orchestray.serving.models.small_devices import measure_small_net
+
+    found = measure_small_net()
+    whole, small = found
+    return Shown(
+        ["numbers", "bytes", "one sample, us", "accuracy"],
+        [[each.numbers, each.num_bytes, 1e6 * each.latency_s, each.accuracy] for each in found],
+        f"A classifier of digits takes {whole.num_bytes / small.num_bytes:.2f} times fewer bytes in 8-bit integers, "
+        f"and {small.latency_s / whole.latency_s:.2g} times as long, on one thread of this CPU. It was not trained on "
+        "the samples of the accuracy. An endpoint with `compute.quantize: int8` has its model so.",
+    )
+
+
 EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
     {
         "descent-lemma": ("how much a step of SGD lowers the loss, and its bound", _descent_lemma),
@@ -351,6 +389,8 @@ EXHIBITS: Mapping[str, tuple[str, Callable[[], Shown]]] = MappingProxyType(
         "paxos": ("servers that agree on who serves which shard, while some fail", _paxos),
         "rumours": ("the nodes that push gossip misses, until a correction on a ring reaches them", _rumours),
         "data-centres": ("significant updates over slow links: selective barriers and mirror clocks", _data_centres),
+        "gpt-3": ("the fewest processes that hold a model of 175 billion parameters", _gpt3),
+        "int8": ("a small network in 8-bit integers, as a device with little memory has it", _int8),
         "gpipe": ("GPipe's speed-ups from one of them", _gpipe),
         "bert": ("data-parallel BERT on 1 to 32 GPUs from one row", _bert),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestray.trainers.machine import calibrate, kept
+from orchestray.trainers.machine.rdma import rdma_devices
 from support.cli import orchestray_here
 from support.profiles import profile
 
@@ -29,6 +30,7 @@ def test_it_shows_what_it_keeps_in_the_place_of_this_machine(measured: Path) -> 
     assert ["products,", "float32,", "GFLOP/s", "100", "200"] in rows
     assert ["message,", "TCP", "2", "100", "1", "101", "1,149", "16,877"] in rows
     assert "1.50 x for products, 2.00 x for copies" in done.stdout
+    assert ("RDMA: no device for it here." in done.stdout) == (rdma_devices() == [])
     assert str(measured) in done.stdout
 
 

@@ -43,6 +43,10 @@ def test_the_numbers_are_the_ones_to_show() -> None:
     assert [row["workers"] for row in rows("asynchronous-rate")] == [1, 2, 4, 8]
     assert [row["reported"] for row in rows("hybrid")] == [2.2, "at most 2.2", 3.1]
     assert [row["copies"] for row in rows("host-staged")] == [1, 3, 4]
+    fewest = {(row["numbers"], row["memory of a process, GB"]): row["fewest processes"] for row in rows("gpt-3")}
+    assert fewest["float16", 80] == 5
+    assert fewest["float32", 80] == 9
+    assert [(row["numbers"], row["bytes"]) for row in rows("int8")] == [("float32", 104_488), ("int8", 27_984)]
     goodputs = {row["of Young and Daly's"]: row["goodput, simulated"] for row in rows("checkpoints")}
     assert max(goodputs, key=lambda factor: float(goodputs[factor].rstrip("%"))) == "1"
     assert max(abs(float(row["error"].rstrip("%"))) for row in rows("gpipe") + rows("bert")) < 10

@@ -45,6 +45,34 @@ def test_batch_normalization_equals_torch_and_its_definition() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
+def test_batch_normalization_of_a_run_is_its_definition_in_every_channel() -> None:
+    seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    kinds: set[type] = set()
+
+    def note(layer: Any, inputs: tuple[Tensor, ...], outputs: Tensor) -> None:
+        if layer.training:
+            seen.append(
+                (inputs[0].detach().clone(), outputs.detach().clone(), layer.weight.clone(), layer.bias.clone())
+            )
+
+    def watch(replica: Any, *_: object) -> None:
+        for layer in replica.model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                kinds.add(type(layer))
+                layer.register_forward_hook(note)
+
+    run = train(cnn(), prepare=watch, **OPTIONS)[0]
+    assert kinds == {nn.BatchNorm2d}
+    assert len(seen) == 2 * OPTIONS["steps"]
+    assert not torch.equal(seen[-1][2], torch.ones_like(seen[-1][2]))  # scale and shift are learned
+    for inputs, outputs, scale, shift in seen:
+        mean = inputs.mean(dim=(0, 2, 3), keepdim=True)
+        variance = ((inputs - mean) ** 2).mean(dim=(0, 2, 3), keepdim=True)
+        wanted = (inputs - mean) / (variance + 1e-5).sqrt() * scale[:, None, None] + shift[:, None, None]
+        torch.testing.assert_close(outputs, wanted, rtol=0, atol=1e-12)
+    assert run.outcome.usage[0]["reports"]["Forward"] == [{"outputs": ["float64"], "batch_norms": {"BatchNorm2d": 6}}]
+
+
 def test_batch_normalization_of_shards_differs_from_the_single_process() -> None:
     single = train(cnn(), **OPTIONS)[0]
     sharded = train(cnn(), 2, batch_norm="local", **OPTIONS)[0]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.solo import SoloCollective
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.tasks import resolve
 from support.training import (
@@ -63,6 +67,56 @@ def test_minibatch_sgd_takes_samples_over_batch_size_times_epochs_steps() -> Non
     assert (len(run.steps), run.outcome.step, run.outcome.epochs) == (9, 9, 3)
     uneven = train(regression(100), 2, epochs=3, batch_size=32)[0]
     assert (len(uneven.steps), uneven.outcome.samples) == (12, 300)  # the last batch of each epoch has four samples
+
+
+@pytest.mark.parametrize("stop", [2, 5])
+def test_replicas_use_each_sample_once_an_epoch_also_over_a_restart_with_another_number_of_them(
+    stop: int, tmp_path: Path
+) -> None:
+    task = regression(100)
+    used: list[list[int]] = []
+
+    def watch(replica: Replica, _collective: Collective, _calls: object) -> None:
+        own: list[int] = []
+        used.append(own)
+        backward, record = replica.network.backward, replica.recorder.record
+
+        def noting(share: Any, *rest: Any, **named: Any) -> Any:
+            own.extend(int(one) for micro_batch in share.micro_batches for one in micro_batch.sample_ids)
+            return backward(share, *rest, **named)
+
+        def stopping(line: dict[str, Any]) -> None:
+            record(line)
+            replica.stop_requested |= line["step"] == stop  # agreed on in the step that follows
+
+        replica.network.backward = noting  # type: ignore[method-assign]
+        replica.recorder.record = stopping  # type: ignore[method-assign]
+
+    with CheckpointWriter(str(tmp_path), keep=2) as writer:
+        first = train(task, 3, epochs=2, batch_size=16, checkpoints=writer, prepare=watch)[0]
+        writer.wait()
+    found, _ = latest_good(str(tmp_path))
+    assert found is not None
+    assert first.outcome.ended == "interrupted"
+    before, used = [one for own in used for one in own], []
+    second = train(task, 2, epochs=2, batch_size=16, load=lambda: Loaded(found), prepare=watch)[0]
+    after = [one for own in used for one in own]
+    assert len(before) == 16 * len(first.steps)
+    assert len(before) + len(after) == 200
+    assert (len(first.steps) + len(second.steps), second.outcome.epochs) == (14, 2)
+    assert Counter(before + after) == dict.fromkeys(range(100), 2)
+    assert max(Counter(before).values()) == 1  # none twice in the part of the first epoch
+
+
+def test_the_checksum_of_a_worker_s_order_is_that_of_its_samples_and_of_the_seed() -> None:
+    def checksums(seed: int) -> list[int]:
+        outcome = train(regression(100), 2, epochs=2, batch_size=100, seed=seed)[0].outcome
+        return [worker["worker"]["order"] for worker in outcome.usage]
+
+    orders = [order_of(100, seed=3, epoch=epoch) for epoch in range(2)]
+    halves = [np.concatenate([order[:50] for order in orders]), np.concatenate([order[50:] for order in orders])]
+    assert checksums(3) == [crc32(half.tobytes()) for half in halves]
+    assert checksums(3) != checksums(4)
 
 
 def test_batch_gradient_method_has_the_gradient_of_the_whole_data_set() -> None:

@@ -292,7 +292,7 @@ def test_decentralised_allreduce_keeps_every_rank_s_own_optimizer_the_same() -> 
 
 def test_distributed_data_parallel_of_torch_reaches_the_same_weights(tmp_path: Path) -> None:
     ours = train(regression(), 2, **ddp_peer.OPTIONS)[0]
-    with Forked(Path(ddp_peer.__file__), str(tmp_path)) as peers:
+    with Forked(Path(ddp_peer.__file__), str(tmp_path), "regression") as peers:
         assert peers.wait() == 0, peers.printed()
     for rank in range(2):
         assert furthest(load_file(tmp_path / f"rank-{rank}.safetensors"), ours.after) <= 1e-12

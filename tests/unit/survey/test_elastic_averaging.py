@@ -30,6 +30,8 @@ def test_easgd_pulls_are_equal_and_opposite_while_training() -> None:
     sums = []
     for alpha in (0.1, 0.2):
         replicas = trained({"type": "elastic_averaging", "alpha": alpha, "every": 1}, steps=steps)
+        exchange: Any = replicas[0].replica.exchange
+        assert exchange.run_report() == {"pulls": steps}
         centre = replicas[0].replica.model.state_dict()
         sums.append({name: sum(each.after[name] for each in replicas) + centre[name] for name in centre})
     assert max(float((sums[0][name] - sums[1][name]).abs().max()) for name in sums[0]) <= 1e-12

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.ps.protocol.encoding import GradientEncoder
+from orchestray.trainers.ps.protocol.factors import FactorCapture
+from orchestray.trainers.ps.protocol.partition import FlatModel, Partition
 from orchestray.trainers.sync.allreduce import sufficient_factors
 from orchestray.trainers.sync.allreduce.sufficient_factors import Factored
 from support.layouts import LaidOut, layout_settings, train_laid_out
@@ -161,22 +164,57 @@ def test_the_choice_switches_at_n_equal_to_in_times_out_over_in_plus_out() -> No
     assert rows == ["factors", "gradient", "gradient"]
 
 
+class AlexNet(nn.Module):
+    """The layers of Krizhevsky et al. (2012), for images so small that its convolutions have few places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers, inputs, stride = list[nn.Module](), 3, 4
+        for depth, filters, side in ALEXNET_CONVOLUTIONS:
+            layers += [nn.Conv2d(inputs, filters, side, stride, side // 2, groups=inputs // depth), nn.ReLU()]
+            inputs, stride = filters, 1
+        self.convolutions = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(6), nn.Flatten())
+        one, two, three = (nn.Linear(features_in, out) for features_in, out in ALEXNET_FULLY_CONNECTED)
+        self.connected = nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), three)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.connected(self.convolutions(x))
+        return y
+
+
 def test_two_protocols_send_less_than_either_alone_for_alexnets_layers() -> None:
-    """Send gradients of convolutions, factors of connected layers (Project Adam, section 3.3.1); 128 samples each."""
-    workers, rows = 8, 128
-    convolutions = workers * sum(depth * filters * side**2 for depth, filters, side in ALEXNET_CONVOLUTIONS)
-    by_gradient = sum(gradients_to_server(i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
-    by_factors = sum(factors_to_server(rows, i, o, workers) for i, o in ALEXNET_FULLY_CONNECTED)
-    # A convolution's factors have a row for every place of every sample (of the first, 55 by 55).
+    """Send gradients of convolutions, factors of connected layers (Project Adam, section 3.3.1); 128 samples.
+
+    Count the bytes of a worker's messages. No worker sends factors of convolutions: these are by their formula.
+    """
+    rows, value_bytes = 128, 4
+    torch.manual_seed(0)
+    model = AlexNet()
+    flat, capture = FlatModel(model), FactorCapture(model, list(model.parameters()))
+    flat.begin()
+    model(torch.randn(rows, 3, 32, 32)).square().mean().backward()
+    gradient = capture.gradient(flat.gradients)
+    assert gradient is not None
+    assert capture.run_report() == {
+        **{f"convolutions.{number}": "gradient" for number in (0, 2, 4, 6, 8)},
+        **{f"connected.{number}": "factors" for number in (0, 2, 4)},
+    }
+    encoder = GradientEncoder(Partition.of(model, 1), flat.values, None)
+    both, by_gradients = (sum(each.nbytes for each in encoder.encode(0, of, 1)[1]) for of in (gradient, flat.gradient))
+    convolutions = sum(depth * filters * side**2 for depth, filters, side in ALEXNET_CONVOLUTIONS)
+    biases = sum(filters for _, filters, _ in ALEXNET_CONVOLUTIONS) + sum(out for _, out in ALEXNET_FULLY_CONNECTED)
+    by_factors = sum(factors_to_server(rows, i, o, 1) for i, o in ALEXNET_FULLY_CONNECTED)
+    table = 8 * 4 * 3 + 16 * (5 + 5 + 3)  # of three layers, and of the other parameters
+    assert both == value_bytes * (convolutions + biases + by_factors) + table
+    assert by_gradients == value_bytes * sum(parameter.numel() for parameter in model.parameters())
+    assert by_gradients / both > 10
+    # A convolution's factors have a row for every place of every sample (55 by 55 of the first, in the paper's images).
     places = (55, 27, 13, 13, 13)
     unfolded = [(depth * side**2, filters) for depth, filters, side in ALEXNET_CONVOLUTIONS]
     convolutions_by_factors = sum(
-        factors_to_server(rows * place**2, i, o, workers) for place, (i, o) in zip(places, unfolded, strict=True)
+        factors_to_server(rows * place**2, i, o, 1) for place, (i, o) in zip(places, unfolded, strict=True)
     )
-    both = convolutions + by_factors
-    assert both < convolutions + by_gradient
-    assert both < convolutions_by_factors + by_factors
-    assert (convolutions + by_gradient) / both > 10
+    assert both < value_bytes * (convolutions_by_factors + by_factors)
 
 
 class Convolutional(nn.Module):

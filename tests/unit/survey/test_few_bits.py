@@ -52,6 +52,7 @@ def test_all_weights_and_hidden_inputs_of_a_binarized_network_are_one_or_minus_o
     taken: list[Tensor] = []
     for layer in layers_of(model):
         assert set(layer.weight.unique().tolist()) == {-1.0, 1.0}
+        assert layer.parametrizations.weight[0].run_report() == {"values": 2}
         assert float(layer.parametrizations.weight.original.detach().abs().max()) <= 1
         layer.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0]))
     batch = float_digits().to_batch(float_digits().dataset("validation"))
@@ -74,6 +75,7 @@ def test_weights_of_a_ternary_network_are_the_closed_form_of_the_real_ones_and_a
         values = layer.weight.detach().double().unique()
         assert torch.allclose(values, torch.stack([-scale, torch.zeros_like(scale), scale]), rtol=1e-6, atol=0)
         assert torch.equal(layer.weight == 0, real.abs() <= threshold)
+        assert layer.parametrizations.weight[0].run_report() == {"values": 3}
     record_property("accuracy", (accuracy("twn"), accuracy(None)))
     assert accuracy("twn") > accuracy(None) - 0.03
 

@@ -2,65 +2,50 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.models import small_devices
 from orchestray.serving.models.load import load_served_model
-from orchestray.serving.models.quantize import Int8Linear, num_bytes, quantize_int8
+from orchestray.serving.models.quantize import Int8Linear, quantize_int8
 from orchestray.serving.models.served import ServedModel
-from orchestray.trainers.tasks.digits import Digits
+from orchestray.trainers.survey.lab.timing import quiet_profiler
 from support.served import written_run
 
 
-def trained_digits() -> tuple[Digits, nn.Module]:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    task = Digits(hidden=[128, 128])
-    model, batch = task.build_model(), task.to_batch(task.dataset("train"))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for _ in range(60):
-        optimizer.zero_grad()
-        task.loss(model(batch["inputs"]), batch).backward()
-        optimizer.step()
-    return task, model.eval()
-
-
 def test_a_small_net_in_int8_takes_a_quarter_of_the_bytes_and_is_as_accurate(
-    record_property: pytest.RecordProperty,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    task, model = trained_digits()
-    batch = task.to_batch(task.dataset("validation"))
-
-    def accuracy_and_ms() -> tuple[float, float]:
-        with torch.inference_mode():
-            accuracy = float(task.metrics(model(batch["inputs"]), batch)["accuracy"])
-            started_s = time.perf_counter()
-            for row in range(50):
-                model(batch["inputs"][row : row + 1])
-            return accuracy, (time.perf_counter() - started_s) / 50 * 1e3
-
-    bytes_before, (accuracy_before, ms_before) = num_bytes(model), accuracy_and_ms()
-    quantize_int8(model)
-    bytes_after, (accuracy_after, ms_after) = num_bytes(model), accuracy_and_ms()
-    record_property("bytes", (bytes_before, bytes_after))
-    record_property("latency_ms", (ms_before, ms_after))  # reported, not judged
-    record_property("accuracy", (accuracy_before, accuracy_after))
-    record_property("accuracy_drop", accuracy_before - accuracy_after)  # of samples it was not trained on
+    whole, small = small_devices.measure_small_net(rounds=3)
+    assert (whole.numbers, small.numbers) == ("float32", "int8")
     weights, rows = 64 * 128 + 128 * 128 + 128 * 10, 128 + 128 + 10
-    assert (bytes_before, bytes_after) == (4 * weights + 4 * rows, weights + 2 * 4 * rows)
-    assert bytes_after < 0.28 * bytes_before
-    assert accuracy_before > 0.9
-    assert accuracy_after > accuracy_before - 0.01
+    assert (whole.num_bytes, small.num_bytes) == (4 * weights + 4 * rows, weights + 2 * 4 * rows)
+    assert small.num_bytes < 0.28 * whole.num_bytes
+    assert whole.accuracy > 0.9
+    assert small.accuracy > whole.accuracy - 0.01
+    timed: dict[str, str] = {}
+
+    def given(ways: Mapping[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[float]]:
+        """Look at what is timed in each way, and say how long it takes."""
+        for name, way in ways.items():
+            with quiet_profiler() as seen:
+                assert way().shape == (1, 10)
+            timed[name] = " ".join(event.name for event in seen.events())
+        return {"float32": [3.0, 1.0, 2.0], "int8": [7.0, 5.0, 6.0]}
+
+    monkeypatch.setattr(small_devices, "times_s", given)
+    assert [each.latency_s for each in small_devices.measure_small_net()] == [2.0, 6.0]
+    assert ("_int_mm" in timed["int8"], "_int_mm" in timed["float32"]) == (True, False)
 
 
 def test_an_answer_in_int8_is_the_same_bits_whoever_shares_its_batch() -> None:
-    task, model = trained_digits()
+    task, model = small_devices._trained()
     inputs = task.to_batch(task.dataset("validation"))["inputs"][:32].clone()
     inputs[1] *= 1000  # a scale for the whole batch would drown the others
     served = ServedModel(quantize_int8(model), inputs[0])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import ConfigError
@@ -18,25 +19,11 @@ from orchestray.serving.sharded.forward_worker import ForwardWorker
 from orchestray.serving.sharded.memory_plan import LayerSizes, fewest_stages
 from orchestray.serving.sharded.partition import ServedNetwork, held_bytes
 from orchestray.trainers.saved.run import load_run
-from orchestray.trainers.tasks.python_source import PythonSource
-from orchestray.trainers.tasks.transformer import Block, Embedding
+from orchestray.trainers.survey.networks.gpt3 import Gpt3
 from support.served import written_run
 from support.threads import run_replicas
 
 GB = 10**9
-
-
-class Gpt3(PythonSource):
-    """A model of the dimensions of GPT-3, with 50,257 tokens.
-
-    They are in Brown et al., "Language Models are Few-Shot Learners", 2020, table 2.1.
-    """
-
-    def build_model(self) -> nn.Module:
-        width, depth, heads, vocabulary, context = 12_288, 96, 96, 50_257, 2048
-        blocks = (Block(width, heads, 0.0) for _ in range(depth))
-        head = nn.Linear(width, vocabulary, bias=False)
-        return nn.Sequential(Embedding(vocabulary, context, width, 0.0), *blocks, nn.LayerNorm(width), head)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +49,13 @@ def test_gpt3_of_175_billion_parameters_is_cut_into_the_fewest_stages_that_fit(
     assert plan.num_bytes == plan.num_parameters * dtype.itemsize == sum(stage.num_bytes for stage in plan.stages)
     assert plan.num_stages == num_stages
     assert plan.most_bytes <= limit_bytes
+    by_layer = dict(zip(gpt3.names, (count * dtype.itemsize for count in gpt3.num_values), strict=True))
+    places = [place for stage in plan.stages for place in (stage.first_layer, stage.last_layer)]
+    order = [gpt3.names.index(place) for place in places]
+    assert order == sorted(order)
+    assert (order[0], order[-1]) == (0, len(gpt3.names) - 1)
+    for stage, start, stop in zip(plan.stages, order[::2], order[1::2], strict=True):
+        assert stage.num_bytes == sum(by_layer[name] for name in gpt3.names[start : stop + 1])
     with pytest.raises(ConfigError):
         gpt3.plan(limit_bytes, dtype=dtype, num_stages=num_stages - 1 or 200)
 
@@ -69,6 +63,21 @@ def test_gpt3_of_175_billion_parameters_is_cut_into_the_fewest_stages_that_fit(
 def test_a_layer_of_gpt3_that_fits_nowhere_is_told_with_what_to_do(gpt3: LayerSizes) -> None:
     with pytest.raises(ConfigError, match=r"takes 7.25 GB, and a process has 4 GB.*tensor: at least 2"):
         gpt3.plan(5 * GB, reserve_bytes=1 * GB)
+
+
+def test_a_pipeline_of_two_processes_was_measured_to_answer_more_than_one_process_and_each_holds_about_half() -> None:
+    """Read what the benchmark `pipeline_serving` last measured: requests a second of clients that ask at once."""
+    root = Path(__file__).parents[3]
+    measured = json.loads((root / "benchmarks" / "results" / "pipeline_serving.json").read_text(encoding="utf-8"))
+    per_s = {each["name"]: each["values"] for each in measured["measurements"]}
+    two, one = per_s["pipeline of 2"], per_s["one process"]
+    assert len(two) == len(one) >= 3
+    assert min(two) > 1.3 * max(one)
+    assert np.median(np.divide(two, one)) > 1.6
+    (held,) = (line for line in measured["notes"] if line.startswith("The stages hold"))
+    first, last, whole = (float(number) for number in re.findall(r"[\d.]+(?= (?:and|MB))", held))
+    assert first + last == pytest.approx(whole, abs=0.2)
+    assert max(first, last) < 0.6 * whole
 
 
 def test_the_fewest_stages_are_those_of_the_best_of_all_cuts() -> None:

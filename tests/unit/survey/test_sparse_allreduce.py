@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from orchestray.platform.comm.collective import Collective
+from orchestray.trainers.compression.base import SparseCompressor
+from orchestray.trainers.compression.delta import gap_bytes
+from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.compression.sparse import HEADER_BYTES, pack
+from orchestray.trainers.sync.compressed.compressed_sum import MergedSum
 from orchestray.trainers.sync.compressed.sparse_sum import SparseSum, Way
 from support.threads import run_replicas
 
 LENGTH = 400
+WAYS: list[tuple[Way, int]] = [
+    *(("gather", size) for size in (2, 3, 4, 5)),
+    *(("doubling", size) for size in (2, 4, 8)),
+]
+"""Ways of the sum, each with numbers of ranks."""
 Vector = tuple[Tensor, Tensor]
 
 
@@ -46,8 +56,7 @@ def summed(
     return [found for found, _ in told], [sent for _, sent in told]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
-@pytest.mark.parametrize("way", ["gather", "doubling"])
+@pytest.mark.parametrize(("way", "size"), WAYS)
 def test_the_sparse_sum_is_the_dense_sum_and_the_same_bits_everywhere(way: Way, size: int) -> None:
     def vector(rank: int, step: int) -> Vector:
         return drawn(rank, step, (0, 1, 30, 200, LENGTH)[(step - 1) // 2])
@@ -109,8 +118,7 @@ def test_merging_sends_less_than_gathering_where_places_coincide_and_no_more_whe
         assert by_way["doubling"] <= factor * by_way["gather"] + 8 * rounds + 16 * (size - 1)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-@pytest.mark.parametrize("way", ["gather", "doubling"])
+@pytest.mark.parametrize(("way", "size"), WAYS)
 def test_when_places_repeat_only_values_are_sent(way: Way, size: int) -> None:
     def repeated(rank: int, step: int) -> Vector:
         return drawn(rank, 7 if step < 4 else 8, 30)[0], drawn(rank, step, 30)[1]
@@ -141,8 +149,50 @@ def test_the_sum_of_the_largest_hundredth_costs_a_fraction_of_the_dense_one() ->
     assert max(rows[0] for rows in sent) < ring / 30
 
 
+def test_pairs_are_merged_among_a_power_of_two_of_workers_and_gathered_among_others() -> None:
+    chosen = [
+        run_replicas(size, lambda collective: SparseSum(collective, 1, torch.float64).way)[0] for size in (2, 3, 4)
+    ]
+    assert chosen == ["gather", "gather", "doubling"]
+    with pytest.raises(ValueError, match="needs a power of two of ranks, got 3"):
+        run_replicas(3, lambda collective: SparseSum(collective, 1, torch.float64, "doubling"))
+
+
 def test_a_lone_worker_sends_nothing() -> None:
     from orchestray.platform.comm.solo import SoloCollective
 
     vector = drawn(0, 1, 20)
     assert torch.equal(SparseSum(SoloCollective(), LENGTH, torch.float64).all_reduce(*vector), dense(vector))
+
+
+@pytest.mark.parametrize(
+    ("settings", "pairs"),
+    [
+        ({"type": "threshold", "threshold": 1.0, "values": "threshold"}, 1),
+        ({"type": "adaptive_threshold", "ratio": 0.2, "values": "means"}, 2),
+    ],
+)
+def test_replicas_that_send_to_everybody_send_values_that_are_two_of_a_tensor_in_a_bit_each(
+    settings: dict[str, Any], pairs: int
+) -> None:
+    """Count the sizes that all are told, and of each message the header, two values a pair, the bits and the places."""
+    shapes, size = [(30, 10), (100,)], 3
+
+    def run(collective: Collective) -> tuple[list[Tensor], list[Tensor], int, int]:
+        generator = torch.Generator().manual_seed(collective.rank)
+        given = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+        mine, alone = (make_compressor(**settings, seed=0, worker=collective.rank, num_workers=size) for _ in range(2))
+        for one in (mine, alone):
+            one.init(given)
+        total = MergedSum(cast(SparseCompressor, mine), given, collective).all_reduce(given, 1)
+        own = alone.decompress(alone.compress(given, step=1))
+        places = torch.cat([each.flatten() for each in own]).nonzero().view(-1)
+        bits = min(gap_bytes(places), LENGTH // 8)
+        message = HEADER_BYTES + 2 * pairs * 8 + -(-len(places) // 8) + bits
+        return total, own, collective.own_bytes_sent, (size - 1) * (message + 2 * 8)
+
+    found = run_replicas(size, run)
+    wanted = [sum(own[index] for _, own, _, _ in found) for index in range(len(shapes))]
+    for total, _, sent, expected in found:
+        assert sent == expected
+        assert all(float((one - other).abs().max()) <= 1e-12 for one, other in zip(total, wanted, strict=True))

@@ -1,4 +1,4 @@
-"""The encoding of a gradient for each shard: dense, without its zeros, or compressed; and the way back."""
+"""The encoding of a gradient for each shard: dense, by rows or factors, or compressed; and the way back."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.factors import FactoredGradient
 from orchestray.trainers.ps.protocol.partition import Partition, Slice, slice_views
-from orchestray.trainers.ps.protocol.requests import COMPRESSED, DENSE, FACTORS, RUNS, SPARSE, Encoding
+from orchestray.trainers.ps.protocol.requests import COMPRESSED, DENSE, FACTORS, RUNS, Encoding
 from orchestray.trainers.ps.protocol.row_sparse import RowSparseGradient
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.settings import ReplicaSettings
 
-Sparse = tuple[Tensor, Tensor]
-"""Places (int64, all different, ascending) and values of a gradient that is zero elsewhere."""
-Gradient = Tensor | list[Tensor] | Sparse | RowSparseGradient | FactoredGradient
-"""Gradient of all parameters: `[elements]`; or one flat tensor per parameter; or some of the values or of the rows; or
-with factors.
-"""
+Gradient = Tensor | list[Tensor] | RowSparseGradient | FactoredGradient
+"""Gradient of all parameters: `[elements]`; or one flat tensor per parameter; or some of the rows; or with factors."""
 _PIECE_BYTES = 128 * 1024
 """Mean size from which on tensors are sent one by one; below it, copying them together is faster."""
 
@@ -76,10 +72,6 @@ class GradientEncoder:
             part = gradient.cut(first, last)
             self.bytes_saved += dense_bytes - part.num_bytes
             return RUNS if isinstance(part, RowSparseGradient) else FACTORS, part.tensors
-        if isinstance(gradient, tuple):
-            places, values = gradient
-            begin, end = torch.searchsorted(places, torch.tensor([first, last])).tolist()
-            return SPARSE, [places[begin:end] - first, values[begin:end]]
         pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
         if self.compressors is not None:
             whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
@@ -124,9 +116,6 @@ class GradientDecoder:
             gradient, rest = RowSparseGradient(*tensors[:3]).fill(self._memory()), tensors[3:]
         elif encoding == FACTORS:
             gradient, rest = FactoredGradient.of_tensors(tensors[:5]).fill(self._memory()), tensors[5:]
-        elif encoding == SPARSE:
-            places, values, *rest = tensors
-            gradient = self._memory().zero_().index_copy_(0, places, values)
         else:
             if self._compressor is None:
                 raise TrainingError("A worker sent a compressed gradient, and this server knows of no compression.")

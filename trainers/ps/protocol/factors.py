@@ -104,6 +104,13 @@ class FactorCapture:
         self._starts = [0, *accumulate(self._sizes)][:-1]
         self._layers = fully_connected_layers(model, parameters)
         modules = dict(model.named_modules())
+        own, known = {id(parameter) for parameter in parameters}, {layer.name for layer in self._layers}
+        self._others = [
+            name
+            for name, module in modules.items()
+            if name not in known and own & {id(each) for each in module._parameters.values()}
+        ]
+        """Names of the modules that always send gradients."""
         self._handles = [modules[layer.name].register_forward_hook(layer.hook) for layer in self._layers]
 
     def begin(self) -> None:
@@ -149,6 +156,10 @@ class FactorCapture:
     def ways(self) -> dict[str, str]:
         """Return what each fully connected layer sent last: `factors` or `gradient`."""
         return {layer.name: layer.way for layer in self._layers}
+
+    def run_report(self) -> dict[str, str]:
+        """Return what each module with parameters sent last: `factors` or `gradient`."""
+        return {**dict.fromkeys(self._others, "gradient"), **self.ways()}
 
 
 def capture_of(model: nn.Module, factors: Factors, names: Container[str] | None = None) -> FactorCapture | None:

@@ -20,13 +20,12 @@ NOBODY: Final = -1 << 30
 """In place of a worker's number: the server itself, its driver, or someone who has sent no `hello`."""
 
 DENSE: Final = "dense"
-SPARSE: Final = "sparse"
 RUNS: Final = "runs"
 FACTORS: Final = "factors"
 COMPRESSED: Final = "compressed"
 
-Encoding: TypeAlias = Literal["dense", "sparse", "runs", "factors", "compressed"]
-"""Form of a gradient: all its values; its places and values; runs of rows; or as a compressor sends it."""
+Encoding: TypeAlias = Literal["dense", "runs", "factors", "compressed"]
+"""Form of a gradient: all its values; runs of rows; factors; or as a compressor sends it."""
 
 AnyOrder = Annotated[Order, PlainValidator(order_from_json), PlainSerializer(order_to_json)]
 _STRICT = ConfigDict(extra="forbid", ser_json_inf_nan="constants")

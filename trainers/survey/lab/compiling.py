@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.trainers.survey.lab.exhibit import Exhibit
-from orchestray.trainers.survey.lab.timing import seeded, times_s
+from orchestray.trainers.survey.lab.timing import quiet_profiler, seeded, times_s
 
 
 class Chain(nn.Module):
@@ -149,22 +148,9 @@ def find_compiler() -> str:
 
 def num_calls(compute: Callable[[], Any]) -> int:
     """Return how many operators and fused kernels a computation calls; those inside others are not counted."""
-    with _no_stderr(), profile(activities=[ProfilerActivity.CPU]) as seen:
+    with quiet_profiler() as seen:
         compute()
     return sum(_is_call(event) and not _is_inside(event) for event in seen.events())
-
-
-@contextmanager
-def _no_stderr() -> Iterator[None]:
-    """Drop what the C++ code of torch's profiler writes whenever it starts and stops."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _is_call(event: Any) -> bool:

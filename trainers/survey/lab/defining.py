@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.operators import cells, feed_forward
+from orchestray.trainers.tasks.digits import Digits
+from orchestray.trainers.tasks.parquet import ParquetTable
 
 CELLS: dict[str, tuple[cells.Cell, type[nn.RNNBase], int]] = {
     "Elman": (cells.elman, nn.RNN, 1),
@@ -21,6 +23,8 @@ CELLS: dict[str, tuple[cells.Cell, type[nn.RNNBase], int]] = {
 """Cells, the layer of torch that has them, and the number of tensors in their state."""
 Pair = tuple[Tensor, Tensor, str]
 """Outputs by definition, outputs of torch, and the shapes of the inputs."""
+Losses = tuple[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]
+"""A loss and its gradient by formula, the loss of torch, and the loss and the gradient of a task."""
 
 
 def feed_forward_operators(rounds: int = 3) -> Exhibit:
@@ -69,6 +73,32 @@ def recurrent_cells(rounds: int = 1, steps: int = 6, features: int = 5, hidden: 
     return Exhibit("cells", "Recurrent cells by their equations", columns, rows, findings)
 
 
+def losses(rounds: int = 3) -> Exhibit:
+    """Compute the loss of classification and that of regression by formula, by torch, and by the tasks.
+
+    Args:
+        rounds: shapes of each loss.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows: list[list[Any]] = []
+    for name, compare in LOSSES.items():
+        rows += [[name, *_loss_row(*compare(generator))] for _ in range(rounds)]
+    apart = {name: [max(row[place] for row in rows if row[0] == name) for place in (2, 3, 4)] for name in LOSSES}
+    columns = ["loss", "outputs", "difference from torch's", "from the task's", "of the gradient from the task's"]
+    findings = [
+        f"The {name} of tasks is torch's and its formula, to {max(of_torch, of_task):.1g}; "
+        f"its gradient is {GRADIENTS[name]}, to {of_gradient:.1g}."
+        for name, (of_torch, of_task, of_gradient) in apart.items()
+    ]
+    return Exhibit("losses", "Losses by their formulas", columns, rows, findings)
+
+
+def _loss_row(by_formula: tuple[Tensor, Tensor], torchs: Tensor, tasks: tuple[Tensor, Tensor]) -> list[Any]:
+    (loss, gradient), (of_task, gradient_of_task) = by_formula, tasks
+    apart = [float((loss - other).abs()) for other in (torchs, of_task)]
+    return [_shown(gradient), *apart, float((gradient - gradient_of_task).abs().max())]
+
+
 def _size(generator: torch.Generator, low: int, high: int) -> int:
     return int(torch.randint(low, high + 1, (1,), generator=generator))
 
@@ -104,6 +134,27 @@ def _softmax(generator: torch.Generator) -> Pair:
     return feed_forward.softmax(x), torch.softmax(x, dim=1), _shown(x)
 
 
+def _cross_entropy(generator: torch.Generator) -> Losses:
+    x = 3 * _values(generator, _size(generator, 1, 6), _size(generator, 2, 9))
+    targets = torch.randint(x.shape[1], (len(x),), generator=generator)
+    task = _with_gradient(Digits().loss, x, targets)
+    return feed_forward.cross_entropy(x, targets), functional.cross_entropy(x, targets), task
+
+
+def _squared_error(generator: torch.Generator) -> Losses:
+    x = 3 * _values(generator, _size(generator, 1, 6), 1)
+    targets = _values(generator, len(x))
+    task = _with_gradient(ParquetTable("rows.parquet", "label", kind="regression").loss, x, targets)
+    return feed_forward.squared_error(x, targets), functional.mse_loss(x[:, 0], targets), task
+
+
+def _with_gradient(loss_of: Callable[..., Tensor], x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a task's loss, and its gradient with respect to the outputs."""
+    outputs = x.clone().requires_grad_()
+    loss = loss_of(outputs, {"targets": targets})
+    return loss.detach(), torch.autograd.grad(loss, outputs)[0]
+
+
 def _shown(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape))
 
@@ -116,4 +167,12 @@ OPERATORS: dict[str, Callable[[torch.Generator], Pair]] = {
     "tanh": partial(_activation, feed_forward.tanh, torch.tanh),
     "ReLU": partial(_activation, feed_forward.relu, torch.relu),
     "softmax": _softmax,
+}
+LOSSES: dict[str, Callable[[torch.Generator], Losses]] = {
+    "softmax cross-entropy": _cross_entropy,
+    "squared loss": _squared_error,
+}
+GRADIENTS = {
+    "softmax cross-entropy": "softmax less target over the samples",
+    "squared loss": "twice the error over the samples",
 }

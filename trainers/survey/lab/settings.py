@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.trainers.survey.lab.exhibit import Exhibit
-from orchestray.trainers.survey.lab.timing import seeded, threads, times_s
+from orchestray.trainers.survey.lab.timing import quiet_profiler, seeded, threads, times_s
 
 
 def operations() -> Mapping[str, Callable[[], Tensor]]:
@@ -50,12 +50,29 @@ def onednn(rounds: int = 7) -> Exhibit:
             off = float((with_it - without).abs().max())
             taken = times_s({"on": compute, "off": partial(_without, compute)}, rounds)
             on_s, off_s = (median(taken[which]) for which in ("on", "off"))
-            rows.append([name, on_s * 1e3, off_s * 1e3, off_s / on_s, off])
+            calls = [_calls_of_onednn(each) for each in (compute, partial(_without, compute))]
+            rows.append([name, on_s * 1e3, off_s * 1e3, off_s / on_s, off, *calls])
     used = [f"{row[0]} ({row[3]:.2g} times)" for row in rows if row[3] >= 1.1]
     findings = [f"Results differ by {max(row[4] for row in rows):.1g} at most."]
     findings.append(f"Faster with oneDNN: {', '.join(used)}." if used else "Nothing is faster with oneDNN here.")
-    columns = ["operation", "on, ms", "off, ms", "off / on", "largest difference"]
+    findings.append(f"Its kernels compute {', '.join(row[0] for row in rows if row[5]) or 'nothing'} when they are on.")
+    columns = [
+        "operation",
+        "on, ms",
+        "off, ms",
+        "off / on",
+        "largest difference",
+        "its kernels, on",
+        "its kernels, off",
+    ]
     return Exhibit("onednn", "Kernels of oneDNN on and off", columns, rows, findings)
+
+
+def _calls_of_onednn(compute: Callable[[], Tensor]) -> int:
+    """Return how many kernels of oneDNN a computation calls, as torch's profiler names them."""
+    with quiet_profiler() as seen:
+        compute()
+    return sum(event.name.startswith("aten::mkldnn") for event in seen.events())
 
 
 @contextmanager

@@ -81,5 +81,33 @@ def softmax(x: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=x.dtype)
 
 
+def cross_entropy(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of -sum of h_i log softmax(x)_i over samples, and its gradient, softmax(x) - h over samples.
+
+    Args:
+        x: outputs [samples, classes].
+        targets: number of the class of each sample, [samples]; h is 1 for it, and 0 for the others.
+    """
+    likely = softmax(x).tolist()
+    chosen = targets.tolist()
+    loss = mean([-math.log(row[target]) for row, target in zip(likely, chosen, strict=True)])
+    pulls = [
+        [(value - (place == target)) / len(x) for place, value in enumerate(row)]
+        for row, target in zip(likely, chosen, strict=True)
+    ]
+    return x.new_tensor(loss), x.new_tensor(pulls)
+
+
+def squared_error(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of (f - h)^2 over samples, and its gradient, 2 (f - h) over samples.
+
+    Args:
+        x: outputs f [samples, 1].
+        targets: wanted numbers h [samples].
+    """
+    apart = [row[0] - target for row, target in zip(x.tolist(), targets.tolist(), strict=True)]
+    return x.new_tensor(mean([each * each for each in apart])), x.new_tensor([[2 * each / len(x)] for each in apart])
+
+
 def _indices(out: Tensor) -> itertools.product[tuple[int, ...]]:
     return itertools.product(*map(range, out.shape))

@@ -224,9 +224,12 @@ class MergedSum(_OneCompressor):
         super().__init__(compressor, tensors)
         self._compressor: SparseCompressor = compressor
         dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-        sparse = NestedButterfly if is_nested else SparseSum
-        self._sum = sparse(collective, compressor.num_values, dtype)
         self.num_values = compressor.num_values
+        self._sum: NestedButterfly | SparseSum
+        if is_nested:
+            self._sum = NestedButterfly(collective, self.num_values, dtype)
+        else:
+            self._sum = SparseSum(collective, self.num_values, dtype, coder=compressor)
         self.num_sent = 0
         """Number of values that this replica sent in the last step, of `num_values`."""
 

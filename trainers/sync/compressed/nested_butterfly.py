@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,12 @@ class NestedButterfly:
         self._of_sum = torch.empty(0, dtype=torch.int64)
         """Indices of the sum, ascending."""
         self.num_configurations = 0
+
+    def run_report(self) -> dict[str, Any]:
+        """Return the `degrees` of the layers, and how often indices were exchanged, `configurations`; empty before."""
+        if not self.num_configurations:
+            return {}
+        return {"degrees": [len(layer.members) for layer in self._layers], "configurations": self.num_configurations}
 
     def all_reduce(self, indices: Tensor, values: Tensor) -> Tensor:
         """Return the sum of every replica's vector.

@@ -63,6 +63,8 @@ class ElasticAveraging(LocalUpdates):
         """Names of the tensors that are pulled."""
         self._centre: Centre | None = None
         self._pull: Pull | None = None
+        self._num_pulls = 0
+        """Number of pulls that have moved this replica."""
         self._earlier = 0, 0
         """Bytes asked of earlier centres, and saved by them."""
 
@@ -94,6 +96,7 @@ class ElasticAveraging(LocalUpdates):
         if self._pull is None:
             return
         pulls, self._pull = self._pull.wait(), None
+        self._num_pulls += 1
         torch._foreach_sub_(self._shared, self._flat.views(pulls))
         self._count_bytes()
         if self.alpha > 0:
@@ -115,6 +118,10 @@ class ElasticAveraging(LocalUpdates):
             return (SharedCentre if self._is_shared else ServedCentre)(start, self.alpha, collective)
         coding = Coding(self._compression, self._flat, self._seed, self._statistics)
         return (CodedSharedCentre if self._is_shared else CodedServedCentre)(start, self.alpha, collective, coding)
+
+    def run_report(self) -> dict[str, Any]:
+        """Return how often this replica and the centre have pulled each other, `pulls`; empty before the first time."""
+        return {"pulls": self._num_pulls} if self._num_pulls else {}
 
     @contextlib.contextmanager
     def consensus(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ after. Its gradients are reduce-scattered as soon as they are there.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -71,6 +72,16 @@ class FullySharded(ExchangeBase):
         self._in_flight: deque[tuple[int, Tensor, ReduceScatter]] = deque()
         self._parts: dict[int, Tensor] = {}
         """This replica's part of each unit's gradients, by the unit's number."""
+
+    def run_report(self) -> dict[str, int]:
+        """Return how many numbers of the model this replica `holds` between steps, `of` how many; empty if of all."""
+        if not self._units:
+            return {}
+        pieces = [held.piece for held in self._held.values()]
+        return {
+            "holds": sum(held.tensor.numel() for held in self._held.values()),
+            "of": sum(math.prod(piece.shape) for piece in pieces),
+        }
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         place = (collective.rank, collective.size)

@@ -118,3 +118,14 @@ def test_inside_find_once_a_file_is_searched_once_and_after_it_again(tmp_path: P
         assert modules_of(tmp_path / "task.py") == ["blocks", "task"]
     written(tmp_path, task="import layers")
     assert modules_of(tmp_path / "task.py") == ["blocks", "layers", "task"]
+
+
+def test_inside_find_once_a_file_is_read_once_and_after_it_again(tmp_path: Path) -> None:
+    written(tmp_path, task="A = 1")
+    with find_once():
+        assert Texts().read(tmp_path / "task.py") == "A = 1"
+        written(tmp_path, task="A = 2")
+        assert Texts().read(tmp_path / "task.py") == "A = 1"
+        with use_texts({str(tmp_path / "task.py"): "A = 3"}):
+            assert Texts().read(tmp_path / "task.py") == "A = 3"
+    assert Texts().read(tmp_path / "task.py") == "A = 2"

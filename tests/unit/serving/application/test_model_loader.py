@@ -45,6 +45,7 @@ def config_of(run: Path, **sections: Any) -> tuple[ModelSection, ServeConfig]:
     [
         ({"policy": "fixed", "timeout_ms": 50}, 0.050),
         ({"policy": "fixed", "timeout_ms": 5}, 0.005),
+        ({"policy": "polled", "timeout_ms": 5}, 0.005),
         ({"policy": "greedy"}, 0),
     ],
 )

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestray.platform.sim import event_loop
 from orchestray.serving.batching import Batcher, Greedy
+from orchestray.serving.batching.listener import Process
 from orchestray.serving.http import HttpProblem, Monitor, make_app
 from support.http_endpoint import ROW_SUMS, Held, endpoint, row_sums
 
@@ -70,7 +71,7 @@ def test_an_application_made_anew_counts_on_and_tells_nothing_twice() -> None:
 def test_each_replica_there_is_has_counters_of_what_it_has_run_and_one_that_is_gone_has_none() -> None:
     async def ask() -> list[str]:
         async with endpoint() as asked:
-            other = asked.batcher.add_runner(row_sums, name="other")
+            other = asked.batcher.add_runner(row_sums, name="other", process=Process("a1", 7))
             sample = asked.registry.default.signature.parse(RIGHT)
             for size in (1, 2, 3):  # one after the other: the runner that has been idle for longest runs each
                 await asyncio.gather(*(asked.batcher.put(sample) for _ in range(size)))
@@ -89,9 +90,11 @@ def test_each_replica_there_is_has_counters_of_what_it_has_run_and_one_that_is_g
             if name.startswith(prefix)
         }
 
-    both, twice, one = (counted(text) for text in asyncio.run(ask()))
+    found = asyncio.run(ask())
+    both, twice, one = map(counted, found)
+    assert 'node="a1",pid="7",replica="other",' in found[0]
     own = {("batches_total", "runner-0"): 2, ("samples_total", "runner-0"): 1 + 3}
-    assert both == twice == {**own, ("batches_total", "other"): 1, ("samples_total", "other"): 2}
+    assert both == twice == {**own, ("batches_total", "other"): 1, ("samples_total", "other"): 2, ("info", "other"): 1}
     assert one == {**own, ("batches_total", "other"): 0, ("samples_total", "other"): 0}
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import ConfigError
-from orchestray.trainers.aggregation.base import make_aggregation
+from orchestray.trainers.aggregation.base import Krum, make_aggregation
 from orchestray.trainers.aggregation.rules import (
-    krum,
     krum_scores,
     mean,
     median,
@@ -20,6 +19,10 @@ from orchestray.trainers.aggregation.rules import (
 )
 
 SIZES = [(n, f) for f in range(4) for n in range(2 * f + 3, 2 * f + 7)]
+
+
+def krum(vectors: Tensor, byzantine: int) -> Tensor:
+    return Krum(byzantine)(vectors)
 
 
 def honest(num: int, seed: int, elements: int = 12) -> Tensor:
@@ -53,7 +56,10 @@ ATTACKS = ["sign_flip", "gaussian", "same_value", "nan", "infinite", "huge"]
 def test_krum_picks_an_honest_vector_from_2f_plus_3_workers_on(num_workers: int, byzantine: int, attack: str) -> None:
     for seed in range(5):
         vectors, good = attacked(num_workers, byzantine, seed, attack)
-        chosen = krum(vectors, byzantine)
+        rule = Krum(byzantine)
+        chosen = rule(vectors)
+        (place,) = [place for place, count in enumerate(rule.run_report()["picked"]) if count]
+        assert torch.equal(chosen, vectors[place])
         assert any(torch.equal(chosen, vectors[index]) for index in good)
 
 

@@ -101,6 +101,20 @@ def test_the_error_norm_is_that_of_what_the_message_lost(name: str) -> None:
             carried = lost if error_feedback else carried
 
 
+@pytest.mark.parametrize(("name", "codes"), [("onebit", 2), ("terngrad", 3), ("qsgd 3 bits", 7)])
+def test_a_report_counts_the_codes_that_were_sent_and_says_what_error_feedback_carries(name: str, codes: int) -> None:
+    plain, sender = made(name, error_feedback=False), made(name, error_feedback=True)
+    assert sender.run_report() == {}
+    for step in (1, 2):
+        plain.compress(gradients(step), step=step)
+        sender.compress(gradients(step), step=step)
+    assert plain.run_report() == {"codes": codes}
+    residual = flat(residual_of(sender))
+    mean_error = pytest.approx(float(residual.norm()) / 2, abs=1e-6)
+    carried = int((residual != 0).sum())
+    assert sender.run_report() == {"codes": codes, "messages": 2, "carried": carried, "mean_error": mean_error}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_is_read_by_another_instance_with_no_state(name: str) -> None:
     sender, reader = made(name, worker=1), made(name, worker=0)

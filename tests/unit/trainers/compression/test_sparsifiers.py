@@ -185,6 +185,7 @@ def test_dgc_cuts_a_workers_gradient_to_its_root_of_the_workers_part_of_the_norm
     compressor.init(gradients(0))
     sent = flat(compressor.decompress(compressor.compress(short, step=1)))
     assert torch.equal(sent + compressor.state()["residual"], flat(short))
+    assert compressor.run_report()["clipped"] == 1
 
 
 @pytest.mark.parametrize("steps_a_stage", [1, 23])

@@ -40,6 +40,11 @@ def test_it_is_torch_s_weight_norm_in_outputs_and_steps() -> None:
     for model in (ours, torchs):
         move(model)
     assert all(torch.equal(one, two) for one, two in zip(ours.parameters(), torchs.parameters(), strict=True))
+    for place, out in ((0, 0), (2, 1), (4, 0)):  # w = g v / |v| for each output, after the step as well
+        length, direction = (getattr(ours[place].parametrizations.weight, f"original{number}") for number in (0, 1))
+        rows = direction.transpose(0, out).flatten(1)
+        wanted = length.transpose(0, out).flatten(1) * rows / rows.square().sum(1, keepdim=True).sqrt()
+        torch.testing.assert_close(ours[place].weight.transpose(0, out).flatten(1), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_of_a_direction_leaves_its_length_as_it_is() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.machine import measure_group
 from orchestray.trainers.machine.measure_group import channel_times, collective_times, contention, overlap
-from orchestray.trainers.machine.transfers import KINDS
+from orchestray.trainers.machine.transfers import KINDS, Curve
 from support.threads import run_replicas
 
 SIZES_BYTES = (1 << 10, 1 << 14)
@@ -44,8 +47,33 @@ def test_the_hidden_part_is_a_part() -> None:
 
 
 def test_both_channels_are_timed_in_every_size() -> None:
+    """Time messages over real sockets, and through real memory; there is no channel over RDMA."""
     curves, _ = run_replicas(2, channel_times)
     assert {name: curve.sizes_bytes for name, curve in curves.items()} == {
         "tcp": SIZES_BYTES,
         "shared_memory": SIZES_BYTES,
     }
+    assert all(min(curve.times_s) > 0 for curve in curves.values())
+    assert curves["tcp"].times_s != curves["shared_memory"].times_s
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_latency_and_the_seconds_a_byte_of_a_channel_are_found_from_its_messages(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alpha_s, beta_s_per_byte, now_s = 3e-5, 2e-9, [0.0]
+
+    class Known:
+        """A channel whose messages take a known time, by a clock that they turn."""
+
+        def send(self, tensor: torch.Tensor) -> None:
+            now_s[0] += alpha_s + beta_s_per_byte * tensor.nbytes
+
+        def recv(self, into: torch.Tensor) -> None:
+            self.send(into)
+
+    monkeypatch.setattr(measure_group, "perf_counter", lambda: now_s[0])
+    channel: Any = Known()
+    sizes = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
+    fit = Curve(sizes, tuple(measure_group._half_s(channel, rank, size, 5) for size in sizes)).fit
+    assert (fit.alpha_s, fit.beta_s_per_byte) == pytest.approx((alpha_s, beta_s_per_byte), rel=1e-6)

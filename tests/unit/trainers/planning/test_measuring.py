@@ -46,10 +46,21 @@ def test_a_measurement_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path) 
     assert measurements.num_disturbed == 0
 
 
-def test_a_measurement_that_others_disturb_is_not_kept(tmp_path: Path) -> None:
+def test_a_measurement_that_others_disturb_is_made_three_times_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measurements = Measurements(tmp_path, VERSIONS, 0)  # without cores every other program is too much
+    made: list[Wanted] = []
+    measure = measurements._from_processes
+
+    def counted(layers: Wanted) -> list[dict[str, object]]:
+        made.append(layers)
+        return measure(layers)
+
+    monkeypatch.setattr(measurements, "_from_processes", counted)
     measurements.profiles(wanted({"network": {"pipeline": 2}}, "profile"))
-    assert measurements.num_disturbed == 1
+    assert len(made) == 3
+    assert (measurements.num_made, measurements.num_disturbed) == (1, 1)
     assert [*tmp_path.iterdir()] == []
 
 

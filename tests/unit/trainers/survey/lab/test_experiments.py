@@ -52,6 +52,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "deadline": lambda: deadline.deadline(3),
     "persistent": lambda: moving.persistent(1, (1, 2), steps=4, hidden=8),
     "feed-forward": lambda: defining.feed_forward_operators(2),
+    "losses": lambda: defining.losses(2),
     "cells": defining.recurrent_cells,
     "bptt": remembering.truncated,
     "recurrent-memory": lambda: remembering.stored_states(1, 60, (3, 60)),
@@ -210,8 +211,13 @@ def test_the_ratio_with_transposing_is_that_of_a_way_that_transposes_in_memory_t
 
 def test_speeds_of_products_are_operations_over_time_and_the_line_has_the_least_relative_errors() -> None:
     exhibit = multiplying.gemm(1, (8, 16, 32))
-    for side, taken_us, speed in zip(*(column(exhibit, name) for name in ("side", "us", "GFLOP/s")), strict=True):
+    speeds = column(exhibit, "GFLOP/s")
+    for side, taken_us, speed in zip(*(column(exhibit, name) for name in ("side", "us")), speeds, strict=True):
         assert speed == pytest.approx(2 * side**3 / taken_us / 1e3)
+    fastest = (8, 16, 32)[speeds.index(max(speeds))]
+    library = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    assert library is not None
+    assert exhibit.findings[2] == f"torch calls the BLAS of {library[1]} for them; {fastest} is the fastest size."
     x, y = torch.tensor([1.0, 2.0, 4.0, 5.0]).double(), torch.tensor([3.0, 5.0, 9.5, 10.0]).double()
     line = multiplying.fitted(x, y)
     least = float(((line - y) / y).square().sum())
@@ -250,8 +256,20 @@ def test_fixed_point_names_the_class_that_full_precision_names(exhibits: dict[st
 
 
 def test_results_with_and_without_onednn_agree_and_the_setting_is_put_back(exhibits: dict[str, Exhibit]) -> None:
-    assert max(column(exhibits["onednn"], "largest difference")) < 1e-4
+    exhibit = exhibits["onednn"]
+    assert max(column(exhibit, "largest difference")) < 1e-4
     assert torch.backends.mkldnn.enabled
+    times = zip(*(column(exhibit, name) for name in ("on, ms", "off, ms", "off / on")), strict=True)
+    assert all(min(on, off) > 0 and ratio == pytest.approx(off / on) for on, off, ratio in times)
+    # The two are different kernels, not one that is timed twice.
+    on, off = (
+        dict(zip(column(exhibit, "operation"), column(exhibit, f"its kernels, {way}"), strict=True))
+        for way in ("on", "off")
+    )
+    assert on["convolution 3x3"] == 1
+    assert on["exp of each element"] == 0
+    assert set(off.values()) == {0}
+    assert "convolution 3x3" in exhibit.findings[-1]
 
     def fail() -> None:
         with settings.without_onednn():
@@ -321,6 +339,16 @@ def test_operators_by_definition_are_torch_s_on_every_shape(exhibits: dict[str, 
     assert column(exhibit, "operator") == [name for name in defining.OPERATORS for _ in range(2)]
     assert len(set(column(exhibit, "inputs"))) > len(defining.OPERATORS)
     assert max(column(exhibit, "largest difference")) < 1e-10
+
+
+def test_losses_by_their_formulas_are_torch_s_and_those_of_the_tasks(exhibits: dict[str, Exhibit]) -> None:
+    exhibit = exhibits["losses"]
+    assert column(exhibit, "loss") == [name for name in defining.LOSSES for _ in range(2)]
+    for name in ("difference", "from the task's", "of the gradient"):
+        assert max(column(exhibit, name)) < 1e-12
+    assert [finding.split(" of tasks")[0] for finding in exhibit.findings] == [
+        f"The {name}" for name in defining.LOSSES
+    ]
 
 
 def test_cells_by_their_equations_are_torch_s_and_a_gru_has_three_quarters_of_an_lstm(

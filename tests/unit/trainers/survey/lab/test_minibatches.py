@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.convergence.batch_regions import StepTime, regions
 from orchestray.trainers.survey.lab import minibatches
 from orchestray.trainers.survey.lab.minibatches import Training, best_of_rates
+from orchestray.trainers.survey.lab.timing import threads, times_s
 
 PROCESSORS = 20_000
 OPERATION_S = 1e-9
@@ -37,6 +39,17 @@ def test_samples_a_second_rise_and_saturate_and_accuracy_falls_after_as_many_pas
     assert abs(accuracies[64] - accuracies[8]) < 0.05
     found = regions(accuracies, StepTime.fitted(sizes, steps_s), tolerance=0.05)
     assert found == {8: "A", 64: "B", 1024: "C"}
+
+
+def test_measured_samples_a_second_rise_with_the_minibatch_and_saturate() -> None:
+    sizes = (1, 8, 256, 1024)
+    with threads(1):
+        taken = times_s({str(size): Training(size, 0.1).step for size in sizes}, rounds=9, clock=time.thread_time)
+    speeds = [size / min(taken[str(size)]) for size in sizes]
+    print(speeds)
+    assert speeds[1] > 2 * speeds[0]
+    assert speeds[2] > speeds[1]
+    assert 0.5 < speeds[3] / speeds[2] < 2
 
 
 def test_each_row_is_a_size_with_its_time_and_its_best_rate() -> None:

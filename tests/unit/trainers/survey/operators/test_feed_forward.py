@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orchestray.trainers.survey.lab.defining import OPERATORS
+from orchestray.trainers.survey.lab.defining import LOSSES, OPERATORS
 from orchestray.trainers.survey.operators import feed_forward
 
 
@@ -16,6 +16,16 @@ from orchestray.trainers.survey.operators import feed_forward
 def test_an_operator_by_its_definition_is_torch_s_on_random_shapes(name: str, seed: int) -> None:
     ours, torchs, _ = OPERATORS[name](torch.Generator().manual_seed(seed))
     torch.testing.assert_close(ours, torchs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_by_its_formula_is_torch_s_and_the_task_s_and_so_is_its_gradient(name: str, seed: int) -> None:
+    (loss, gradient), of_torch, (of_task, gradient_of_task) = LOSSES[name](torch.Generator().manual_seed(seed))
+    assert loss > 0
+    for other in (of_torch, of_task):
+        torch.testing.assert_close(loss, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, gradient_of_task, rtol=1e-12, atol=1e-12)
 
 
 def test_a_convolution_has_the_height_and_width_of_its_inputs_less_those_of_the_kernel_plus_one() -> None:

@@ -20,7 +20,7 @@ from orchestray.trainers.survey.zero_memory import held_bytes
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 from orchestray.trainers.sync.zero.fully_sharded import FullySharded
 from support.fully_sharded import Stack, one_step, trained
-from support.sharding import assert_equal, awkward, put_together, trained_alone
+from support.sharding import assert_equal, awkward, bits_of, put_together, trained_alone
 from support.threads import run_replicas
 
 MODEL = awkward()
@@ -35,6 +35,12 @@ def test_weights_and_optimizer_state_equal_those_of_one_process(size: int, optim
     assert_equal(found, expected)
     for training in trainings:
         assert training.losses == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_on_two_replicas_whose_rows_fill_registers_all_bits_are_those_of_the_all_reduce(optimizer: str) -> None:
+    expected = bits_of(AllReduce, optimizer)
+    assert_equal(bits_of(lambda: FullySharded(smallest_unit_bytes=0), optimizer), expected, 0.0)
 
 
 def test_reducing_each_micro_batch_or_the_sum_of_them_gives_the_same() -> None:

@@ -28,6 +28,7 @@ from support.sharding import (
     awkward,
     backward,
     batch,
+    bits_of,
     micro_batches,
     put_together,
     trained_alone,
@@ -95,6 +96,15 @@ def test_on_two_replicas_the_weights_are_those_of_the_all_reduce_but_for_the_las
     for name, value in trainings[0].model.state_dict().items():
         if name != "scale":  # summed in double precision among the extras
             assert torch.allclose(value, expected[name], rtol=1e-15, atol=1e-16), name
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("shard", STAGES)
+def test_on_two_replicas_whose_rows_fill_registers_all_bits_are_those_of_the_all_reduce(
+    shard: Any, optimizer: str
+) -> None:
+    expected = bits_of(AllReduce, optimizer)
+    assert_equal(bits_of(lambda: Sharded(shard, bucket_mb=SMALL_BUCKETS), optimizer), expected, 0.0)
 
 
 @pytest.mark.parametrize("shard", STAGES)
