@@ -223,7 +223,9 @@ _PAGES = {
         ("second_order", "optimizers", "batch_sizes"),
         (("batch_sizes", _batch_sizes),),
     ),
-    "layouts": _Page("layouts", _layouts, (), ("pipeline", "sharding", "tensor_parallel", "recompute", "split")),
+    "layouts": _Page(
+        "layouts", _layouts, (), ("pipeline", "naive_split", "sharding", "tensor_parallel", "recompute", "split")
+    ),
     "exchanges": _Page(
         "exchanges",
         _exchanges,

@@ -28,6 +28,7 @@ BENCHMARKS = (
     "storm",
     "checkpoint_pause",
     "pipeline",
+    "naive_split",
     "sharding",
     "tensor_parallel",
     "planner",

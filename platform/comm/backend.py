@@ -76,6 +76,18 @@ def choose_backend(members: Sequence[Given]) -> BackendKind:
     return "over_host" if _share_a_gpu(members) else "nccl"
 
 
+def backend_of_stages(*, on_gpus: bool) -> BackendKind:
+    """Return the backend for the workers of one replica under parameter servers.
+
+    They meet at their servers' store, each time one of them is lost, and nobody tells them which GPUs the others have:
+    some may share one. So also sums of a tensor group cross the memory of the host.
+
+    Args:
+        on_gpus: True if the workers were given GPUs.
+    """
+    return "over_host" if on_gpus else "gloo"
+
+
 def refuse_amount(gpus: float) -> str | None:
     """Return why a worker cannot have this number of GPUs; None: it can."""
     if gpus > 1 and gpus != int(gpus):

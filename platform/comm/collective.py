@@ -144,6 +144,11 @@ class Collective:
         """
         return sum([member.own_bytes_sent for member in self._family])
 
+    @property
+    def has_native_scatter(self) -> bool:
+        """True if reduce-scatter and all-gather are the backend's own: NCCL's. Gloo's sends the whole tensor twice."""
+        return self.backend.kind == "nccl"
+
     def all_reduce(self, tensor: Tensor, operation: Operation = "sum") -> None:
         """Combine `tensor` (contiguous, same shape on every rank) over all ranks in place, bit-identical on each."""
         self.start_all_reduce(tensor, operation).wait()

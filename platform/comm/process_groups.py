@@ -123,7 +123,7 @@ def _connect(store: Store, rank: int, size: int, timeout: timedelta, backend: Ba
     options._timeout = timeout
     kinds: Any = dist.ProcessGroup.BackendType
     both._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    on_gpu = nccl(PrefixStore("nccl", store), rank, size, options)
+    on_gpu = nccl(PrefixStore("on-gpus", store), rank, size, options)
     both._register_backend(torch.device("cuda"), kinds.NCCL, on_gpu)
     # The communicator is made now, while all members are here. Otherwise the first operation would make it, which may
     # be an exchange of some of them only; and a send alone would make one for each pair.

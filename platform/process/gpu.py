@@ -40,10 +40,14 @@ class Gpu:
         return int(torch.cuda.max_memory_allocated(self.device))
 
     def utilization(self) -> float | None:
-        """Return the part of the last moments in which the GPU computed, 0 to 1; None where NVML is not installed."""
+        """Return the part of the last moments in which the GPU computed, 0 to 1; None where NVML does not say.
+
+        It is not installed, or has no such number for the device, as for a part of a GPU (MIG). Its errors are of
+        classes that exist only where it is installed.
+        """
         import torch
 
-        with contextlib.suppress(ModuleNotFoundError, RuntimeError):
+        with contextlib.suppress(Exception):
             return float(torch.cuda.utilization(self.device)) / 100.0
         return None
 

@@ -28,7 +28,7 @@ def test_a_command_leaves_what_only_its_systems_leave(command: str, tmp_path: Pa
     folder = desk(tmp_path / "desk")
     for before in of.get("first", ()):
         run(before, folder, cluster)
-    left = run(command, folder, cluster, of.get("with", ()))
+    left = run(command, folder, cluster, of.get("with", ()), of.get("meanwhile"))
     assert {name: left.lacks(marker) for name, marker in of["systems"].items() if left.lacks(marker)} == {}
 
 

@@ -256,6 +256,8 @@ class Schedule:
         self.servers = Servers(plan)
         self.sent: list[Tensor] = []
         """The gradients that counted."""
+        self.others_between: list[int] = []
+        """Number of pushes between each push and the pull before it, as seen from here."""
         self.after = self.servers.values()
         self.workers = [Worker(plan, number, self.servers.channels(number)) for number in range(plan.num_workers)]
         self._generator = torch.Generator().manual_seed(seed)
@@ -263,7 +265,7 @@ class Schedule:
 
     def run(self) -> list[int]:
         """Run all workers in random order, and return the staleness of each push that counted."""
-        holding: dict[int, tuple[Order, float]] = {}
+        holding: dict[int, tuple[Order, float, int]] = {}
         staleness, finished = [], set[int]()
         for worker in self.workers:
             worker.client.hello()
@@ -271,16 +273,17 @@ class Schedule:
             number = int(torch.multinomial(self._chances, 1, generator=self._generator))
             worker = self.workers[number]
             if number in holding:
-                order, loss_sum = holding.pop(number)
+                order, loss_sum, num_before = holding.pop(number)
                 assert isinstance(order, Compute)
                 done = worker.client.push([order], worker.flat.gradient, loss_sums=[loss_sum])
+                self.others_between.append(len(staleness) - num_before)
                 staleness.append(done.staleness)
                 self.sent += [worker.flat.gradient.clone()] if done.counts else []
                 continue
             order = worker.client.next(wait=False)
             if isinstance(order, Compute):
                 worker.client.pull(order.min_version)
-                holding[number] = (order, worker.compute(order)[0])
+                holding[number] = (order, worker.compute(order)[0], len(staleness))
             elif isinstance(order, Finish):
                 finished.add(number)
             else:

@@ -167,11 +167,11 @@ def _begin_leaves(leaves: Sequence[Any], servers: Sequence[Any], ports: Sequence
 
 
 def train_with_a_lost_worker(
-    task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int
+    task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int, lines_alone: int = 0
 ) -> CentralRun:
     """Train like `train_central` with two workers, of which the second is lost.
 
-    It is cut off and replaced when the lead has recorded `after_lines` lines.
+    It is cut off when the lead has recorded `after_lines` lines, and replaced after `lines_alone` more.
     """
     settings = replace(settings, model_directory=str(directory / "model"))
     with (
@@ -201,6 +201,10 @@ def train_with_a_lost_worker(
     while len(lines) < after_lines:
         lines += [line for line in servers[0].drain(1.0, 0.0, 0) if "event" not in line]
     workers[1].abort()
+    until_s, wanted = time.monotonic() + PATIENCE_S, len(lines) + lines_alone
+    while len(lines) < wanted:
+        assert time.monotonic() < until_s, "the other does not go on alone"
+        lines += [line for line in servers[0].drain(1.0, 0.0, 0) if "event" not in line]
     threads.append(employ(2, 1))
     _join(threads)
     try:

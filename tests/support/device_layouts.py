@@ -21,6 +21,13 @@ class Rectified(TinyTask):
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
+class Normalised(TinyTask):
+    """A task whose network normalises batches."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_norm=True)
+
+
 _TWO = {"data": 2}
 _SHORT = {"precision": "bfloat16"}
 _BUTTERFLY = {"algorithm": "butterfly"}
@@ -28,6 +35,21 @@ _ELASTIC = {"type": "elastic_averaging"}
 _SGD = {"type": "sgd", "lr": 0.1}
 _ONCE = {"network": {"microbatches": 1}, "steps": 3}
 _WHOLE = {**_ONCE, "batch_size": 37}
+
+COMPRESSED: Layouts = {
+    "float16": {},
+    "bfloat16": {},
+    "qsgd": {"huffman": True},
+    "terngrad": {},
+    "onebit": {},
+    "topk": {"ratio": 0.3},
+    "threshold": {"threshold": 0.1},
+    "adaptive_threshold": {"ratio": 0.3},
+    "dgc": {"ratio": 0.3},
+    "powersgd": {},
+}
+"""Keywords of each registered compression."""
+_TOP_K = {"type": "topk", **COMPRESSED["topk"]}
 
 LAYOUTS: Layouts = {
     "one": {},
@@ -50,6 +72,13 @@ LAYOUTS: Layouts = {
         "network": {**_TWO, "microbatches": 1},
         "batch_schedule": {"type": "noise_scale", "max_batch_size": 36},
     },
+    "batch normalisation": {"network": {**_TWO, "microbatches": 1}, "task": Normalised},
+    "local batch normalisation": {
+        "network": {**_TWO, "microbatches": 1},
+        "batch_norm": "local",
+        "task": Normalised,
+    },
+    "recomputed": {"network": _TWO, "recompute": "sqrt"},
     "one in bfloat16": _SHORT,
     "data in bfloat16": {"network": _TWO, **_SHORT},
     "zero3 in bfloat16": {"network": _TWO, "exchange": {"shard": "parameters"}, **_SHORT},
@@ -57,30 +86,22 @@ LAYOUTS: Layouts = {
 IN_FLOAT32 = {"one in bfloat16": "one", "data in bfloat16": "data", "zero3 in bfloat16": "zero3"}
 """Layouts whose operations a device rounds as its own list of them says, and the same in float32."""
 
+_TRAINED_BY = {"dgc": {"optimizer": _SGD}}
+"""Keywords of training by compressions that keep momentum themselves."""
 EXCHANGES: Layouts = {
     "factors": {"network": _TWO, "exchange": {"factors": "always"}},
+    "a store": {"network": _TWO, "exchange": {"factors": "auto", "store_shards": 2}},
     **{
-        f"compressed by {kind}": {"network": _TWO, "compression": {"type": kind, **keys}}
-        for kind, keys in {
-            "float16": {},
-            "bfloat16": {},
-            "qsgd": {"huffman": True},
-            "terngrad": {},
-            "onebit": {},
-            "topk": {"ratio": 0.3},
-            "threshold": {"threshold": 0.1},
-            "adaptive_threshold": {"ratio": 0.3},
-            "powersgd": {},
-        }.items()
+        f"compressed by {kind}": {"network": _TWO, "compression": {"type": kind, **keys}, **_TRAINED_BY.get(kind, {})}
+        for kind, keys in COMPRESSED.items()
     },
-    "compressed by dgc": {"network": _TWO, "compression": {"type": "dgc", "ratio": 0.3}, "optimizer": _SGD},
     # All indices are sent, so that from the second step on they repeat, and the values go alone.
     "four merge in pairs": {"network": {"data": 4}, "compression": {"type": "topk", "ratio": 1.0}},
-    "nested butterfly": {"network": _TWO, "exchange": _BUTTERFLY, "compression": {"type": "topk", "ratio": 0.3}},
+    "nested butterfly": {"network": _TWO, "exchange": _BUTTERFLY, "compression": _TOP_K},
     "gossip, compressed": {
         "network": _TWO,
         "exchange": {"type": "gossip", "graph": "ring"},
-        "compression": {"type": "topk", "ratio": 0.3},
+        "compression": _TOP_K,
     },
     "elastic averaging, compressed": {"network": _TWO, "exchange": _ELASTIC, "compression": {"type": "qsgd"}},
     "median": {"network": {"data": 3}, "aggregation": {"type": "median"}},
@@ -103,6 +124,10 @@ OPTIMIZERS: Layouts = {
         )
     },
     **{
+        f"{kind}, spread": {"network": _TWO, "optimizer": {"type": kind, "lr": 0.01}}
+        for kind in ("kfac", "natural_gradient", "soap")
+    },
+    **{
         kind: {"solver": {"type": kind}, **_ONCE}
         for kind in ("newton", "levenberg_marquardt", "hessian_free", "neumann")
     },
@@ -117,7 +142,7 @@ ALL: Layouts = {**LAYOUTS, **EXCHANGES, **OPTIMIZERS}
 SERVERS: dict[str, dict[str, Any]] = {
     "servers": {},
     "servers, factors": {"exchange": {"factors": "always"}},
-    "servers, compressed": {"compression": {"type": "topk", "ratio": 0.3}},
+    "servers, compressed": {"compression": _TOP_K},
 }
 """Keywords of `central_settings` of runs under two parameter servers."""
 

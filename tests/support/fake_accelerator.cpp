@@ -10,6 +10,7 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <torch/library.h>
 
 namespace {
@@ -104,6 +105,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {placed(to_input), placed(to_weight), placed(to_bias)};
 }
 
+// Its schema does not say that it changes the running statistics, so the fallback would change copies of them.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
+    double momentum, double eps) {
+  auto given = [](const std::optional<at::Tensor>& each) {
+    return each && each->defined() ? std::optional<at::Tensor>(seen(*each)) : std::nullopt;
+  };
+  auto [output, mean, inverse] = at::native_batch_norm(seen(input), given(weight), given(bias), given(running_mean),
+                                                       given(running_var), training, momentum, eps);
+  return {output.to(input.device()), mean.to(input.device()), inverse.to(input.device())};
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   // A tensor without dimensions may be the CPU's, but not for a kernel that reads it by its address.
   const bool by_address = op.schema().name().rfind("aten::_fused_", 0) == 0;
@@ -144,6 +158,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
   m.impl("_fused_sdp_choice", &attention_choice);
+  m.impl("native_batch_norm", &batch_norm);
   m.impl("resize_", &at::native::resize_);
   m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
   m.impl("_local_scalar_dense", &local_scalar);

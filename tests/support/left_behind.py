@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from orchestray.platform.cluster.cluster import Cluster
-from support.cli import orchestray_here, read_lines
+from support.cli import Running, beside, orchestray_here, read_lines
 from support.machines import Machines
 from support.patience import PATIENCE_S
 from support.serve_command import Endpoint
@@ -28,7 +28,10 @@ ROOT = Path(__file__).parents[2]
 MARKERS: dict[str, dict[str, Any]] = yaml.safe_load(
     (ROOT / "tests" / "systems_markers.yaml").read_text(encoding="utf-8")
 )
-"""By command: `first`, commands that are run before; `with`, words that shorten it; `systems`, by name the marker."""
+"""By command: `first`, commands that are run before; `meanwhile`, a training under way while it runs, ended after it;
+`with`, words that shorten it; `systems`, by name the marker.
+"""
+_STEPS_AFTER = 50
 
 
 @dataclass
@@ -74,6 +77,8 @@ class LeftBehind:
                 return all(_is(_at(self.result, path), value) for path, value in wanted.items())
             case "below":
                 return all(0 < (_at(self.result, path) or 0) < limit for path, limit in wanted.items())
+            case "above":  # `below` turned round: numbers that are below those at their dotted path
+                return all((_at(self.result, path) or 0) > limit for path, limit in wanted.items())
             case "metrics":
                 values = wanted if isinstance(wanted, Mapping) else dict.fromkeys(many)
                 pairs = [(p, one) for p, v in values.items() for one in (v if isinstance(v, list) else [v])]
@@ -124,7 +129,9 @@ def desk(folder: Path) -> Path:
     return folder
 
 
-def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) -> LeftBehind:
+def run(
+    command: str, folder: Path, cluster: Cluster, more: Sequence[str] = (), meanwhile: str | None = None
+) -> LeftBehind:
     """Run a command in a folder, and return what it left there.
 
     Args:
@@ -133,6 +140,7 @@ def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) 
         cluster: the Ray of this process, on which trainings and searches run; an endpoint that asks for one gets a
             cluster of two machines.
         more: words added to it, which shorten it.
+        meanwhile: a training that is under way meanwhile, and leaves its files.
     """
     _, *words = shlex.split(command)
     before = _results(folder)
@@ -141,7 +149,7 @@ def run(command: str, folder: Path, cluster: Cluster, more: Sequence[str] = ()) 
             return LeftBehind(_served([*words[1:], *more], folder, {}))
         with _two_machines(folder) as env:
             return LeftBehind(_served([*words[1:], *more], folder, env))
-    with contextlib.chdir(folder):
+    with _under_way(meanwhile, folder, cluster), contextlib.chdir(folder):
         done = orchestray_here(*words, *more)
     text = done.stdout + done.stderr
     if done.returncode:
@@ -166,6 +174,25 @@ def _two_machines(folder: Path) -> Iterator[dict[str, str]]:
         yield {**machines.token, "RAY_AUTH_MODE": "token", "RAY_ADDRESS": machines.gcs_address}
     finally:
         machines.stop()
+
+
+@contextlib.contextmanager
+def _under_way(command: str | None, folder: Path, cluster: Cluster) -> Iterator[None]:
+    """Have a training go on inside, and for some steps after; then interrupt it."""
+    if command is None:
+        yield
+        return
+    _, *words = shlex.split(command)
+    running = Running(words, folder / "runs" / Path(words[1]).stem, folder, env=beside(cluster))
+    try:
+        running.until("a step", running.steps)
+        yield
+        step = running.steps()
+        running.until("some steps more", lambda: running.steps() > step + _STEPS_AFTER)
+    finally:
+        running.signal(signal.SIGINT)
+        status, _, text = running.finish()
+    assert status in (0, 130), text
 
 
 def _results(folder: Path) -> dict[Path, int]:

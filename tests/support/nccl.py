@@ -510,6 +510,11 @@ class GpuCollective(Collective):
         self.gpus, self._all_members, self._member = gpus, tuple(members), member
         super().__init__(Group(gpus, path, members, member), path=path)
 
+    @property
+    def has_native_scatter(self) -> bool:
+        """True: NCCL has both."""
+        return True
+
     def prefix_store(self, name: str) -> Any:
         """Return the name of what connects here: there is no store."""
         return f"{self._path}/{name}"

@@ -63,8 +63,14 @@ def train_plain(model: nn.Module, run: Run) -> Trained:
     return _train(copy.deepcopy(model), run, lambda: None, {}, lambda: 0)
 
 
-def train_split(model: nn.Module, plan: Mapping[str, str], size: int, run: Run) -> list[Trained]:
-    """Train the model over the threads of a tensor group; return the results in rank order."""
+Meet = Callable[[int, Callable[[Collective], Trained]], list[Trained]]
+"""Runs a function in each member of a group of a size; returns the results in rank order."""
+
+
+def train_split(
+    model: nn.Module, plan: Mapping[str, str], size: int, run: Run, meet: Meet = run_replicas
+) -> list[Trained]:
+    """Train the model over a tensor group, by default of threads; return the results in rank order."""
 
     def worker(collective: Collective) -> Trained:
         local = copy.deepcopy(model)
@@ -81,7 +87,7 @@ def train_split(model: nn.Module, plan: Mapping[str, str], size: int, run: Run) 
         trained.split = split
         return trained
 
-    return run_replicas(size, worker)
+    return meet(size, worker)
 
 
 def split_by(model: nn.Module, plan: Mapping[str, str], collective: Collective) -> Split:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,8 +23,24 @@ NUM_FEATURES = 8
 NOISE = 0.5
 
 
+class Problem(Protocol):
+    """A problem that a flat vector of weights is trained for."""
+
+    num_samples: int
+    num_features: int
+
+    def loss(self, weights: Tensor) -> float:
+        """Return the mean loss over all samples."""
+
+    def gradient(self, weights: Tensor, rows: Tensor) -> Tensor:
+        """Return the gradient of the mean loss of some samples."""
+
+
 class LeastSquares:
     """Noisy targets of a linear function; what no model explains is about NOISE**2 / 2."""
+
+    num_samples = NUM_SAMPLES
+    num_features = NUM_FEATURES
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -52,7 +68,7 @@ class VirtualTraining(Simulation):
 
     def __init__(
         self,
-        problem: LeastSquares,
+        problem: Problem,
         seconds_of: Callable[[int], float],
         num_workers: int,
         *,
@@ -62,8 +78,8 @@ class VirtualTraining(Simulation):
         pushes_per_update: int = 1,
         **options: Any,
     ) -> None:
-        super().__init__(seconds_of, num_workers, num_samples=NUM_SAMPLES, **options)
-        partition = Partition((("weights", (NUM_FEATURES,)),))
+        super().__init__(seconds_of, num_workers, num_samples=problem.num_samples, **options)
+        partition = Partition((("weights", (problem.num_features,)),))
         rates = Rates(lr)
         self.losses: list[float] = []
         """Over all samples, after each push."""
@@ -74,7 +90,7 @@ class VirtualTraining(Simulation):
         self._steps = LocalSteps(partition.slices(0), rates, {"type": "sgd"}, None) if decoupled else None
         self._shard = Shard(
             partition.slices(0),
-            torch.zeros(NUM_FEATURES, dtype=torch.float64),
+            torch.zeros(problem.num_features, dtype=torch.float64),
             make_optimizer("sgd"),
             rates,
             consistency=self.coordinator.settings.consistency,
@@ -96,7 +112,7 @@ class VirtualTraining(Simulation):
 
     def write(self, worker: int, order: Compute, done_steps: Sequence[DoneStep]) -> None:
         version, values = self._held.pop(worker)
-        samples = torch.from_numpy(window_order([NUM_SAMPLES], seed=0, epoch=order.epoch))
+        samples = torch.from_numpy(window_order([self._problem.num_samples], seed=0, epoch=order.epoch))
         rows = torch.cat([samples[start:stop] for start, stop in order.pieces])
         pushed = self._problem.gradient(values, rows) * (order.num_samples / order.batch_samples)
         if self._steps is not None:

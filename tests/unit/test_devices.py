@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from orchestray.platform.comm.backend import BackendKind
 from support.layers import FILES, ROOT
 
 ASKS_FOR_GPUS = {
@@ -25,6 +27,9 @@ _WITHOUT_DEVICE = {"is_available", "is_initialized", "device_count", "current_de
     "empty_cache",
 }
 """Functions of `torch.cuda` that take no device, or return one."""
+CHOOSES = "platform/comm/backend.py"
+"""Chooses the back end of every process group."""
+_KINDS = set(get_args(BackendKind)) - {"gloo"}
 _OF_THE_CURRENT = {"torch.Stream"} | {
     f"torch.accelerator.{name}" for name in ("current_stream", "synchronize", "max_memory_allocated", "memory_stats")
 }
@@ -66,6 +71,19 @@ def asks(source: str) -> bool:
     return False
 
 
+def choices(source: str) -> Iterator[int]:
+    """Yield the line of each back end for GPUs that is named as a value: an argument, a result, what is assigned."""
+    asked: set[int] = set()
+    for node in ast.walk(tree := ast.parse(source)):
+        if isinstance(node, ast.Compare | ast.Subscript):
+            asked |= {id(inner) for inner in ast.walk(node)}
+        elif isinstance(node, ast.Dict):
+            asked |= {id(key) for key in node.keys}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value in _KINDS and id(node) not in asked:
+            yield node.lineno
+
+
 def _results(value: ast.expr) -> list[ast.expr]:
     return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
 
@@ -85,6 +103,19 @@ def test_no_module_means_a_gpu_without_naming_it() -> None:
 
 def test_nothing_asks_torch_whether_there_are_gpus_but_files_named_here() -> None:
     assert {_path(file) for file in FILES.values() if asks(file.read_text())} == ASKS_FOR_GPUS
+
+
+def test_nothing_chooses_a_back_end_for_gpus_but_one_file() -> None:
+    chosen = {_path(file): [*choices(file.read_text())] for file in FILES.values()}
+    assert {path for path, lines in chosen.items() if lines} == {CHOOSES}
+
+
+@pytest.mark.parametrize(
+    "code", ['Backend("nccl")', 'backend = "over_host" if on_gpu else "gloo"', 'def choose():\n    return "nccl"']
+)
+def test_a_back_end_that_is_chosen_elsewhere_is_found(code: str) -> None:
+    assert len([*choices(code)]) == 1
+    assert not [*choices('if backend == "nccl": names = {"nccl": "cpu:gloo,cuda:nccl"}["nccl"]')]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,19 @@ def test_what_is_said_of_the_speed_of_optimizers_is_what_was_measured() -> None:
     assert all(goal["met"] for goal in goals)
 
 
+def test_the_p95_of_a_push_beside_a_flood_of_copies_was_within_the_factor_that_is_stated() -> None:
+    """Compare real processes: with a connection of its own for the copy, and without. The README has the factor."""
+    result = json.loads((RESULTS / "replication_flood.json").read_text())
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    factor = float(re.findall(r"^\| `replication_flood` \|[^|]*\| ([\d.]+) x; 1 x ", text, flags=re.MULTILINE)[0])
+    p95 = {one["name"].partition(":")[0]: one["values"] for one in result["measurements"] if "p95" in one["name"]}
+    flood = {one["name"].partition(":")[0]: one["min"] for one in result["measurements"] if "flood" in one["name"][-6:]}
+    quiet, beside, own = p95["no flood"], p95["another copy's connection"], p95["the worker's connection"]
+    assert min(flood.values()) > 500  # MB/s
+    assert all(1 < flooded / alone <= factor for flooded, alone in zip(beside, quiet, strict=True))
+    assert all(flooded < shared for flooded, shared in zip(beside, own, strict=True))
+
+
 def test_the_advice_on_optimizers_is_what_was_measured() -> None:
     result = json.loads((RESULTS / "second_order.json").read_text())
     digits, source = (

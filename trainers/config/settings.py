@@ -100,7 +100,8 @@ class ReplicaSettings:
     distill: dict[str, Any] | None = None
     """Settings of the distillation (teacher, temperature, weight); None: no distillation."""
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
-    use_gpu: bool = False
+    gpus: float = 0.0
+    """GPUs of a worker, or the fraction of one; 0: it computes on the CPU."""
     peak_tflops: float | None = None
     """Peak of a worker's device, TFLOP/s; None: that of known GPUs."""
     checkpoint_storage: str | None = None
@@ -257,7 +258,7 @@ class ReplicaSettings:
             recompute=train.recompute,
             distill=None if config.distill is None else config.distill.model_dump(),
             arithmetic=Arithmetic(train.deterministic, train.float32_matmul_precision, train.cudnn_benchmark),
-            use_gpu=config.resources.gpus_per_worker > 0,
+            gpus=config.resources.gpus_per_worker,
             peak_tflops=config.resources.peak_tflops,
             checkpoint_storage=storage,
             checkpoint_every_steps=config.checkpoint.every_steps,

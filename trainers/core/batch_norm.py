@@ -202,11 +202,11 @@ class _Synchronized(_BatchNorm):
             input, self.weight, self.bias, self.eps, collective.sibling(_GROUP), self.is_counted
         )
         if self.track_running_stats:
-            self._track(mean, variance, int(count))
+            self._track(mean, variance, count)
         return cast(Tensor, normalized)
 
     @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         """Update the running statistics like `_BatchNorm.forward`: the running variance is the unbiased one."""
         factor = self.momentum
         if self.num_batches_tracked is not None:
@@ -240,25 +240,25 @@ class _Normalize(torch.autograd.Function):
         eps: float,
         collective: Collective,
         is_counted: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         count, mean, variance = _global_statistics(x, collective, is_counted=is_counted)
         kind = weight.dtype if weight is not None else _of_statistics(x.dtype)
         mean_x, variance_x = mean.to(kind), variance.to(kind)
-        ctx.save_for_backward(x, weight, mean_x, variance_x)
-        ctx.eps, ctx.collective, ctx.count, ctx.is_counted = eps, collective, count, is_counted
+        ctx.save_for_backward(x, weight, mean_x, variance_x, count)
+        ctx.eps, ctx.collective, ctx.is_counted = eps, collective, is_counted
         ctx.has_bias = bias is not None
         if x.numel() == 0:
             normalized = torch.empty_like(x)
         else:
             normalized = functional.batch_norm(x, mean_x, variance_x, weight, bias, training=False, eps=eps)
-        ctx.mark_non_differentiable(mean, variance)
+        ctx.mark_non_differentiable(mean, variance, count)
         return normalized, mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, mean, variance = ctx.saved_tensors
+        x, weight, mean, variance, count = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _differentiable_backward(ctx, dy, x, weight)
+            return _differentiable_backward(ctx, dy, x, weight, count)
         inverse = torch.rsqrt(variance + ctx.eps)
         sum_dy_hat, sum_dy = _local_gradient_sums(dy, x, mean, variance, ctx.eps)
         # The parameters' gradients stay this replica's part: the exchange sums them with all other gradients.
@@ -275,20 +275,22 @@ class _Normalize(torch.autograd.Function):
         scale = inverse if weight is None else inverse * weight
         if not ctx.is_counted:  # the statistics do not depend on it
             return (dy * _wide(scale, x)).to(x.dtype), d_weight, d_bias, None, None, None
-        mean_dy_hat, mean_dy = (sums / ctx.count).to(mean.dtype)
+        mean_dy_hat, mean_dy = (sums / count).to(mean.dtype)
         dx = (x - _wide(mean, x)).mul_(_wide(-scale * inverse * mean_dy_hat, x))
         dx = dx.addcmul_(dy, _wide(scale, x)).sub_(_wide(scale * mean_dy, x))
         return dx.to(x.dtype), d_weight, d_bias, None, None, None
 
 
-def _differentiable_backward(ctx: Any, dy: Tensor, x: Tensor, weight: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiable_backward(
+    ctx: Any, dy: Tensor, x: Tensor, weight: Tensor | None, count: Tensor
+) -> tuple[Tensor | None, ...]:
     """Return the result of `_Normalize.backward`, of which gradients may be taken. All replicas call."""
     channels = [0, *range(2, x.dim())]
     with torch.enable_grad():
         wide = x.double()
-        mean = _sum_over_replicas(wide.sum(channels), ctx) / ctx.count
+        mean = _sum_over_replicas(wide.sum(channels), ctx) / count
         centred = wide - _wide(mean, x)
-        variance = _sum_over_replicas(centred.square().sum(channels), ctx) / ctx.count
+        variance = _sum_over_replicas(centred.square().sum(channels), ctx) / count
         normalized = centred * _wide(torch.rsqrt(variance + ctx.eps), x)
         if weight is not None:
             normalized = normalized * _wide(weight.double(), x)
@@ -318,23 +320,25 @@ class _Sum(torch.autograd.Function):
         return total if ctx.is_counted else total * 0.0, None, None
 
 
-def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -> tuple[int, Tensor, Tensor]:
+def _global_statistics(x: Tensor, collective: Collective, *, is_counted: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the number of elements per channel, the mean and the biased variance over all replicas.
 
-    Mean and variance have shape `[channels]` and dtype float64.
+    They have dtype float64; mean and variance have shape `[channels]`. The number is on the device: to read it in each
+    layer would stop a GPU there.
     """
-    num_channels = x.shape[1]
+    num_channels, own_count = x.shape[1], 0
     own = torch.zeros(2 * num_channels + 1, dtype=torch.float64, device=x.device)
     if x.numel() and is_counted:
         # Given others, it computes its own in their precision; in that of bfloat16 a mean has three digits.
         running = x.new_zeros(2, num_channels, dtype=_of_statistics(x.dtype))
         mean, variance = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
-        own = torch.cat([mean.double(), variance.double(), own[-1:].fill_(x.numel() // num_channels)])
+        own_count = x.numel() // num_channels
+        own = torch.cat([mean.double(), variance.double(), own[-1:].fill_(own_count)])
     rows = collective.all_gather(own)
     counts, means, variances = rows[:, -1:], rows[:, :num_channels], rows[:, num_channels:-1]
-    count = int(counts.sum())
-    if count <= 1:
-        raise ValueError(f"Expected more than 1 value per channel over all workers when training, got {count}.")
+    count = counts.sum()
+    if own_count <= 1 and count <= 1:
+        raise ValueError(f"Expected more than 1 value per channel over all workers when training, got {int(count)}.")
     mean = (counts * means).sum(0) / count
     variance = (counts * (variances + (means - mean) ** 2)).sum(0) / count
     return count, mean, variance

@@ -18,4 +18,4 @@ def device_of(settings: ReplicaSettings) -> torch.device:
     Raises:
         ClusterError: the config assigns a GPU, and torch does not find it.
     """
-    return own_gpu() if settings.use_gpu else torch.device("cpu")
+    return own_gpu() if settings.gpus else torch.device("cpu")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from orchestray.platform.task import Batch
+    from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.loop.replica import Replica
 
 _PEAK_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -50,7 +51,7 @@ class MeasuredDevice(Protocol):
 
 
 def peak_flops(name: str, precision: str, matmul_precision: str) -> float | None:
-    """Return the peak of a device in operations per second; None if it is not known.
+    """Return the peak of a device in operations per second; None if it is not known, as that of a part (MIG).
 
     Args:
         name: name of the device.
@@ -59,7 +60,7 @@ def peak_flops(name: str, precision: str, matmul_precision: str) -> float | None
     """
     kind = "tf32" if precision == "float32" and matmul_precision != "highest" else precision
     peaks = next((peaks for part, peaks in _PEAK_TFLOPS if part in name), {})
-    return None if kind not in peaks else peaks[kind] * 1e12
+    return None if kind not in peaks or "MIG" in name else peaks[kind] * 1e12
 
 
 def flops_of_training(model: nn.Module, sample: Batch) -> int:
@@ -100,7 +101,7 @@ class DeviceMetrics:
         Args:
             device: the device; None for a CPU.
             flops_of_sample: operations of both passes of one sample.
-            peak: peak of a worker's device, in operations per second; None: not known.
+            peak: peak of a worker's device, or of its share of one, in operations per second; None: not known.
             num_workers: workers that compute the batch.
             clock: clock in seconds.
         """
@@ -139,9 +140,7 @@ def metrics_of(replica: Replica) -> DeviceMetrics | None:
     """Return the entries of a connected replica's lines about its device; None if there are none."""
     settings = replica.settings
     gpu = Gpu(replica.device) if replica.device.type == "cuda" else None
-    peak = None if settings.peak_tflops is None else settings.peak_tflops * 1e12
-    if peak is None and gpu is not None:
-        peak = peak_flops(gpu.name, settings.precision, settings.arithmetic.float32_matmul_precision)
+    peak = _peak_of(settings, gpu)
     if gpu is None and peak is None:
         return None
     operations = 0
@@ -151,6 +150,15 @@ def metrics_of(replica: Replica) -> DeviceMetrics | None:
         except Exception as error:  # noqa: BLE001 - the model's own code, called as it is called nowhere else
             replica.warn(f"mfu is left out of the metrics: the model's operations could not be counted ({error})")
     return DeviceMetrics(gpu, flops_of_sample=operations, peak=peak, num_workers=replica.world.size)
+
+
+def _peak_of(settings: ReplicaSettings, gpu: Gpu | None) -> float | None:
+    if settings.peak_tflops is not None:
+        return settings.peak_tflops * 1e12
+    if gpu is None:
+        return None
+    peak = peak_flops(gpu.name, settings.precision, settings.arithmetic.float32_matmul_precision)
+    return None if peak is None else peak * min(1.0, settings.gpus)  # of several it computes on one
 
 
 def _whole_model(replica: Replica) -> nn.Module:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from orchestray.platform.data.batch_plan import Part
+    from orchestray.platform.data.order import Indices
     from orchestray.platform.data.stream import Share
     from orchestray.trainers.loop.replica import Replica
     from orchestray.trainers.parallel.pipeline.pipedream import PipeDreamNetwork
@@ -138,6 +139,7 @@ class Loop:
                 shares: Iterator[Share] = prepared
                 if is_to_check:
                     shares, is_to_check, position.has_checked_loss = checked(replica, shares), False, True
+                shares = self._log.usage.awaited(shares)
                 while ended is None and position.step < min(self._end, part.end_step):
                     with self._log.training():
                         agreed = self._until_agreed(shares, part)
@@ -152,7 +154,6 @@ class Loop:
         replica, epoch = self._replica, part.epoch
         first = replica.position.step + 1
         replica.buffers.begin()
-        shares = map(self._log.usage.taken, shares)
         if self._network.streams:
             steps = self._stream_steps(islice(shares, self._num_steps(part)), epoch, first)
         elif replica.exchange.diverges:
@@ -181,6 +182,8 @@ class Loop:
             share = weighed(self._replica, share, step=number)
         step = Step(number, epoch, self._lr_at(number), share.batch_samples, time.time())
         step.num_samples, step.num_passes = share.num_samples, len(share.micro_batches)
+        for micro_batch in share.micro_batches:
+            step.sample_ids.append(micro_batch.sample_ids)
         self._replica.draw.step = number
         if self._solving is not None:
             self._solving.take(share, step, self._votes())
@@ -248,11 +251,12 @@ class Loop:
         It is a loop of its own, as a batch's forward pass begins before the update of the batch before it.
         """
         replica = self._replica
-        samples: list[tuple[int, int, int]] = []
+        samples: list[tuple[int, int, int, list[Indices]]] = []
 
         def taken() -> Iterator[Share]:
             for step, share in enumerate(shares, start=first):
-                samples.append((share.num_samples, share.batch_samples, len(share.micro_batches)))
+                ids = [micro_batch.sample_ids for micro_batch in share.micro_batches]
+                samples.append((share.num_samples, share.batch_samples, len(ids), ids))
                 yield weighed(replica, share, step=step) if self._has_weight else share
 
         def update(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], number: int, _: int) -> None:
@@ -270,7 +274,7 @@ class Loop:
                 steps.append(step)
         reports = objects.gather_json(replica.world, [[step.staleness, step.done_s] for step in steps])
         for index, step in enumerate(steps):
-            step.num_samples, step.batch_samples, step.num_passes = samples[index]
+            step.num_samples, step.batch_samples, step.num_passes, step.sample_ids = samples[index]
             step.staleness = [value for report in reports for value in report[index][0]]
             step.done_s = max(report[index][1] for report in reports)
             step.began_s, began_s = began_s, step.done_s

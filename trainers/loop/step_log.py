@@ -17,6 +17,7 @@ from orchestray.trainers.core.unread import Arriving
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from orchestray.platform.data.order import Indices
     from orchestray.platform.data.stream import Share
     from orchestray.platform.process.wait_clock import Waiting
     from orchestray.platform.run.recorder import Recorder
@@ -43,6 +44,8 @@ class Step:
     """Samples of this worker's share."""
     num_passes: int = 0
     """Micro-batches of this worker's share, each of which is a pass forward and backward."""
+    sample_ids: list[Indices] = field(default_factory=list)
+    """Numbers of these samples in the dataset, a micro-batch each."""
     loss: float | Tensor = 0.0
     """This worker's part of the batch's mean loss; a tensor if it is on a device and not read yet."""
     done_s: float = 0.0
@@ -92,24 +95,21 @@ class UsageSum:
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
-        self._busy_s = self._span_s = self._worked_s = self._waited_s = 0.0
+        self._busy_s = self._span_s = self._worked_s = self._waited_s = self._starved_s = 0.0
         self._bytes_by_link: Counter[str] = Counter()
         self._timeline: list[dict[str, Any]] = []
         self._num_shares = self._num_samples = self._num_passes = 0
         self._order = 0
         """CRC-32 of the numbers of all samples, in the order in which this worker took them."""
 
-    def taken(self, share: Share) -> Share:
-        """Note the samples of a share of this worker, and return it."""
-        for micro_batch in share.micro_batches:
-            self._order = crc32(micro_batch.sample_ids.tobytes(), self._order)
-        return share
-
     def add(self, steps: Sequence[Step], usage: Usage | None) -> dict[str, float]:
         """Add steps and what their network used; return `bubble`, for the metric line, if there is a schedule."""
         self._num_shares += len(steps)
         self._num_samples += sum([step.num_samples for step in steps])
         self._num_passes += sum([step.num_passes for step in steps])
+        for step in steps:
+            for ids in step.sample_ids:
+                self._order = crc32(ids.tobytes(), self._order)
         if usage is None:
             return {}
         self._busy_s += usage.busy_s
@@ -120,12 +120,22 @@ class UsageSum:
 
     @contextlib.contextmanager
     def training(self, waiting: Waiting) -> Iterator[None]:
-        """Count the time inside as training, except for what this worker spends waiting."""
-        began_s, waited_before_s = time.perf_counter(), waiting.total_s
+        """Count the time inside as training, except for what this worker spends waiting for others or for samples."""
+        began_s, waited_before_s, starved_before_s = time.perf_counter(), waiting.total_s, self._starved_s
         yield
         waited_s = waiting.total_s - waited_before_s
         self._waited_s += waited_s
-        self._worked_s += time.perf_counter() - began_s - waited_s
+        self._worked_s += time.perf_counter() - began_s - waited_s - (self._starved_s - starved_before_s)
+
+    def awaited(self, shares: Iterator[Share]) -> Iterator[Share]:
+        """Yield shares, and count the seconds in which the next one was not there; for use inside of `training`."""
+        while True:
+            began_s = time.perf_counter()
+            share = next(shares, None)
+            self._starved_s += time.perf_counter() - began_s
+            if share is None:
+                return
+            yield share
 
     def summary(self) -> dict[str, Any]:
         """Return all sums as JSON values."""
@@ -142,6 +152,7 @@ class UsageSum:
                 "order": self._order,
                 "busy_s": round(self._worked_s, 6),
                 "waited_s": round(self._waited_s, 6),
+                "starved_s": round(self._starved_s, 6),
             },
         }
 

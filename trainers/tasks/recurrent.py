@@ -59,7 +59,8 @@ class RecurrentModel(nn.Module):
 
     def run_report(self) -> dict[str, int]:
         """Return the number of streams whose state this worker has `carried` to the next batch; empty without any."""
-        num_carried = 0 if self.carried is None else int(self.carried.any(dim=1).sum())
+        carried = self._buffers["carried"]
+        num_carried = 0 if carried is None else int(carried.any(dim=1).sum())
         return {"carried": num_carried} if num_carried else {}
 
     def forward(self, tokens: Tensor, stream: Tensor | None = None, begins: Tensor | None = None) -> Tensor:

@@ -61,7 +61,8 @@ RESULT = {
     "parts": "Classes that carried out the run, as found on the live objects of its processes.",
     "reports": "What some of these objects measured of their own work, by class: each object's, process by process.",
     "arithmetic": "How torch computed on the first worker: determinism, precision of products, TF32.",
-    "workers": "Of each worker: `shares` and `samples` computed, in `passes`, `busy_s`, and `waited_s` for the others. "
+    "workers": "Of each worker: `shares` and `samples` computed, in `passes`, `busy_s`, `waited_s` for the others, and "
+    "`starved_s` for samples that were not read yet. "
     "`order` is a checksum of its samples: two runs with the same one had the same samples in the same order.",
     "initial": "Before the first step: weights `drawn` (`train.init`), tensors `loaded`, parameters `frozen`.",
     "busy_s": "Seconds in which each worker of a pipeline computed.",

@@ -118,13 +118,19 @@ def test_lock_step_replicas_in_stages_are_the_single_process(tmp_path: Path, exc
     assert sum(shares) == 2 * 2 * 4
 
 
-def test_distbelief_of_two_replicas_in_two_stages_reaches_the_loss_of_the_single_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("partitions", ["pipeline", "tensor"])
+def test_distbelief_of_two_replicas_in_two_partitions_reaches_the_loss_of_the_single_process(
+    tmp_path: Path, partitions: str
+) -> None:
     plain = {"steps": 30, "optimizer": {"type": "sgd", "lr": 0.6}, "batch_size": 48}
-    found = train_staged(task, staged_settings(TWO_BY_TWO, {"consistency": "asynchronous"}, **plain), tmp_path)
+    settings = staged_settings({"data": 2, partitions: 2}, {"consistency": "asynchronous"}, **plain)
+    assert settings.exchange["shards"] == 2
+    found = train_staged(task, settings, tmp_path)
     wanted = train_laid_out(task, layout_settings(**plain))
     assert sum(found.losses[-10:]) <= 1.2 * sum(wanted.losses[-10:])
     assert sum(found.outcome.staleness.values()) == 2 * 30
-    assert all(one["bytes"] > 0 for one in found.workers)  # activations and gradients pass between stages
+    assert all(one["bytes"] > 0 for one in found.workers)  # activations and gradients pass between partitions
+    assert len(found.workers) == 2 * 2
 
 
 def test_each_stage_s_first_server_keeps_the_stage_s_running_statistics(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.parallel.tensor.branches import Branches
 from orchestray.trainers.tasks.digits_networks import (
     DeepBelief,
@@ -124,41 +126,64 @@ def test_treenets_ensemble_aware_loss_is_that_of_the_mean_of_probabilities() -> 
 # -- deep stacking -----------------------------------------------------------------------------------------------------
 
 
+def count_products(counted: dict[int, list[int]], model: nn.Module, group: Collective) -> None:
+    """Note for each worker how many products each of its forward passes takes."""
+    forward, own = model.forward, counted.setdefault(group.rank, [])
+
+    def counting(x: Tensor) -> Tensor:
+        with FlopCounterMode(display=False) as counter:
+            y: Tensor = forward(x)
+        own.append(counter.get_total_flops() // 2)
+        return y
+
+    model.forward = counting  # type: ignore[method-assign]
+
+
 def test_deep_stacking_networks_compute_the_raw_part_of_every_layer_at_once() -> None:
     num_inputs, width, depth = 20, 4, 3
     model, x = DeepStacking(num_inputs, width, depth, 5).double(), torch.randn(6, num_inputs, dtype=torch.float64)
     # Layer by layer, each a fully connected one of the raw data and all results before it.
-    seen, sequential_macs = x, 0
-    for layer in range(depth):
-        weight = model.raw.weight[width * layer : width * (layer + 1)]
-        if layer:
-            weight = torch.cat([weight, model.previous[layer - 1].weight], 1)
-        hidden = torch.sigmoid(nn.functional.linear(seen, weight, model.raw.bias[width * layer : width * (layer + 1)]))
-        y = model.upper[layer](hidden)
-        seen, sequential_macs = torch.cat([seen, y], 1), sequential_macs + weight.numel()
+    seen = x
+    with FlopCounterMode(display=False) as counter:
+        for layer in range(depth):
+            rows = slice(width * layer, width * (layer + 1))
+            weight = model.raw.weight[rows]
+            if layer:
+                weight = torch.cat([weight, model.previous[layer - 1].weight], 1)
+            y = model.upper[layer](torch.sigmoid(nn.functional.linear(seen, weight, model.raw.bias[rows])))
+            seen = torch.cat([seen, y], 1)
+    sequential = counter.get_total_flops() // 2
     torch.testing.assert_close(model(x), y, rtol=1e-12, atol=1e-12)
     # A worker a layer: the raw parts are computed side by side, what is left one after another is small.
-    _, workers = check_same(model, {"raw": "output_gathered"}, depth, Run(x))
-    previous_macs = sum(part.weight.numel() for part in model.previous)
-    for worker in workers:
+    counted: dict[int, list[int]] = {}
+    _, workers = check_same(
+        model, {"raw": "output_gathered"}, depth, Run(x, num_steps=1, before=partial(count_products, counted))
+    )
+    for rank, worker in enumerate(workers):
         assert worker.state["raw.weight"].shape == (width, num_inputs)
-        path_macs = worker.state["raw.weight"].numel() + previous_macs
-        assert path_macs == sequential_macs - (depth - 1) * width * num_inputs
+        # What a worker computes it computes one after another: of the raw parts that is one, not all.
+        (on_path,) = counted[rank]
+        assert on_path == sequential - (depth - 1) * len(x) * width * num_inputs
 
 
 # -- restricted Boltzmann machines -------------------------------------------------------------------------------------
 
 
-def test_data_parallel_rbm_has_the_gradient_of_cd_1() -> None:
-    model = RestrictedBoltzmann(6, 4, is_sampled=False).double()
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_data_parallel_rbm_has_the_gradient_of_cd_1(is_sampled: bool) -> None:
+    model = RestrictedBoltzmann(6, 4, is_sampled=is_sampled).double()
+    nn.init.normal_(model.weight)
     data = torch.rand(5, 6, dtype=torch.float64)
+    state = torch.get_rng_state()
     model(data)[:, 0].mean().backward()
 
     def hidden(visible: Tensor) -> Tensor:
         return torch.sigmoid(visible @ model.weight.T + model.hidden)
 
     with torch.no_grad():
-        rebuilt = torch.sigmoid(hidden(data) @ model.weight + model.visible)
+        torch.set_rng_state(state)
+        states = torch.bernoulli(hidden(data)) if is_sampled else hidden(data)  # zeros and ones, or probabilities
+        rebuilt = torch.sigmoid(states @ model.weight + model.visible)
         expected = -(hidden(data).T @ data - hidden(rebuilt).T @ rebuilt) / 5
         torch.testing.assert_close(model.weight.grad, expected, rtol=1e-12, atol=1e-14)
         torch.testing.assert_close(model.visible.grad, -(data - rebuilt).mean(0), rtol=1e-12, atol=1e-14)

@@ -32,14 +32,31 @@ def test_gossip_reaches_nearly_all_of_8_to_1024_nodes_in_1_639_log2_m_rounds() -
 
 
 @cache
-def gossiped(data: int) -> list[Trained]:
-    exchange = {"type": "gossip"} if data > 1 else {}
+def gossiped(data: int, peers: int = 1, seed: int = 0) -> list[Trained]:
+    exchange = {"type": "gossip", "peers": peers} if data > 1 else {}
     optimizer = {"type": "sgd", "lr": 0.1}
-    return train(digits(), data, exchange=exchange, steps=24, optimizer=optimizer, precision="float32")
+    return train(digits(), data, exchange=exchange, steps=24, optimizer=optimizer, precision="float32", seed=seed)
 
 
 def vector(state: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([tensor.double().flatten() for tensor in state.values()])
+
+
+def error_of(replicas: list[Trained]) -> float:
+    """Return the root of the mean square distance of the replicas from their mean."""
+    ends = torch.stack([vector(replica.after) for replica in replicas])
+    return float((ends - ends.mean(0)).square().sum(1).mean().sqrt())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_consensus_error_of_gossip_sgd_grows_with_the_replicas_and_falls_with_the_nodes_talked_to(
+    seed: int,
+) -> None:
+    """Compare 2, 4 and 8 replicas that talk to one other each, and 8 that talk to three, the survey's usual number."""
+    errors = [error_of(gossiped(data, seed=seed)) for data in (2, 4, 8)]
+    assert errors[0] == 0
+    assert 0 < 1.3 * errors[1] < errors[2] < 4 * errors[1]
+    assert error_of(gossiped(8, peers=3, seed=seed)) < 0.75 * errors[2]
 
 
 @pytest.mark.parametrize("data", [2, 4, 5])
@@ -48,8 +65,7 @@ def test_gossip_sgd_replicas_stay_near_each_other_and_their_mean_learns_like_one
     replicas = gossiped(data)
     ends = torch.stack([vector(replica.after) for replica in replicas])
     start = vector(replicas[0].before)
-    mean = ends.mean(0)
-    consensus_error = (ends - mean).square().sum(1).mean().sqrt()
+    mean, consensus_error = ends.mean(0), error_of(replicas)
     assert (consensus_error > 0) == (data > 2)  # two make a complete graph
     assert consensus_error < 0.35 * (mean - start).norm()
     assert (mean - vector(one.after)).norm() < 0.2 * (vector(one.after) - start).norm()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestray.trainers.loop.replica import Replica
+from orchestray.trainers.tasks.paced_digits import PacedDigits
 from support.central import run_all
 from support.layouts import layout_settings, train_laid_out
 from support.patience import PATIENCE_S
@@ -114,3 +115,19 @@ def test_what_feeds_a_pipeline_that_stands_still_is_held_up_by_bounded_queues(he
     train_laid_out(made, SETTINGS)
     assert len(reads) == 2
     assert max(leads) == MOST_AHEAD
+
+
+class _Paced(PacedDigits):
+    """Digits at a pace, and the event by which the tests above are told that the training begins."""
+
+    is_training = threading.Event()
+
+
+def test_a_pipeline_is_no_faster_than_what_feeds_it_and_counts_the_time_without_samples() -> None:
+    per_s, batch = 400.0, SETTINGS.batch_size
+    outcome = train_laid_out(lambda: _Paced(per_s, hidden=[16], validation_fraction=0.02), SETTINGS).outcome
+    # All samples, but for those that may have been read before the training began.
+    fed_s = (STEPS * batch - MOST_AHEAD // MICRO_BATCHES * batch) / per_s
+    assert outcome.training_s >= fed_s
+    for worker in (one["worker"] for one in outcome.usage):
+        assert 0 < worker["starved_s"] <= outcome.training_s - worker["busy_s"] - worker["waited_s"]

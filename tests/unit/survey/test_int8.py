@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.serving.config.load import load_serve_config
@@ -16,6 +15,7 @@ from orchestray.serving.models import small_devices
 from orchestray.serving.models.load import load_served_model
 from orchestray.serving.models.quantize import Int8Linear, quantize_int8
 from orchestray.serving.models.served import ServedModel
+from orchestray.trainers.survey.lab.timing import quiet_profiler
 from support.served import written_run
 
 
@@ -34,7 +34,7 @@ def test_a_small_net_in_int8_takes_a_quarter_of_the_bytes_and_is_as_accurate(
     def given(ways: Mapping[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[float]]:
         """Look at what is timed in each way, and say how long it takes."""
         for name, way in ways.items():
-            with profile(activities=[ProfilerActivity.CPU]) as seen:
+            with quiet_profiler() as seen:
                 assert way().shape == (1, 10)
             timed[name] = " ".join(event.name for event in seen.events())
         return {"float32": [3.0, 1.0, 2.0], "int8": [7.0, 5.0, 6.0]}

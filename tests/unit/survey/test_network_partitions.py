@@ -6,6 +6,7 @@ an image and "one weird trick" in the files of their styles beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -17,8 +18,12 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.parallel.tensor.branches import Branches
 from orchestray.trainers.parallel.tensor.locality import LocallyConnected2d, Tiled, TiledConv2d
 from orchestray.trainers.survey.matmul import all_to_all_layer, redundant_layer
+from orchestray.trainers.tasks.digits_networks import LocallyConnectedDigits
+from orchestray.trainers.tasks.inception import inception
+from support.layouts import layout_settings, train_laid_out
 from support.split_training import Run, check_same, train_split
 from support.threads import run_replicas
+from support.training import digits
 
 FLOAT_BYTES = 8
 
@@ -56,8 +61,19 @@ def counting(events: dict[int, list[str]]) -> Any:
 
 
 def test_inception_branch_parallelism_has_only_two_synchronization_points() -> None:
+    """Train blocks of four paths by a worker a path: they meet at the concatenation, and before the paths."""
+    events: dict[int, list[str]] = {}
+    run = Run(random(2, 1, 8, 8), num_steps=1, before=counting(events))
+    _, workers = check_same(of(*inception([8, 12], 3, side=8)), {"2": "branches", "4": "branches"}, 4, run)
+    assert list(events.values()) == [["start_exchange"] * 2 + ["start_all_reduce"] * 2] * 4
+    for block in ("2.branches.", "4.branches."):
+        held = [
+            [name for name, value in w.gradients.items() if name.startswith(block) and value.numel()] for w in workers
+        ]
+        paths = [{name.split(".")[2] for name in names} for names in held]
+        assert sorted(paths, key=min) == [{"0"}, {"1"}, {"2"}, {"3"}]
     for merge, expected in (("concat", "start_exchange"), ("sum", "start_all_reduce")):
-        events: dict[int, list[str]] = {}
+        events.clear()
         branches: list[nn.Module] = [nn.Conv2d(2, 2, 1) for _ in range(4)]
         model = of(Branches(branches, merge))  # type: ignore[arg-type]
         train_split(model, {"0": "branches"}, 4, Run(random(2, 2, 4, 4), num_steps=1, before=counting(events)))
@@ -87,24 +103,35 @@ def test_locally_connected_networks_send_no_gradients_between_tiles() -> None:
     for worker in workers:
         assert worker.split is not None
         assert not worker.split.partial  # no gradient is added up: 0 bytes
+        # What is sent is a row of the second layer's inputs and of the first one's, the gradients of the former, and
+        # the outputs to be put together: activations, none of whose sizes has to do with the weights.
+        rows, outputs = 2 * (2 * 6 + 2 * 3 * 4), 2 * 2 * 4 * 2
+        assert worker.bytes_sent == (rows + outputs) * FLOAT_BYTES
     # And a worker holds the weights of its rows alone.
     assert sum(worker.num_held for worker in workers) == plain.num_held
     assert max(worker.num_held for worker in workers) == plain.num_held // 2
 
 
 def test_coates_lcn_model_parallel_cluster_sends_far_less_than_the_same_size_cnn() -> None:
-    """Compare a step of local layers over tiles with one of as many weights in convolutions on replicas."""
-    local = of(LocallyConnected2d(2, 8, (12, 12), 3), nn.Tanh(), LocallyConnected2d(8, 8, (10, 10), 3))
-    workers = train_split(local, {"": "height"}, 2, Run(random(2, 2, 12, 12), inputs_need_gradient=False))
-    num_weights = sum(parameter.numel() for parameter in local.parameters())
-    width = round((num_weights / (2 * 9)) ** 0.5)
-    same_size = nn.Sequential(nn.Conv2d(2, width, 3), nn.Tanh(), nn.Conv2d(width, width * 2, 3))
-    num_same = sum(parameter.numel() for parameter in same_size.parameters())
+    """Count the bytes of steps on three workers: of local layers over tiles, and of as many weights in convolutions."""
+    width = 256
+
+    def cnn() -> Any:
+        return digits(model="cnn", hidden=[width, width + 8])
+
+    def local() -> Any:
+        return LocallyConnectedDigits(64)
+
+    num_weights, num_same = (sum(p.numel() for p in task().build_model().parameters()) for task in (local, cnn))
     assert num_same == pytest.approx(num_weights, rel=0.05)
-    # No gradient is sent: the bytes are those of the passes.
-    assert all(worker.split is not None and not worker.split.partial for worker in workers)
-    # Replicas add up every gradient: 2 (P - 1) / P of them each (Patarasuk and Yuan 2009).
-    assert all(worker.bytes_sent < 0.1 * num_same * FLOAT_BYTES for worker in workers)
+
+    def sent(task: Callable[[], Any], network: Mapping[str, Any]) -> float:
+        settings = layout_settings({"microbatches": 1, **network}, steps=2, validate_every_steps=2)
+        return train_laid_out(task, settings).lines[0]["bytes_sent"]  # type: ignore[no-any-return]
+
+    of_local = sent(local, {"tensor": 3})
+    assert 0 < of_local < 0.1 * sent(cnn, {"data": 3})
+    assert of_local < 0.1 * sent(cnn, {"tensor": 3, "plan": "spatial"})  # tiles of the images for both
 
 
 def test_tiled_networks_send_no_halo_and_share_weights_between_tiles_as_designed() -> None:

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.comm.channel import thread_pair
-from orchestray.platform.comm.collective import Collective
-from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.durability.persistence import DiskLog, restore
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.assignments import Compute
 from orchestray.trainers.ps.protocol.partition import ALIGNMENT, FlatModel, Partition
+from support import central_run
 from support.central import (
     Plan,
     Schedule,
@@ -26,11 +25,11 @@ from support.central import (
     make_data,
     make_model,
     run_all,
-    share_loss,
     spawn,
     train_central,
 )
-from support.threads import run_replicas
+from support.layouts import layout_settings, train_laid_out
+from support.training import few_digits, same_bits
 
 torch.set_num_threads(1)
 
@@ -64,6 +63,7 @@ def test_staleness_is_told_of_every_gradient_and_a_log_of_the_run_tells_it_again
     schedule.servers.follow(0, DiskLog(tmp_path))
     told = schedule.run()
     histogram = schedule.servers.machines[0].lead.progress.staleness
+    assert told == schedule.others_between  # counted beside the servers
     assert {value: told.count(value) for value in set(told)} == dict(histogram)
     assert max(told) >= 3
     again = plan.machine(0)
@@ -72,38 +72,15 @@ def test_staleness_is_told_of_every_gradient_and_a_log_of_the_run_tells_it_again
     assert torch.equal(again.shard.values, schedule.after)
 
 
-def allreduced(plan: Plan) -> Tensor:
-    """Train two replicas that sum the gradients of their shares."""
-
-    def replica(collective: Collective) -> Tensor:
-        model = make_model()
-        flat, optimizer = FlatModel(model), make_optimizer(**plan.optimizer)
-        named = [(name, parameter.detach()) for name, parameter in model.named_parameters()]
-        optimizer.init(named)
-        settings = plan.settings
-        for step in range(1, plan.steps + 1):
-            flat.begin()
-            epoch, index = divmod(step - 1, settings.steps_per_epoch)
-            share, pieces = settings.shares(step, 2)[collective.rank]
-            samples = settings.batch_samples(step)
-            share_loss(model, Compute(0, step, epoch, index, share, 2, pieces, samples, 0, 1, 0))
-            gradient = flat.gradient
-            collective.all_reduce(gradient)
-            parts = gradient.split_with_sizes([parameter.numel() for _, parameter in named])
-            gradients = [part.view_as(parameter) for part, (_, parameter) in zip(parts, named, strict=True)]
-            optimizer.step([parameter for _, parameter in named], gradients, plan.lr)
-        return flat.values
-
-    first, second = run_replicas(2, replica)
-    assert torch.equal(first, second)
-    return first
-
-
 @pytest.mark.parametrize("optimizer", [{"type": "sgd", "momentum": 0.9}, {"type": "adam"}])
-def test_a_centralised_parameter_server_is_allreduce_bit_for_bit(optimizer: dict[str, Any]) -> None:
+def test_a_centralised_parameter_server_is_allreduce_bit_for_bit(optimizer: dict[str, Any], tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {"optimizer": {**optimizer, "lr": 0.05}, "steps": 7}
+    found = central_run.train_central(few_digits, central_run.central_settings(2, **chosen), tmp_path)
+    reduced = train_laid_out(few_digits, layout_settings({"data": 2}, **chosen))
+    assert same_bits(found.weights, reduced.weights)
+    assert found.losses == reduced.losses
     plan = Plan("synchronous", num_workers=2, optimizer=optimizer)
     values, _, workers = train_central(plan)
-    assert torch.equal(values, allreduced(plan))
     assert sum(worker.client.bytes_sent for worker in workers) == 2 * plan.steps * values.nbytes
 
 

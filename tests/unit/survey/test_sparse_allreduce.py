@@ -19,6 +19,11 @@ from orchestray.trainers.sync.compressed.sparse_sum import SparseSum, Way
 from support.threads import run_replicas
 
 LENGTH = 400
+WAYS: list[tuple[Way, int]] = [
+    *(("gather", size) for size in (2, 3, 4, 5)),
+    *(("doubling", size) for size in (2, 4, 8)),
+]
+"""Ways of the sum, each with numbers of ranks."""
 Vector = tuple[Tensor, Tensor]
 
 
@@ -51,8 +56,7 @@ def summed(
     return [found for found, _ in told], [sent for _, sent in told]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
-@pytest.mark.parametrize("way", ["gather", "doubling"])
+@pytest.mark.parametrize(("way", "size"), WAYS)
 def test_the_sparse_sum_is_the_dense_sum_and_the_same_bits_everywhere(way: Way, size: int) -> None:
     def vector(rank: int, step: int) -> Vector:
         return drawn(rank, step, (0, 1, 30, 200, LENGTH)[(step - 1) // 2])
@@ -114,8 +118,7 @@ def test_merging_sends_less_than_gathering_where_places_coincide_and_no_more_whe
         assert by_way["doubling"] <= factor * by_way["gather"] + 8 * rounds + 16 * (size - 1)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
-@pytest.mark.parametrize("way", ["gather", "doubling"])
+@pytest.mark.parametrize(("way", "size"), WAYS)
 def test_when_places_repeat_only_values_are_sent(way: Way, size: int) -> None:
     def repeated(rank: int, step: int) -> Vector:
         return drawn(rank, 7 if step < 4 else 8, 30)[0], drawn(rank, step, 30)[1]
@@ -144,6 +147,15 @@ def test_the_sum_of_the_largest_hundredth_costs_a_fraction_of_the_dense_one() ->
     )
     ring = 2 * (size - 1) * 4 * length / size
     assert max(rows[0] for rows in sent) < ring / 30
+
+
+def test_pairs_are_merged_among_a_power_of_two_of_workers_and_gathered_among_others() -> None:
+    chosen = [
+        run_replicas(size, lambda collective: SparseSum(collective, 1, torch.float64).way)[0] for size in (2, 3, 4)
+    ]
+    assert chosen == ["gather", "gather", "doubling"]
+    with pytest.raises(ValueError, match="needs a power of two of ranks, got 3"):
+        run_replicas(3, lambda collective: SparseSum(collective, 1, torch.float64, "doubling"))
 
 
 def test_a_lone_worker_sends_nothing() -> None:

@@ -71,7 +71,8 @@ def add_usage(outcome: Outcome, workers: Sequence[Usage], servers: Sequence[Usag
     leaves = [one for one in servers if "across_bytes" in one]
     if leaves:
         across, dense = (sum(one[key] for one in leaves) for key in ("across_bytes", "across_dense_bytes"))
-        outcome.summary |= {"bytes_across_groups": {"sent": across, "dense": dense}}
+        part = round(across / dense, 6) if dense else None
+        outcome.summary |= {"bytes_across_groups": {"sent": across, "dense": dense, "part": part}}
     if replicated := [one["replicated_bytes"] for one in servers if "replicated_bytes" in one]:
         outcome.summary |= {"bytes_replicated": sum(replicated)}
     if num_retries := sum(one.get("read_retries", 0) for one in workers):

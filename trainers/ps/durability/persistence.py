@@ -58,12 +58,17 @@ class DiskLog:
         self._limit_bytes = log_bytes
         self._machine: Machine | None = None
         self._log: IO[bytes] | None = None
-        self._num_entries = 0
+        self._num_entries = self._first_entry = 0
+
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `entries` written; empty before the first one."""
+        written = self._num_entries - self._first_entry
+        return {"entries": written} if written else {}
 
     def begin(self, machine: Machine) -> None:
         self._machine = machine
         self._directory.mkdir(parents=True, exist_ok=True)
-        self._num_entries = max(_snapshots(self._directory), default=-1) + 1
+        self._num_entries = self._first_entry = max(_snapshots(self._directory), default=-1) + 1
         self._begin_log()
 
     def append(self, entry: Entry, tensors: Sequence[Tensor]) -> Callable[[], None]:

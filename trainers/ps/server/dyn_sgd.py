@@ -44,6 +44,11 @@ class Revision:
         """
         self.global_lr = global_lr
         self._rounds = [_Round(version)]
+        self._num_changes = self._num_revised = 0
+
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `changes`, and of those that `revised` a round; empty before the first one."""
+        return {"changes": self._num_changes, "revised": self._num_revised} if self._num_changes else {}
 
     @torch.no_grad()
     def revise(self, change: Tensor, read_version: int, version: int) -> Tensor:
@@ -63,9 +68,11 @@ class Revision:
             self._rounds.append(_Round(version + 1))
             del self._rounds[:-NUM_ROUNDS]
         mine.num_changes += 1
+        self._num_changes += 1
         if mine.mean is None:
             mine.mean = change.clone()
             return change * self.global_lr
+        self._num_revised += 1
         moved = (change - mine.mean) / mine.num_changes
         mine.mean += moved
         return moved * self.global_lr

@@ -31,11 +31,15 @@ class Softsync:
         """Step, weight and unused parameters of each push in the sum."""
         self._taken = [0, 0]
         """Updates and pushes that have been taken."""
+        self._num_scaled = 0
 
     def run_report(self) -> dict[str, int]:
-        """Return the number of `updates`, and that of the `pushes` they were made of; empty before the first one."""
+        """Return the number of `updates`, of `pushes` they were made of, and of pushes that were `scaled` down.
+
+        It is empty before the first update.
+        """
         updates, pushes = self._taken
-        return {"updates": updates, "pushes": pushes} if updates else {}
+        return {"updates": updates, "pushes": pushes, "scaled": self._num_scaled} if updates else {}
 
     @torch.no_grad()
     def add(self, gradient: Tensor, scale: float, step: int, weight: float, unused: Sequence[str]) -> bool:
@@ -49,6 +53,7 @@ class Softsync:
             unused: parameters that it has no gradient for.
         """
         self._sum.add_(gradient, alpha=scale)
+        self._num_scaled += scale < 1
         self._parts.append((step, weight, sorted(unused)))
         return len(self._parts) == self._num_pushes
 

@@ -57,10 +57,16 @@ class PushesEach:
         # A bound on the staleness holds for parameters that are fetched after the order, which may come later.
         self._together = central.shards == 1 and not (self._each_is_an_update and central.consistency == "stale")
         self.wants_parameters = False
+        self._num_pushes = 0
+
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `pushes`; empty before the first one."""
+        return {"pushes": self._num_pushes} if self._num_pushes else {}
 
     def push(self, computed: Computed) -> list[Order]:
         worker = self._worker
         shorter = worker.shorter()
+        self._num_pushes += 1
         done = worker.client.push(
             [computed.order],
             worker.contribution(computed) if shorter is None else shorter,
@@ -106,6 +112,15 @@ class PushesLater:
         self._since_fetch = 0
         self._to_be_alone: set[int] = set()
         """Shares that some servers already have as parts of a sum."""
+        self._most_pushed = self._most_between = 0
+
+    def run_report(self) -> dict[str, int]:
+        """Return the most shares of a push and those computed between two fetches; empty before the first push.
+
+        They are `shares_a_push` and `shares_a_fetch`.
+        """
+        shares = {"shares_a_push": self._most_pushed, "shares_a_fetch": self._most_between}
+        return shares if self._most_pushed else {}
 
     @torch.no_grad()
     def push(self, computed: Computed) -> list[Order]:
@@ -117,6 +132,7 @@ class PushesLater:
             return orders + self.settle()
         self._collect(computed, gradient)
         self._since_fetch += 1
+        self._most_between = max(self._most_between, self._since_fetch)
         if self._since_fetch >= self._fetch_every:
             self._since_fetch, self.wants_parameters = 0, True
         elif self._decoupled:
@@ -141,6 +157,7 @@ class PushesLater:
         if self._decoupled:
             self._since_fetch, self.wants_parameters = 0, True
         collected, self._collected = self._collected, []
+        self._most_pushed = max(self._most_pushed, len(collected))
         if self._sum is None:
             self._sending = self._worker.flat.hand_over(self._sending)
         else:

@@ -7,8 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from orchestray.platform.comm.channel.base import ChannelClosedError, ChannelError
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.retries import READS
@@ -62,7 +60,7 @@ class EmployedHost(TaskHost, ReroutedHost):
     def usage(self) -> dict[str, Any]:
         """Return this worker's counters and the peak of its memory."""
         counts = {name: round(count, 6) for name, count in self._counts().items()}
-        memory = peak_memory_bytes(torch.device("cpu"))
+        memory = peak_memory_bytes(self._device)
         found = {"parts": parts_of(self), "reports": reports_of(self)}
         return {"memory": memory, **counts, "read_retries": READS.num_retries, **found}
 

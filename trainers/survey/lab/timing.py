@@ -47,7 +47,7 @@ def times_s(
 
 
 @contextmanager
-def quiet_profiler() -> Iterator[profile]:
+def quiet_profiler() -> Iterator[Any]:  # a `profile`, whose methods torch has not typed
     """Have torch's profiler look at the CPU inside, and drop what its C++ code writes when it starts and stops."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -46,6 +46,11 @@ class AllReduce(ExchangeBase):
         self._overlap = overlap
         self._filling: Filling[FlatBucket] | None = None
         self._sums: ExactSums | None = None
+        self._num_sums = 0
+
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `sums`: gradients of all replicas, added up for a step; empty before the first one."""
+        return {"sums": self._num_sums} if self._num_sums else {}
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
@@ -82,6 +87,7 @@ class AllReduce(ExchangeBase):
         for bucket in filling.buckets:
             bucket.pending.wait()
         used_anywhere, totals = sums.read()
+        self._num_sums += 1
         for bucket in filling.buckets:
             bucket.hand_out(used_anywhere)
         return totals[: len(extras)]

@@ -42,11 +42,13 @@ class SparseSum:
         num_values: length of the vectors.
         dtype: type of their values.
         way: `gather`: each rank sends its pairs to all others, which add them up in rank order. `doubling`: in each of
-            log2 P rounds, pairs of ranks merge what they have; ranks beyond a power of two hand in theirs before, and
-            get the sum after. `auto`: doubling if the number of ranks is a power of two: it never sends more than
-            gathering, and less where indices coincide. Otherwise gathering, because handing in and out costs more than
-            it saves.
+            log2 P rounds, pairs of ranks merge what they have. `auto`: doubling if the number of ranks is a power of
+            two: it never sends more than gathering, and less where indices coincide. Otherwise gathering: to hand in
+            the pairs of ranks beyond a power of two, and the sum back, would cost more than doubling saves.
         coder: codes the vectors that everybody sends to everybody, in the form of its own; None: values as they are.
+
+    Raises:
+        ValueError: doubling is asked for, and the number of ranks is not a power of two.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class SparseSum:
         self._num_values = num_values
         self._dtype = dtype
         is_power = collective.size & (collective.size - 1) == 0
+        if way == "doubling" and not is_power:
+            raise ValueError(f"recursive doubling needs a power of two of ranks, got {collective.size}")
         self.way = way if way != "auto" else "doubling" if is_power and collective.size > 2 else "gather"
         self._indices: Tensor | None = None
         """Indices of this rank's last vector."""
@@ -131,24 +135,14 @@ class SparseSum:
     # -- recursive doubling --------------------------------------------------------------------------------------------
 
     def _doubled(self, indices: Tensor, values: Tensor) -> Tensor:
-        collective = self._collective
-        rank, power = collective.rank, 1 << (collective.size.bit_length() - 1)
         if not self._repeats:
             self._merges = []
         self._next_merge = 0
-        if rank >= power:
-            self._send(rank - power, indices, values)
-            return self._dense(*self._receive(rank - power, None, values.device))
-        if rank + power < collective.size:
-            indices, values = self._merged(indices, values, *self._receive(rank + power, self._known(), values.device))
         distance = 1
-        while distance < power:
-            peer = rank ^ distance
-            theirs = self._swap(peer, indices, values)
+        while distance < self._collective.size:
+            theirs = self._swap(self._collective.rank ^ distance, indices, values)
             indices, values = self._merged(indices, values, *theirs)
             distance *= 2
-        if rank + power < collective.size:
-            self._send(rank + power, indices, values, final=True)
         return self._dense(indices, values)
 
     def _known(self) -> _Merge | None:
@@ -167,8 +161,8 @@ class SparseSum:
         total[merge.theirs] += values  # a + b has the same bits as b + a, so both sides get the same sum
         return merge.merged, total
 
-    def _message(self, indices: Tensor, values: Tensor, final: bool = False) -> Tensor:
-        if self._repeats and not final:
+    def _message(self, indices: Tensor, values: Tensor) -> Tensor:
+        if self._repeats:
             return as_bytes(values.contiguous())
         return pack(indices, values, self._num_values)
 
@@ -187,18 +181,6 @@ class SparseSum:
             self._collective.start_exchange({peer: mine}, {peer: size}).wait()
             arrived = message_of(int(size), message.device)
         self._collective.start_exchange({peer: message}, {peer: arrived}).wait()
-        return self._read(arrived, known)
-
-    def _send(self, peer: int, indices: Tensor, values: Tensor, final: bool = False) -> None:
-        message = self._message(indices, values, final)
-        self._collective.start_exchange({peer: torch.tensor([message.numel()])}, {}).wait()
-        self._collective.start_exchange({peer: message}, {}).wait()
-
-    def _receive(self, peer: int, known: _Merge | None, device: torch.device) -> tuple[Tensor, Tensor]:
-        size = torch.empty(1, dtype=torch.int64)
-        self._collective.start_exchange({}, {peer: size}).wait()
-        arrived = message_of(int(size), device)
-        self._collective.start_exchange({}, {peer: arrived}).wait()
         return self._read(arrived, known)
 
     def _dense(self, indices: Tensor, values: Tensor) -> Tensor:

@@ -55,6 +55,11 @@ class Averaging(LocalUpdates):
         """True if the replicas are the same now."""
         self._mean: list[Tensor] = []
         """Mean of the shared tensors as they are now, once it was computed."""
+        self._num_steps = self._num_meetings = 0
+
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `steps` and of `meetings` after one; empty before the first step."""
+        return {"steps": self._num_steps, "meetings": self._num_meetings} if self._num_steps else {}
 
     def attach(self, model: nn.Module, collective: Collective, pieces: Mapping[str, TensorSlice] | None = None) -> None:
         super().attach(model, collective, pieces)
@@ -77,6 +82,7 @@ class Averaging(LocalUpdates):
     def before_step(self, step: int) -> None:
         super().before_step(step)
         self._starts()
+        self._num_steps += 1
         self.step_metrics, self._met, self._mean = {}, False, []
 
     def after_step(self, step: int) -> None:
@@ -90,6 +96,7 @@ class Averaging(LocalUpdates):
     def meet(self) -> None:
         """Take the mean on all replicas, or what the outer optimizer makes of it."""
         mine = [tensor.clone() for tensor in self._shared]
+        self._num_meetings += 1
         self.average()
         self.step_metrics = {"disagreement": distance(mine, self._shared)}
         if self._outer is not None:

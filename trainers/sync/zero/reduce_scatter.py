@@ -1,8 +1,8 @@
 """Reduce-scatter and all-gather of parts that differ in size, over a flat tensor that holds each rank's region.
 
 Gloo's own reduce-scatter is an all-reduce of the whole tensor (measured: twice the bytes, twice the time), and both
-need parts of one size. So between CPUs the parts are sent directly to the rank that owns them: as many bytes as around
-a ring, (N-1)/N of the whole from each of N ranks, without padding. On GPUs NCCL's own operations are used.
+need parts of one size. So over gloo the parts are sent directly to the rank that owns them: as many bytes as around a
+ring, (N-1)/N of the whole from each of N ranks, without padding. Over NCCL its own operations are used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ReduceScatter:
         self._own = regions.of(flat, collective.rank)
         self.scratch: list[Tensor] = []
         self._pending: Pending
-        if flat.is_cuda:
+        if collective.has_native_scatter:
             self.scratch = [take(regions.stride, flat)]
             self._pending = collective.start_reduce_scatter(self.scratch[0], flat)
             self._own = self.scratch[0].narrow(0, 0, out.numel())
@@ -84,7 +84,7 @@ class AllGather:
     def __init__(self, collective: Collective, regions: Regions, flat: Tensor) -> None:
         """Start the operation. All ranks do so in the same order; each has filled its own region of `flat`."""
         own = regions.of(flat, collective.rank)
-        if flat.is_cuda:
+        if collective.has_native_scatter:
             padded = flat.narrow(0, collective.rank * regions.stride, regions.stride)
             self._pending = collective.start_all_gather(flat, padded)
             return

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +14,7 @@ from orchestray.platform.comm.backend import (
     BackendKind,
     Given,
     apply_nccl_settings,
+    backend_of_stages,
     check_visible,
     choose_backend,
     device_index,
@@ -20,6 +25,55 @@ from orchestray.platform.errors import ClusterError
 
 def on(node: str, gpus: float, *ids: str) -> Given:
     return Given(gpus, node, ids)
+
+
+def packed(gpus: float) -> list[Given]:
+    """Return four workers of one machine, which Ray gives the first GPUs that are free."""
+    ranges = [range(int(rank * gpus), math.ceil((rank + 1) * gpus)) for rank in range(4)]
+    return [on("a", gpus, *map(str, each)) for each in ranges]
+
+
+AMOUNTS = (0, 0.25, 0.5, 1, 2)
+"""GPUs for each worker."""
+OVER_HOST_FOR_PARTS: tuple[BackendKind, ...] = ("gloo", "over_host", "over_host", "nccl", "nccl")
+WITHOUT: tuple[BackendKind, ...] = ("gloo",) * 5
+SITUATIONS: dict[str, tuple[Callable[[float], list[Given]], tuple[BackendKind | None, ...]]] = {
+    "workers on one machine, in a Ray of our own or one that is there": (packed, OVER_HOST_FOR_PARTS),
+    "the same with spares that have taken over on another machine": (
+        lambda gpus: [*packed(gpus)[:2], on("b", gpus, *packed(gpus)[0].ids)],
+        OVER_HOST_FOR_PARTS,
+    ),
+    "a worker on each of two machines": (
+        lambda gpus: [on(node, gpus, *packed(gpus)[0].ids) for node in "ab"],
+        ("gloo", "nccl", "nccl", "nccl", "nccl"),
+    ),
+    "Ray Train, which makes the group before the places are known": (
+        lambda gpus: [Given(gpus)] * 3,
+        OVER_HOST_FOR_PARTS,
+    ),
+    "one worker": (lambda gpus: packed(gpus)[:1], WITHOUT),
+    "the servers beside workers that have GPUs": (lambda _: [Given(0.0)] * 2, WITHOUT),
+    "another worker on a machine without GPUs": (
+        lambda gpus: [*packed(gpus), on("b", 0)],
+        ("gloo", None, None, None, None),
+    ),
+}
+"""Maps situations to what the members are given, and the backend for each of `AMOUNTS`; None: refused."""
+
+
+@pytest.mark.parametrize(("column", "gpus"), list(enumerate(AMOUNTS)))
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_each_amount_of_gpus_has_its_backend_in_each_situation(situation: str, column: int, gpus: float) -> None:
+    members, row = SITUATIONS[situation]
+    if (expected := row[column]) is not None:
+        assert choose_backend(members(gpus)) == expected
+        return
+    with pytest.raises(ClusterError, match=r"4 of 5 workers have a GPU and the others have none.*Set resources"):
+        choose_backend(members(gpus))
+
+
+def test_stages_that_meet_at_their_servers_never_make_a_communicator() -> None:
+    assert [backend_of_stages(on_gpus=on_gpus) for on_gpus in (False, True)] == ["gloo", "over_host"]
 
 
 CASES: dict[str, tuple[list[Given], BackendKind]] = {
@@ -42,6 +96,7 @@ CASES: dict[str, tuple[list[Given], BackendKind]] = {
     "Ray Train: halves may come to share a GPU": ([Given(0.5)] * 2, "over_host"),
     "halves whose machines are known and differ": ([on("a", 0.5), on("b", 0.5)], "nccl"),
     "halves whose machine is known and the same": ([on("a", 0.5), on("a", 0.5)], "over_host"),
+    "a half whose machine is not known yet": ([on("a", 0.5), Given(0.5)], "over_host"),
 }
 
 
@@ -96,6 +151,13 @@ def test_a_gpu_that_torch_does_not_find_is_refused() -> None:
         check_visible(0, 0, "2.13.0+cpu")
     with pytest.raises(ClusterError, match="finds only 1 on its machine"):
         check_visible(1, 1, "2.13.0")
+
+
+def test_each_setting_of_nccl_is_one_that_this_torch_reads() -> None:
+    """Find a variable that torch has renamed: its watchdog would be on, and end the process of a survivor."""
+    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+    read = header.read_text(encoding="utf-8")
+    assert [name for name in NCCL_SETTINGS if f'"{name}"' not in read] == []
 
 
 def test_settings_of_the_user_are_kept() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import HashStore, PrefixStore
 
+from orchestray.platform.comm.backend import BackendKind
 from orchestray.platform.comm.collective import Collective, PeerLostError, ring_bytes
+from orchestray.platform.comm.process_groups import Backend
 from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.comm.thread_group import in_threads
 from orchestray.platform.process.wait_clock import Waiting
@@ -205,6 +207,37 @@ def test_abort_wakes_who_waits_in_this_process_and_whoever_comes_after_is_told()
     assert late.startswith("Rank 1 of 2 lost a peer during all-reduce: ")
     for collective in members:
         collective.close()
+
+
+@pytest.mark.parametrize("kind", ["gloo", "over_host"])
+def test_the_drivers_word_ends_waits_for_a_member_that_is_stuck_and_the_others_meet_again(kind: BackendKind) -> None:
+    """Get no error from the one that is stuck: it has its connections, as NCCL's dead seem to have."""
+    store, backend = HashStore(), Backend(kind)
+
+    def met(name: str, rank: int, size: int) -> Collective:
+        return Collective.gloo(PrefixStore(name, store), rank, size, TIMEOUT_S, backend=backend)
+
+    *others, stuck = in_threads(3, lambda rank: met("first", rank, 3))
+    noticed = [Noticed(), Noticed()]
+    for member, waiting in zip(others, noticed, strict=True):
+        member.waiting = waiting
+
+    def run(rank: int) -> float:
+        if rank == 2:  # the driver
+            assert all(waiting.has_begun.wait(PATIENCE_S) for waiting in noticed)
+            for member in others:
+                member.abort()
+            return 0.0
+        with pytest.raises(PeerLostError):
+            others[rank].all_reduce(torch.ones(8))
+        again, total = met("second", rank, 2), torch.ones(1)
+        again.all_reduce(total)
+        again.close()
+        return total.item()
+
+    assert in_threads(3, run) == [2.0, 2.0, 0.0]
+    for member in (*others, stuck):
+        member.close()
 
 
 def test_abort_wakes_who_waits_for_the_others_to_connect_a_sibling() -> None:

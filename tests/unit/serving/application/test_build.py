@@ -10,7 +10,7 @@ import yaml
 
 from orchestray.platform.errors import ConfigError
 from orchestray.serving import app
-from orchestray.serving.application.deployments import deployment_name
+from orchestray.serving.application.deployments import deployment_name, model_deployment
 from orchestray.serving.application.serve_apps import own_error
 from orchestray.serving.config.load import load_serve_config
 from support.served import written_run
@@ -41,6 +41,17 @@ def test_ray_sets_a_gpu_aside_for_the_process_that_listens_where_it_generates_te
         run = written_run(tmp_path, name, task=task)
         found: Any = app({"run": str(run), "replicas": 2, "resources.gpus_per_worker": 1})
         assert found._bound_deployment.ray_actor_options["num_gpus"] == wanted
+
+
+@pytest.mark.parametrize("gpus", [0, 0.25, 0.5, 1, 2])
+def test_ray_sets_aside_for_each_replica_the_gpus_or_the_fraction_of_one_that_the_config_says(
+    tmp_path: Path, gpus: float
+) -> None:
+    config = load_serve_config(written_run(tmp_path, "digits"), ["replicas=2", f"resources.gpus_per_worker={gpus}"])
+    found: Any = model_deployment(config.models[0], config, "replica", reserves_cpus=True)
+    assert found._bound_deployment.ray_actor_options["num_gpus"] == gpus
+    load, _ = found._bound_deployment.init_args
+    assert load["gpus"] == gpus, "by which its share of the memory is bounded, and its device chosen"
 
 
 @pytest.mark.parametrize("arguments", [{}, {"http.port": 1}, {"run": "a", "config": "b"}])

@@ -30,6 +30,7 @@ from orchestray.serving.batching import Batcher, BatcherClosedError, Greedy
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.config.schema import ModelSection, ServeConfig
 from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState, find_endpoint, state_path
+from orchestray.serving.models import device
 from orchestray.serving.models import load as loading
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.replicas.in_process import in_process
@@ -246,6 +247,14 @@ def test_with_free_first_nothing_keeps_a_model_that_goes_when_the_next_is_loaded
         return served
 
     monkeypatch.setattr(loading, "load_served_model", noted)
+    given_back: list[int] = []
+    release = device.release_memory
+
+    def noted_release() -> None:
+        release()
+        given_back.append(len(seen))
+
+    monkeypatch.setattr(device, "release_memory", noted_release)
     first, second = (config_of(tmp_path, {"run": name, "version": 1}) for name in ("one", "two"))
     with serving(tmp_path, first) as port:
         about = ask(port, "/models", None)[1][0]
@@ -258,6 +267,7 @@ def test_with_free_first_nothing_keeps_a_model_that_goes_when_the_next_is_loaded
         assert update({**second, "update": {"free_first": True}}, runs_dir=tmp_path) == "digits version 1 is replaced"
         ((is_gone, status, answer),) = seen
         assert is_gone
+        assert given_back == [0], "its memory goes back to the device before the next one is loaded"
         assert status == 503
         assert answer["error"] == (
             "The model digits is being replaced, and is not there meanwhile. Send the request again."

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.serving.application import starting
 from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.application.starting import (
     add_generator,
@@ -251,6 +252,19 @@ def test_gpus_are_set_aside_for_the_networks_of_the_process_that_listens(
     resources = {"gpus_per_worker": gpus}
     config = load_serve_config(config_of(runs, *models, replicas=replicas, resources=resources))
     assert gpus_of_listener(config) == wanted
+
+
+def test_a_front_with_a_gpu_of_its_own_takes_no_more_of_its_memory_than_ray_has_set_aside(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds: list[tuple[object, ...]] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: bounds.append(given))
+    monkeypatch.setattr(starting, "assigned_gpus", lambda: ("0",))
+    models = [{"name": name, "run": name} for name in ("text", "loud")]
+    config = load_serve_config(config_of(runs, *models, replicas=2, resources={"gpus_per_worker": 0.4}))
+    starting._take_gpu(config)
+    assert bounds == [(0.8, torch.device("cuda", 0))]
 
 
 def test_a_run_trained_anew_while_its_replicas_start_is_not_generated_with(runs: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestray.serving.models.device import CudaAccelerator, chosen_device, limit_memory
+from orchestray.serving.models.device import CudaAccelerator, chosen_device, limit_memory, release_memory
 
 
 @pytest.mark.parametrize(("num_gpus", "share"), [(0, None), (0.25, 0.25), (1, None), (2, None)])
@@ -23,6 +25,30 @@ def test_a_fraction_of_a_gpu_is_a_share_of_its_memory_and_whole_gpus_have_no_bou
     limit_memory(num_gpus)
     assert bounds == ([] if share is None else [(share, torch.device("cuda", 0))])
     assert chosen_device(num_gpus) == (torch.device("cuda", 0) if num_gpus else torch.device("cpu"))
+
+
+class Cyclic:
+    """A model that only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_memory_of_garbage_goes_back_to_the_gpu_and_one_that_nobody_has_used_stays_so(
+    monkeypatch: pytest.MonkeyPatch, *, touched: bool
+) -> None:
+    model: Any = weakref.ref(Cyclic())
+    freed: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: touched)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(model() is None))
+    gc.disable()
+    try:
+        release_memory()
+    finally:
+        gc.enable()
+    assert model() is None
+    assert freed == [True] * touched, "the model goes first: what it holds cannot be given back"
 
 
 @pytest.mark.parametrize("takes_gradients", [False, True])

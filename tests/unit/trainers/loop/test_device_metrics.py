@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestray.trainers.loop.device_metrics import DeviceMetrics, flops_of_training, peak_flops
+from orchestray.platform.comm.solo import SoloCollective
+from orchestray.trainers.loop.device_metrics import DeviceMetrics, flops_of_training, metrics_of, peak_flops
+from orchestray.trainers.loop.replica import Replica
 from support.layouts import layout_settings, train_laid_out
-from support.training import few_digits
+from support.training import few_digits, stream_of
 
 
 class Recorded:
@@ -60,6 +62,7 @@ def test_a_device_is_asked_how_busy_it_is_once_a_second_and_memory_is_in_every_l
         ("NVIDIA A100-SXM4-40GB", "float32", "highest", 19.5),
         ("NVIDIA A100-SXM4-40GB", "float64", "highest", None),
         ("NVIDIA GeForce RTX 4090", "bfloat16", "highest", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", "highest", None),
     ],
 )
 def test_the_peak_of_a_known_device_is_that_of_the_run_s_precision(
@@ -101,6 +104,26 @@ def test_mfu_of_a_run_is_by_the_stated_peak_and_all_workers(network: dict[str, A
     for before, line in pairwise(lines):
         possible = 0.5e12 * settings.layout.size * (line["time_s"] - before["time_s"])
         assert line["mfu"] == pytest.approx(operations / possible, rel=0.01)  # lines have times in microseconds
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(0.25, 0.25), (1, 1.0), (2, 1.0)])
+def test_a_worker_on_a_gpu_has_the_peak_of_its_share_and_all_three_entries(
+    monkeypatch: pytest.MonkeyPatch, gpus: float, share: float
+) -> None:
+    """Only asking the GPU is recorded here: the model is on the CPU."""
+    asked = {"get_device_name": "NVIDIA H200", "max_memory_allocated": 77, "utilization": 50}
+    for name, answer in asked.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, answer=answer: answer)
+    settings, task = replace(layout_settings(precision="bfloat16"), gpus=gpus), few_digits()
+    replica = Replica(task, settings, stream_of(task, settings))
+    replica.connect(SoloCollective())
+    replica.device = torch.device("cuda", 0)
+    metrics = metrics_of(replica)
+    assert metrics is not None
+    assert metrics.of_step(24, done_s=1.0) == {"gpu_peak_memory_bytes": 77, "gpu_utilization": 0.5}
+    operations = 3 * 2 * (64 * 24 + 24 * 16 + 16 * 10) * 24
+    mfu = metrics.of_step(24, done_s=3.0)["mfu"]
+    assert mfu == pytest.approx(operations / 2.0 / (share * 989.4e12))
 
 
 def test_lines_of_a_cpu_whose_peak_is_not_stated_say_nothing_of_it() -> None:

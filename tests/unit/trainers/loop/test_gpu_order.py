@@ -12,9 +12,11 @@ from torch import Tensor
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.loop.replica import Replica
+from support.device_layouts import Normalised
 from support.gpu_recovery import RunOnGpus
 from support.layouts import layout_settings
 from support.nccl import run_on_gpus
+from support.tiny_task import TinyTask
 from support.training import few_digits, same_bits, stream_of
 
 SCHEDULES = {
@@ -43,15 +45,26 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pipeline and data": {"network": {"pipeline": 2, "data": 2, **EQUAL}},
     "all three": {"network": {"pipeline": 2, "tensor": 2, "data": 2, **EQUAL}},
     "gossip": {"network": {"data": 4, "microbatches": 1}, "exchange": {"type": "gossip"}},
+    # Within a step it sums in other groups than the gradients', forward and backward.
+    "batch normalisation over replicas": {"network": {"data": 3, "microbatches": 2}, "task": Normalised},
+    # Replicas divide an optimizer's work, and send each other its results.
+    **{
+        f"{kind} spread over replicas": {
+            "network": {"data": 3, "microbatches": 1},
+            "optimizer": {"type": kind, "lr": 0.01},
+            "task": TinyTask,
+        }
+        for kind in ("kfac", "natural_gradient", "soap")
+    },
 }
 
 
-def replicas_of(settings: ReplicaSettings) -> list[Replica]:
-    return [new_replica(settings) for _ in range(settings.layout.size)]
+def replicas_of(settings: ReplicaSettings, task: Callable[[], Any] = few_digits) -> list[Replica]:
+    return [new_replica(settings, task()) for _ in range(settings.layout.size)]
 
 
-def new_replica(settings: ReplicaSettings) -> Replica:
-    task = few_digits()
+def new_replica(settings: ReplicaSettings, task: Any = None) -> Replica:
+    task = task or few_digits()
     return Replica(task, settings, stream_of(task, settings))
 
 
@@ -69,11 +82,13 @@ def in_turn(replicas: list[Replica]) -> Callable[[Collective], dict[str, Tensor]
 @pytest.mark.parametrize("num_seeds", [2, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_trains_to_the_same_bits_in_any_order_and_never_stands_still(name: str, num_seeds: int) -> None:
-    settings = layout_settings(**LAYOUTS[name], steps=2, optimizer={"type": "sgd", "lr": 0.1})
+    keys: dict[str, Any] = {"steps": 2, "optimizer": {"type": "sgd", "lr": 0.1}, "task": few_digits, **LAYOUTS[name]}
+    task = keys.pop("task")
+    settings = layout_settings(**keys)
     first: dict[str, Tensor] = {}
     for seed in range(num_seeds):
         room = (None, 1)[seed % 2]
-        found, gpus = run_on_gpus(settings.layout.size, in_turn(replicas_of(settings)), seed=seed, room=room)
+        found, gpus = run_on_gpus(settings.layout.size, in_turn(replicas_of(settings, task)), seed=seed, room=room)
         first = first or found[0]
         assert same_bits(found[0], first), seed
         assert not [known for known in gpus.communicators if " " in known], "no communicator of a pair"

@@ -79,6 +79,12 @@ SEARCHED = (
 REDUCED = GRADIENT | read("solvers/svrg", "Svrg.reduced")
 FACTORS = read("optim/kfac", "KFAC._averaged", "_is_measured")
 """Factors of the curvature that are measured are counted, and damped by their traces."""
+KFAC = FACTORS | read("optim/kfac", "KFAC._product")
+NATURAL = {
+    *FACTORS,
+    *read("optim/kronecker", "_inverse", "damped_inverses.<locals>.<genexpr>"),
+    *read("optim/natural_gradient", "NaturalGradient._inverses"),
+}
 NORMS = {("trainers/optim/lars.py", "LayerWise._norms", "copy to the host")}
 
 WAITS: dict[str, set[Wait]] = {
@@ -99,10 +105,15 @@ WAITS: dict[str, set[Wait]] = {
     "elastic averaging": ELASTIC,
     "independent": {AGREED},
     "noise scale": {SUMS, ("trainers/loop/noise_watch.py", "_square", "copy to the host")},
+    # How many values there are stays on the device, and so do the running statistics that replicas agree on.
+    "batch normalisation": {SUMS},
+    "local batch normalisation": {SUMS},
+    "recomputed": {SUMS},
     "one in bfloat16": set(),
     "data in bfloat16": {SUMS},
     "zero3 in bfloat16": {SUMS},
     "factors": SUMS_AT_ONCE,
+    "a store": SUMS_AT_ONCE,
     "compressed by float16": SUMS_AT_ONCE | read("compression/half_precision", "_within"),
     "compressed by bfloat16": SUMS_AT_ONCE | read("compression/half_precision", "_within"),
     "compressed by qsgd": {
@@ -158,12 +169,11 @@ WAITS: dict[str, set[Wait]] = {
     **{kind: set() for kind in ("sgd", "adagrad", "rmsprop", "adam", "adamw", "muon", "soap")},
     "lars": NORMS,
     "lamb": NORMS,
-    "kfac": FACTORS | read("optim/kfac", "KFAC._product"),
-    "natural_gradient": {
-        *FACTORS,
-        *read("optim/kronecker", "_inverse", "damped_inverses.<locals>.<genexpr>"),
-        *read("optim/natural_gradient", "NaturalGradient._inverses"),
-    },
+    "kfac": KFAC,
+    "kfac, spread": {SUMS, *KFAC},
+    "natural_gradient": NATURAL,
+    "natural_gradient, spread": {SUMS, *NATURAL},
+    "soap, spread": {SUMS},
     "yellowfin": {("trainers/optim/yellowfin.py", "YellowFin._totals", "copy to the host")},
     "newton": GRADIENT | VALUE | LINE | read("solvers/dense", "solved") | read("solvers/newton", "Newton.find"),
     "levenberg_marquardt": {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.process.wait_clock import Waiting
 from orchestray.trainers.core.faults import FaultPlan, Faults
+from orchestray.trainers.loop import step_log
 from orchestray.trainers.loop.replica import Replica
 from orchestray.trainers.loop.step_log import UsageSum
 from support.layouts import layout_settings
@@ -146,3 +148,28 @@ def _train(network: dict[str, Any], exchange: dict[str, Any], late: int) -> list
     first, second = run_replicas(2, run)
     assert first == second
     return first
+
+
+def test_seconds_without_samples_are_neither_busy_nor_waited_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def takes(seconds: float) -> None:
+        now[0] += seconds
+
+    def reading() -> Iterator[Any]:
+        for seconds in (3.0, 0.0, 0.25):
+            takes(seconds)
+            yield object()
+
+    monkeypatch.setattr(step_log, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    usage, waiting = UsageSum(), Waiting(lambda: now[0])
+    shares = usage.awaited(reading())
+    for _ in range(3):
+        with usage.training(waiting):
+            next(shares)
+            takes(1.0)
+            with waiting.during():
+                takes(0.5)
+    assert next(shares, None) is None
+    told = usage.summary()["worker"]
+    assert (told["starved_s"], told["busy_s"], told["waited_s"]) == (3.25, 3.0, 1.5)

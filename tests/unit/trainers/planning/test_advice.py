@@ -81,6 +81,17 @@ def test_centralised_or_not_is_the_least_cost_unless_asynchrony_or_faults_decide
         assert (found.choice == "all-reduce") == (found.all_reduce_s < found.server_s)
 
 
+def test_what_a_server_and_the_best_all_reduce_cost_is_what_the_survey_s_formulas_come_to() -> None:
+    """Compute with 30 us and 0.8 ns/B by hand: a tree of 3 levels there and back, and each of the all-reduces."""
+    link = AlphaBeta(3e-5, 8e-10)
+    large = centralised_or_not(8, 1e8, link)  # 0.08 s for all bytes at once
+    assert large.server_s == pytest.approx(2 * 3 * 0.08003, rel=1e-12)
+    assert (large.algorithm, large.all_reduce_s) == ("rabenseifner", pytest.approx(6 * 3e-5 + 0.14, rel=1e-12))
+    small = centralised_or_not(8, 1e3, link)  # 0.8 us
+    assert small.server_s == pytest.approx(6 * 30.8e-6, rel=1e-12)
+    assert (small.algorithm, small.all_reduce_s) == ("butterfly", pytest.approx(3 * 30.8e-6, rel=1e-12))
+
+
 def test_consistency_follows_the_stragglers() -> None:
     even = which_consistency(Compute(0.1, speed_spread=0.01), 32)
     assert (even.choice, even.bound) == ("synchronous", 0)

@@ -17,22 +17,12 @@ from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.exchange import Exchange
 from orchestray.trainers.sync.factory import make_exchange
 from orchestray.trainers.sync.registry import EXCHANGES
+from support.device_layouts import COMPRESSED
 from support.nccl import run_on_gpus
 
 STEPS, SAMPLES = 2, 12
 ALLREDUCE = {"type": "allreduce"}
-COMPRESSED: dict[str, dict[str, Any]] = {
-    "float16": {},
-    "bfloat16": {},
-    "qsgd": {"huffman": True},
-    "terngrad": {},
-    "onebit": {},
-    "topk": {"ratio": 0.3},
-    "threshold": {"threshold": 0.1},
-    "adaptive_threshold": {"ratio": 0.3},
-    "dgc": {"ratio": 0.3},
-    "powersgd": {},
-}
+TOP_K = {"type": "topk", **COMPRESSED["topk"]}
 SCHEMES: dict[str, dict[str, Any]] = {
     "allreduce": {"exchange": {**ALLREDUCE, "bucket_mb": 0.0001}},
     "allreduce after the backward pass": {"exchange": {**ALLREDUCE, "overlap": False}},
@@ -45,13 +35,14 @@ SCHEMES: dict[str, dict[str, Any]] = {
         for name in ("optimizer", "gradients", "parameters")
     },
     "factors": {"exchange": {**ALLREDUCE, "factors": "always"}},
+    "factors, or gradients through a store": {"exchange": {**ALLREDUCE, "factors": "auto", "store_shards": 3}},
     **{
         f"compressed by {name}": {"exchange": ALLREDUCE, "compression": {"type": name, **keys}}
         for name, keys in COMPRESSED.items()
     },
     "compressed by topk over a nested butterfly": {
         "exchange": {**ALLREDUCE, "algorithm": "butterfly"},
-        "compression": {"type": "topk", "ratio": 0.3},
+        "compression": TOP_K,
     },
     "median": {"exchange": ALLREDUCE, "aggregation": {"type": "median"}},
     **{
@@ -61,7 +52,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "gossip, push-sum": {"exchange": {"type": "gossip", "mixing": "push_sum"}},
     "gossip, compressed": {
         "exchange": {"type": "gossip", "graph": "ring"},
-        "compression": {"type": "topk", "ratio": 0.3},
+        "compression": TOP_K,
     },
     "averaging": {"exchange": {"type": "averaging", "every": 1}},
     "averaging, compressed": {"exchange": {"type": "averaging", "every": 1}, "compression": {"type": "qsgd"}},

@@ -88,6 +88,10 @@ class Upstream:
         """Bytes to and from the other shards, as far as the lead has been sent them."""
         self._dense_bytes = like.numel() * like.element_size()
 
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `pushes` of this leaf; empty before the first one."""
+        return {"pushes": self.num_pushes} if self.num_pushes else {}
+
     def hello(self) -> None:
         """Introduce this leaf to all shards, and take their present parameters."""
         self._wait([link.ask(link.hello(is_new=True)) for link in self.links])

@@ -50,6 +50,11 @@ class Residual:
         self.significance = significance
         self._floor = floor
         self._falls = falls
+        self._num_taken = self._num_seen = 0
+
+    def run_report(self) -> dict[str, float]:
+        """Return the `part` of the elements that were taken as significant; empty before the first time."""
+        return {"part": round(self._num_taken / self._num_seen, 6)} if self._num_seen else {}
 
     def add(self, change: Tensor) -> None:
         """Add a change, `[elements]`."""
@@ -71,6 +76,8 @@ class Residual:
             fraction = self.significance / (math.sqrt(max(1, num_updates)) if self._falls else 1)
             chosen &= self.pending.abs() >= threshold(values, fraction, self._floor)
         places = chosen.nonzero().flatten()
+        if not everything:
+            self._num_taken, self._num_seen = self._num_taken + places.numel(), self._num_seen + chosen.numel()
         change = self.pending[places]
         self.pending[places] = 0
         return places, change

@@ -253,6 +253,11 @@ class SharedValues:
         """Keep the process that has been this worker until now from beginning more updates."""
         self.marks[worker, _FENCE] += 1
 
+    def run_report(self) -> dict[str, int]:
+        """Return the number of `updates` begun by all workers, as this process sees it; empty before the first one."""
+        num_updates = int(self.marks[:, _BEGUN].sum())
+        return {"updates": num_updates} if num_updates else {}
+
     def update_counts(self) -> dict[str, int]:
         """Return the number of updates begun, and of those lost on a value that each of them changes."""
         return {"updates": int(self.marks[:, _BEGUN].sum()), "lost_updates": self.lost_updates}

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed.TCPStore, w
 from torch.distributed.distributed_c10d import PrefixStore
 
 from orchestray.platform.actors.member import pin_gloo_interface
+from orchestray.platform.comm.backend import backend_of_stages
 from orchestray.platform.comm.channel.gloo import address_towards
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.comm.process_groups import GLOO, Backend
@@ -81,8 +82,7 @@ class StageHost(EmployedHost):
 
         def work(channels: list[Channel], faults: Faults) -> str:
             # The servers come first: they wait for a shorter time than the stages wait for each other.
-            # They send each other little but what goes over channels, and nobody tells them which GPUs the others have.
-            backend = GLOO if self._device.type == "cpu" else Backend("over_host")
+            backend = Backend(backend_of_stages(on_gpus=self._settings.gpus > 0))
             world = self._enter(meet(meeting, stage, plan.num_workers, backend))
             central = CentralSettings.of(self._settings)
             worker = self._worker = StagedWorker(

@@ -76,7 +76,7 @@ def test_the_outcome_has_the_bytes_between_the_groups_where_there_are_leaf_serve
     )
     leaves = [{"memory": 1, "bytes": 2, "across_bytes": 30, "across_dense_bytes": 100 + leaf} for leaf in range(2)]
     add_usage(outcome, [], [{"memory": 6, "bytes": 60}, *leaves], bytes_reported=0)
-    assert outcome.summary["bytes_across_groups"] == {"sent": 60, "dense": 201}
+    assert outcome.summary["bytes_across_groups"] == {"sent": 60, "dense": 201, "part": 0.298507}
     assert outcome.bytes_sent == 64  # what goes across is counted once, by the servers
 
 

@@ -77,7 +77,7 @@ def towers(count: int) -> list[nn.Module]:
     return [nn.Sequential(nn.Conv2d(2, 2 + index, 3, padding=1), nn.Tanh()) for index in range(count)]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_inception_branches_train_as_the_block_in_one_process(size: int) -> None:
     model = of(nn.Conv2d(1, 3, 1), Inception(3), Inception(16), nn.Flatten(), nn.Linear(16 * 25, 2))
     plain, workers = check_same(model, {"1": "branches", "2": "branches"}, size, Run(images(3, 1, 5, 5), num_steps=3))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.parallel.tensor.convolution import plan_channels
 from support.split_training import Run, check_same, train_split
@@ -40,7 +42,22 @@ CONVOLUTIONS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 def test_channel_partitioned_convolution_is_the_whole_convolution(kind: str, style: str, size: int) -> None:
     layer, inputs = CONVOLUTIONS[kind]()
     model = of(nn.Tanh(), layer, nn.Tanh())
-    plain, workers = check_same(model, {"1": style}, size, Run(inputs))
+    operations: dict[int, list[str]] = {}
+
+    def noting(_: nn.Module, group: Collective) -> None:
+        own = operations.setdefault(group.rank, [])
+        for name in ("all_reduce", "all_gather"):
+            setattr(group, name, partial(noted, own, name, getattr(group, name)))
+
+    def noted(own: list[str], name: str, call: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+        own.append(name)
+        return call(tensor)
+
+    plain, workers = check_same(model, {"1": style}, size, Run(inputs, num_steps=1, before=noting))
+    # By output channels the outputs are gathered and the terms of the input's gradient added up; by input channels the
+    # terms of the outputs are added up and the input's gradients gathered.
+    expected = ["all_gather", "all_reduce"] if style == "channels_gathered" else ["all_reduce", "all_gather"]
+    assert [[name for name in own if name in expected] for own in operations.values()] == [expected] * size
     assert layer.weight.numel() == sum(worker.state["1.weight"].numel() for worker in workers)
     assert max(worker.num_held for worker in workers) < plain.num_held
 

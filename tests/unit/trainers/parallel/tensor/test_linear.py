@@ -103,18 +103,20 @@ def test_a_split_pair_sends_one_all_reduce_forward_and_one_backward(size: int) -
 def test_a_lone_layer_sends_samples_times_features(size: int) -> None:
     """Split by output: all-gather of N x Cout forward, all-reduce of N x Cin backward; by input: turned round."""
 
-    def run(group: Collective, style: str) -> tuple[int, int]:
-        model = nn.Sequential(nn.Linear(8, 12)).double()
-        split_model(model, {"0": style}, lambda: group, group.rank, group.size)
+    def run(group: Collective, style: str) -> tuple[list[str], int, int]:
+        model, counted = nn.Sequential(nn.Linear(8, 12)).double(), Counted(group)
+        split_model(model, {"0": style}, lambda: counted, group.rank, group.size)  # type: ignore[arg-type, return-value]
         y = model(numbers(SAMPLES, 8).requires_grad_())
         forward = group.bytes_sent
         y.sum().backward()
-        return forward, group.bytes_sent - forward
+        return counted.calls, forward, group.bytes_sent - forward
 
     gather_out, gather_in = ((size - 1) * SAMPLES * width * DOUBLE // size for width in (12, 8))
-    for forward, backward in run_replicas(size, lambda group: run(group, "output_gathered")):
+    for calls, forward, backward in run_replicas(size, lambda group: run(group, "output_gathered")):
+        assert calls == ["all_gather", "all_reduce"]
         assert (forward, backward) == (gather_out, 2 * gather_in)
-    for forward, backward in run_replicas(size, lambda group: run(group, "input_scattered")):
+    for calls, forward, backward in run_replicas(size, lambda group: run(group, "input_scattered")):
+        assert calls == ["all_reduce", "all_gather"]
         assert (forward, backward) == (2 * gather_out, gather_in)
 
 

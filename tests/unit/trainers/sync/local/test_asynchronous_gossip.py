@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -93,6 +94,53 @@ def test_without_moves_replicas_come_to_the_mean(graph: Any) -> None:
     # On the path, the slower of the two, a round of all four multiplies the disagreement by 0.85 at most in the mean.
     for settled in run_replicas(4, run):
         np.testing.assert_allclose(settled, START.mean(axis=0), rtol=0, atol=1e-3)
+
+
+def second_eigenvalue(neighbours: list[list[int]]) -> float:
+    """Return the second eigenvalue of the mean of W^T W, W a round in which each replica asks one neighbour in turn."""
+    size, rounds = len(neighbours), []
+    for asked in itertools.product(*neighbours):
+        done = np.eye(size)
+        for gap in np.eye(size) - np.eye(size)[list(asked)]:
+            done = done - np.outer(gap, gap) / 2 @ done
+        rounds.append(done.T @ done)
+    return float(np.linalg.eigvalsh(np.mean(rounds, axis=0))[-2])
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("graph", "neighbours"),
+    [("ring", [[1, 4], [0, 2], [1, 3], [2, 4], [3, 0]]), (PATH, [[1], [0, 2], [1, 3], [2]])],
+    ids=["ring", "path"],
+)
+def test_the_disagreement_without_moves_shrinks_at_the_rate_of_the_second_eigenvalue(
+    graph: Any, neighbours: list[list[int]], seed: int
+) -> None:
+    """Have replicas take turns, so that the order of the exchanges is known. Their partners are drawn."""
+    rounds, size = 20, len(neighbours)
+    start = np.random.default_rng(size).normal(size=(size, 5))
+
+    def run(collective: Collective) -> tuple[np.ndarray, np.ndarray]:
+        model, exchange = Vector(start[collective.rank]), AsynchronousGossip(graph, seed=seed)
+        exchange.attach(model, collective)
+        seen = []
+        for number in range(rounds + 1):
+            for turn in range(size):
+                if number == 0 or turn == collective.rank:  # at first all connect together
+                    exchange.before_step(size * number + turn)
+                    exchange.after_step(size * number + turn)
+                collective.barrier()
+            if number in (0, rounds):
+                exchange.state()
+                seen.append(model.now())
+                collective.barrier()
+        exchange.detach()
+        return seen[0], seen[1]
+
+    begun, ended = (np.stack(each) for each in zip(*run_replicas(size, run), strict=True))
+    np.testing.assert_allclose(ended.mean(axis=0), start.mean(axis=0), rtol=0, atol=1e-12)
+    ratio = np.linalg.norm(ended - ended.mean(axis=0)) / np.linalg.norm(begun - begun.mean(axis=0))
+    assert 0.6 < ratio ** (1 / rounds) / second_eigenvalue(neighbours) ** 0.5 <= 1
 
 
 def test_a_training_ends_with_one_model_that_has_learned_like_that_of_one_process() -> None:

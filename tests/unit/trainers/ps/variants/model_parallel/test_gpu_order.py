@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -191,7 +190,7 @@ def test_workers_of_a_replica_on_gpus_meet_over_host_memory() -> None:
         raise PeerLostError("noted")
 
     try:
-        hosts.stages[0]._device = torch.device("cuda", 0)
+        hosts.stages[0]._settings = replace(settings, gpus=1.0)
         with mock.patch.object(stage_host, "meet", meet):
             assert hosts.train(0, "first") == "peer_lost"
     finally:
