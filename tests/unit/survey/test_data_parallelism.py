@@ -274,6 +274,28 @@ def test_synchronous_sgd_has_the_same_weights_on_all_ranks_at_every_step() -> No
     assert all(same_bits(a, b) for a, b in zip(pair[0].weights, in_order.weights, strict=True))
 
 
+def of_halves() -> nn.Linear:
+    layer = nn.Linear(3, 1)
+    for parameter in layer.parameters():
+        nn.init.constant_(parameter, 0.5)
+    return layer
+
+
+def test_synchronous_sgd_of_four_ranks_is_one_process_that_sums_the_same_shards_bit_for_bit() -> None:
+    """Train on whole numbers: no sum is rounded, so that the order in which four ranks sum does not matter."""
+    rng = np.random.default_rng(0)
+    exact = Rows(rng.integers(-3, 4, (16, 3)).astype(float), rng.integers(-3, 4, 16).astype(float), of_halves)
+    options: dict[str, Any] = {
+        "steps": 4,
+        "batch_size": 8,
+        "precision": "float64",
+        "optimizer": {"type": "sgd", "lr": 0.125, "momentum": 0.5},
+    }
+    in_order = train(exact, accumulate=4, **options)[0]
+    for run in train(exact, 4, **options):
+        assert all(same_bits(a, b) for a, b in zip(run.weights, in_order.weights, strict=True))
+
+
 def test_decentralised_allreduce_keeps_every_rank_s_own_optimizer_the_same() -> None:
     runs = train(digits(), 3, steps=25, batch_size=50, precision="float32", optimizer={"type": "adam", "lr": 0.01})
     for step in range(25):
