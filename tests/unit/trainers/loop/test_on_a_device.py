@@ -76,7 +76,7 @@ SEARCHED = (
     GRADIENT | LINE | read("solvers/line_search", "Line._at", "LineSearchSolver.find", "LineSearchSolver.learned")
 )
 """A solver decides by the loss, its gradient and their changes along a line."""
-REDUCED = GRADIENT | read("solvers/svrg", "Svrg.reduced")
+REDUCED = GRADIENT | read("solvers/svrg", "Svrg.reduced", "Svrg.metrics")
 FACTORS = read("optim/kfac", "KFAC._averaged", "_is_measured")
 """Factors of the curvature that are measured are counted, and damped by their traces."""
 KFAC = FACTORS | read("optim/kfac", "KFAC._product")
@@ -195,7 +195,7 @@ WAITS: dict[str, set[Wait]] = {
         *read("solvers/lbfgs", "Pairs.times"),
         *read("solvers/stochastic_lbfgs", "StochasticLbfgs.find"),
     },
-    "svrg": REDUCED | read("solvers/svrg", "Svrg.find"),
+    "svrg": REDUCED,
     "conjugate_gradient": SEARCHED
     | read("solvers/conjugate_gradient", "ConjugateGradient.first_length", "ConjugateGradient.learn"),
     "bfgs": SEARCHED | read("solvers/bfgs", "Bfgs.learn"),
