@@ -144,5 +144,9 @@ def check_visible(index: int, num_visible: int, version: str) -> None:
 
 def apply_nccl_settings(environment: MutableMapping[str, str]) -> None:
     """Set `NCCL_SETTINGS` in an environment, before the first communicator is made."""
-    for name, value in NCCL_SETTINGS.items():
-        environment.setdefault(name, value)
+    environment.update(nccl_settings(environment))
+
+
+def nccl_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return `NCCL_SETTINGS`, with the values of those that the user has set in an environment."""
+    return {name: environment.get(name, value) for name, value in NCCL_SETTINGS.items()}

@@ -135,7 +135,8 @@ def run_search(
     if not is_stopped and not controller.is_over:
         controller.suspend()
     outcome = _finish(controller, records, limits, stop, is_stopped=is_stopped, is_left=is_left)
-    return replace(outcome, parts=[*outcome.parts, *processes.pop("parts", ())], more=processes)
+    parts = [*outcome.parts, *processes.pop("parts", ())]
+    return replace(outcome, parts=parts, more={**outcome.more, **processes})
 
 
 def _run_trials(
@@ -269,12 +270,14 @@ def _finish(
     elif not is_stopped and not controller.is_over:
         return SearchOutcome("failed", error=_nothing_in_time(controller.first_error))
     best = None if kept is None else controller.best_trial(kept)
-    parts = parts_of(controller.session.method, folders=("search.methods",))
+    method = controller.session.method
+    parts, tally = parts_of(method, folders=("search.methods",)), method.tally()
+    more = {"tally": tally} if tally else {}
     if is_stopped:
-        return SearchOutcome("interrupted", best=best, parts=parts)
+        return SearchOutcome("interrupted", best=best, parts=parts, more=more)
     if controller.is_over:  # otherwise unfinished trials may get more time; the best run is written in either case
         controller.states.clear(kept)
-    return SearchOutcome("succeeded", best=best, parts=parts)
+    return SearchOutcome("succeeded", best=best, parts=parts, more=more)
 
 
 def _nothing_in_time(first_error: str | None) -> str:

@@ -295,6 +295,10 @@ class Method(ABC):
         """Return the members, at the last report, of a population that is one trial; empty for other trials."""
         return ()
 
+    def tally(self) -> Mapping[str, Any]:
+        """Return what the method has counted and what it holds at the end, for `result.json`: JSON values by name."""
+        return {}
+
     def cautions(self) -> Sequence[str]:
         """Return warnings about arguments that are valid but hardly intended, each a sentence with a remedy."""
         return ()

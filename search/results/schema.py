@@ -91,7 +91,8 @@ class SearchOutcome:
     parts: Sequence[str] = ()
     """Classes of the method that proposed the trials."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Additional keys of `result.json`: `controllers`, the processes of a search by policy gradients. JSON values."""
+    """Additional keys of `result.json`: `tally`, what the method has counted; `controllers`, the processes of a search
+    by policy gradients. JSON values."""
 
 
 def ended_text(result: Mapping[str, Any]) -> str:

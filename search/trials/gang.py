@@ -46,6 +46,7 @@ from orchestray.trainers.driver.runlog.kill_schedule import still_to_happen
 from orchestray.trainers.driver.runlog.output_log import OutputLog
 from orchestray.trainers.driver.runlog.result import result_of
 from orchestray.trainers.driver.runlog.run_log import RunLog, RunProgress
+from orchestray.trainers.optim.factory import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from orchestray.trainers.core.outcome import Outcome
 
 _PREFIXES = {MODEL_FILE: MODEL, OPTIMIZER_FILE: OPTIMIZER, EXCHANGE_FILE: EXCHANGE, RESUME_FILE: RESUME}
+_MOMENTUM = "momentum_buffer"
+"""The slot that SGD and RMSprop have with a momentum above 0 alone."""
 _OF_RUN = ("position", "lines", "seconds")
 """Keys of a checkpoint's state that do not describe the arrangement of its replicas."""
 _SHORTAGE = (
@@ -298,6 +301,8 @@ class GangTrial:
     def load(self, state: TrialState, *, partly: bool = False) -> None:
         """Resume the workers from a state; with `partly`, take over the tensors of the model that fit.
 
+        The momentum of a trial that had some is ignored where this one has none.
+
         Raises:
             TrainingError: the state cannot be stored for them.
             StorageError: the log of later steps cannot be removed.
@@ -308,6 +313,8 @@ class GangTrial:
         self._has_begun = False
         self._checkpoints.clear()
         model, optimizer, exchange, resume = (part(state.tensors, prefix) for prefix in _PREFIXES.values())
+        if self._settings.optimizer and _MOMENTUM not in make_optimizer(**self._settings.optimizer).slots:
+            optimizer = {name: tensor for name, tensor in optimizer.items() if name.rpartition(".")[2] != _MOMENTUM}
         position = dict(state.position)
         layout = {"num_replicas": 1, **position.pop(OF_REPLICAS, {}), "position": position}
         step = int(position.get("step", 0))

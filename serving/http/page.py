@@ -15,7 +15,7 @@ from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.models.signature import TensorSpec
 from orchestray.serving.routing.endpoint import Endpoint
 from orchestray.serving.routing.registry import Registry
-from orchestray.trainers.core.parts import parts_of
+from orchestray.trainers.core.parts import parts_of, reports_of
 
 _PARTS = frozenset(
     f"serving.{folder}" for folder in ("application", "batching", "generation", "models", "replicas", "sharded")
@@ -85,6 +85,7 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
                 "computing": share.version.signature.computing,
                 "batching": share.version.batcher.describe(),
                 "parts": parts_of(share.version, folders=_PARTS),
+                "reports": reports_of(share.version, folders=_PARTS),
             }
             for share in endpoint.shares
         ],

@@ -42,6 +42,11 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight_scale", scale.squeeze(-1))
         bias = dict(linear.named_parameters()).get("bias")
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
+        self._bytes_before = num_bytes(linear)
+
+    def run_report(self) -> dict[str, int]:
+        """Return the `bytes` of this layer, and those of the layer in floating-point numbers, `bytes_before`."""
+        return {"bytes": num_bytes(self), "bytes_before": self._bytes_before}
 
     def forward(self, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])

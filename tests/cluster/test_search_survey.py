@@ -79,14 +79,16 @@ def test_a_genetic_algorithm_evaluated_by_ray_reaches_one_max_as_its_seed_says(
             processes.add(int(change.metrics["process"]))
 
     with SearchRecords.create(tmp_path, "genetic") as records:
-        run_search(wanted, records, on_change=see)
+        outcome = run_search(wanted, records, on_change=see)
         found = {trial: (line["config"], line["objective"]) for trial, line in records.lines.items()}
-    assert processes
-    assert os.getpid() not in processes
+    assert len(processes - {os.getpid()}) > 1, "individuals of a generation are evaluated beside each other"
 
-    expected = simulate(method_of(wanted), formula("ones"), workers=7)
+    method = method_of(wanted)
+    expected = simulate(method, formula("ones"), workers=7)
     assert found == told(expected)
     assert expected.best.score == len(BITS)
+    assert outcome.more == {"tally": method.tally()}
+    assert method.tally()["generation"] > 1
 
 
 def test_a_particle_swarm_searched_on_tune_beats_random_search_and_goes_on_where_it_was_stopped(

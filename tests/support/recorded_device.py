@@ -1,7 +1,8 @@
 """An accelerator on the CPU: it writes down what is asked of it, and copies as late as events allow.
 
 A copy is done when another stream waits for an event behind it, or the CPU does. So code that forgets to wait reads
-what was there before. A graph is recorded as CUDA's is: it reads and writes the same memory at each call.
+what was there before. A copy fails unless its side on the CPU is pinned. A graph is recorded as CUDA's is: it reads and
+writes the same memory at each call.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class RecordedDevice:
         self._refuses = refuses
         self._changed = threading.Condition()
         self._current: list[RecordedStream] = []
+        self._pinned: list[Tensor] = []
 
     def write(self, line: str) -> None:
         with self._changed:
@@ -100,15 +102,22 @@ class RecordedDevice:
         yield
         self._current.pop()
 
-    def pinned(self, num_bytes: int) -> Tensor:
+    def memory(self, num_bytes: int) -> Tensor:
         return torch.full((num_bytes,), 255, dtype=torch.uint8)
 
-    memory = pinned
+    def pinned(self, num_bytes: int) -> Tensor:
+        self._pinned.append(torch.full((num_bytes,), 255, dtype=torch.uint8))
+        return self._pinned[-1]
 
     def copy(self, into: Tensor, source: Tensor) -> None:
+        assert self._is_pinned(into) != self._is_pinned(source), "the CPU's side of a copy is pinned, and no other"
         stream = self._current[-1]
         self.write(f"{stream.name} copies")
         stream.copies.append(lambda: into.copy_(source))
+
+    def _is_pinned(self, tensor: Tensor) -> bool:
+        place = tensor.untyped_storage().data_ptr()
+        return any(each.untyped_storage().data_ptr() == place for each in self._pinned)
 
     def record_graph(self, model: Call, inputs: Any) -> Call:
         size = len(tensors_in(inputs)[0])

@@ -44,4 +44,4 @@ class StochasticLbfgs(Svrg):
             changes += [(state["last_mean"], mean), (state["means"], num_means + 1.0)]
             added = added.new_zeros(added.shape)
         changes.append((state["sum"], added))
-        return Taken(end, value, changes, {"grad_norm": float(gradient.norm()), "pairs": float(state["pairs"])})
+        return Taken(end, value, changes, {**self.metrics(gradient, oracle), "pairs": float(state["pairs"])})

@@ -30,8 +30,12 @@ class Svrg(Solver):
 
     def find(self, x: Tensor, oracle: Oracle, lr: float) -> Taken:
         value, gradient, changes = self.reduced(x, oracle)
-        metrics = {"grad_norm": float(gradient.norm())}
-        return Taken(x - lr * gradient, value, changes, metrics)
+        return Taken(x - lr * gradient, value, changes, self.metrics(gradient, oracle))
+
+    def metrics(self, gradient: Tensor, oracle: Oracle) -> dict[str, float]:
+        """Return the norm of the gradient of reduced variance, and the number of steps since the anchor was set."""
+        age = int(self.state["steps_made"]) % (self._every or oracle.num_batches)
+        return {"grad_norm": float(gradient.norm()), "anchor_age": float(age)}
 
     def reduced(self, x: Tensor, oracle: Oracle) -> tuple[float, Tensor, Changes]:
         """Return the batch's loss, the gradient of reduced variance, and the changes of anchor and count."""

@@ -1,4 +1,4 @@
-"""The handwritten digits from a source that delivers no more than so many samples a second.
+"""The handwritten digits from a source of a limited rate.
 
 A config names the task by module and class, as `task.type=orchestray.trainers.tasks.paced_digits:PacedDigits`.
 """
@@ -46,7 +46,7 @@ class Pace:
     Args:
         per_s: most that may pass in a second.
         clock: the time in seconds.
-        sleep: waits so many seconds.
+        sleep: waits, given the seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def wait(self, number: int) -> None:
-        """Return when so many more may have passed."""
+        """Return when this number may have passed, after all before it."""
         with self._lock:
             self._free_s = max(self._free_s, self._clock()) + number / self._per_s
             until_s = self._free_s

@@ -39,6 +39,8 @@ LINE = {
     "damping": ("`newton`, `levenberg_marquardt`", "What is added to the curvature."),
     "cg_iterations": ("`hessian_free`", "Iterations of conjugate gradients."),
     "curvature": ("`neumann`", "Largest eigenvalue of the curvature along the gradient."),
+    "anchor_age": ("`svrg`, `stochastic_lbfgs`", "Steps since the weights became the anchor."),
+    "pairs": ("`stochastic_lbfgs`", "Pairs of curvature that the step was made with."),
 }
 """Maps each name of a line of metrics.jsonl to when it is there, and to its meaning."""
 RESULT = {
@@ -79,6 +81,7 @@ RESULT = {
     "read_retries": "Reads of data that were tried again.",
     "averaged": "Steps whose weights were averaged (`orchestray runs average`).",
     "compressed": "What `orchestray compress` did in each stage.",
+    "tally": "Of a search, what its method counted: generations, tournaments, moves, proposals by its model, `alphas`.",
 }
 """Maps each key of result.json to its meaning."""
 

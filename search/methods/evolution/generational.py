@@ -73,6 +73,9 @@ class Generational(Evolution, Generic[_Member]):
             fitness: fitness of each member of the current generation; see `fitness`.
         """
 
+    def tally(self) -> Mapping[str, Any]:
+        return {"generation": self.generation}
+
     def ask(self) -> Proposal | None:
         if self.is_done:
             return None

@@ -5,7 +5,7 @@ that share their fitness.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -102,6 +102,9 @@ class Neat(Generational[Member]):
         self.node_probability = node_probability
         self.species: list[Species] = []
         self.members = [self._member(architecture.sample(rng_of(self.seed, 0, index))) for index in range(population)]
+
+    def tally(self) -> Mapping[str, Any]:
+        return {**super().tally(), "species": len(self.species)}
 
     def _member(self, genome: TopologyGenome, parent: int | None = None, change: str = "") -> Member:
         candidate = Candidate(genome)

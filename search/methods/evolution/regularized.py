@@ -4,7 +4,7 @@ Search", algorithm 1): the winner of a tournament is mutated, and the oldest ind
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,11 @@ class RegularizedEvolution(Evolution):
         self.population: list[Individual] = []
         """Individuals alive, the oldest first."""
         self.num_entered = 0
+        self.num_tournaments = 0
+
+    def tally(self) -> Mapping[str, Any]:
+        """Return the number of tournaments, and the trials alive, the oldest first (-1: of earlier searches)."""
+        return {"tournaments": self.num_tournaments, "population": [one.trial for one in self.population]}
 
     def learn(self, observations: Sequence[Observation]) -> bool:
         return self.seeded(observations)
@@ -60,7 +65,7 @@ class RegularizedEvolution(Evolution):
     def ask(self) -> Proposal | None:
         if self.is_done:
             return None
-        alive, num_entered = self.population, self.num_entered
+        alive, num_entered, num_tournaments = self.population, self.num_entered, self.num_tournaments
         for attempt in range(ATTEMPTS):
             rng = rng_of(self.seed, _FOR_ASK, self.num_proposed, attempt)
             candidate, parent, change = self._draw(rng, num_mutations=1 + attempt // _PATIENCE)
@@ -78,7 +83,7 @@ class RegularizedEvolution(Evolution):
             key = self.variation.key(candidate)
             if key not in self.known and key not in self.running_keys:
                 return self.propose(candidate, key=key)
-        self.population, self.num_entered = alive, num_entered
+        self.population, self.num_entered, self.num_tournaments = alive, num_entered, num_tournaments
         self.is_exhausted = True
         return None
 
@@ -86,16 +91,20 @@ class RegularizedEvolution(Evolution):
         is_filling = self.num_entered + len(self.running) < self.population_size
         if is_filling or not self.population:
             return self.variation.sample(rng), None, ""
-        parent = tournament(self.population, self.sample_size, rng)
+        parent = self._winner(rng)
         candidate, changes = parent.candidate, []
         if self.crossover_probability and rng.random() < self.crossover_probability:
-            other = tournament(self.population, self.sample_size, rng)
+            other = self._winner(rng)
             candidate = self.variation.crossover(candidate, other.candidate, rng)
             changes.append(f"crossover with trial {other.trial}")
         for _ in range(num_mutations):
             candidate, change = self.variation.mutate(candidate, rng)
             changes.append(change)
         return candidate, parent.trial, ", ".join(changes)
+
+    def _winner(self, rng: np.random.Generator) -> Individual:
+        self.num_tournaments += 1
+        return tournament(self.population, self.sample_size, rng)
 
     def enter(self, individual: Individual) -> None:
         self.population.append(individual)

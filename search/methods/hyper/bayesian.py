@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -58,8 +58,13 @@ class Bayesian(Proposer):
         self._ended: list[Observation] = []
         """All that `history` holds, as values: a wider space has other places for them."""
         self._running: dict[int, tuple[Proposal, Encoded]] = {}
+        self.num_by_model = 0
+        """Number of trials that the model has proposed."""
         self._forget()
         self._spread = SobolPoints(len(self.space), self.seed) if self.space else None
+
+    def tally(self) -> Mapping[str, Any]:
+        return {"by_model": self.num_by_model}
 
     def _forget(self) -> None:
         """Begin with a model and a history that know nothing."""
@@ -100,6 +105,7 @@ class Bayesian(Proposer):
             self.is_exhausted = True
             return None
         candidate = self._by_model() if len(self.history) >= self.initial and not self.is_beginning else None
+        self.num_by_model += candidate is not None
         candidate = candidate or self._spread_out()
         if candidate is None:
             self.is_exhausted = True

@@ -84,6 +84,11 @@ class ParticleSwarm(Proposer):
         """Merits of the particles that have ended and not moved yet; None: the trial failed."""
         self._flying: dict[int, int] = {}
         """Maps a running trial to its particle."""
+        self.num_moves = 0
+        """Number of times that a particle has flown on."""
+
+    def tally(self) -> Mapping[str, Any]:
+        return {"moves": self.num_moves, "best": self.space.from_units(self.best)}
 
     def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
         """Begin the first particles at these values.
@@ -169,4 +174,5 @@ class ParticleSwarm(Proposer):
         position = np.clip(particle.position + velocity, 0.0, 1.0)
         particle.velocity = np.where(position == particle.position + velocity, velocity, 0.0)
         particle.position = position
+        self.num_moves += 1
         self._ready.append(number)

@@ -55,6 +55,9 @@ class EarlyStopping(Method):
             self._budgets[proposal.trial] = proposal.steps
         return proposal
 
+    def tally(self) -> Mapping[str, Any]:
+        return self.proposer.tally()
+
     def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
         return self.proposer.begin_with(start)
 

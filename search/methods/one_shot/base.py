@@ -60,6 +60,8 @@ class OneShot(Method):
         self._is_found = False
         self._best: Any = None
         self._best_score: float | None = None
+        self._reported: Mapping[str, Any] = {}
+        """Values that the last report of the program had beside the networks."""
 
     def _check_space(self) -> None:
         """Raise an error for a space that the program cannot train."""
@@ -67,6 +69,10 @@ class OneShot(Method):
     def _arguments(self) -> Mapping[str, Any]:
         """Return the arguments of the program that other programs do not have."""
         return {}
+
+    def tally(self) -> Mapping[str, Any]:
+        """Return the values that the program reported at the end of the shared training, but for the networks."""
+        return self._reported
 
     @property
     def hands_on(self) -> bool:
@@ -125,6 +131,7 @@ class OneShot(Method):
     def _hear(self, report: Report) -> None:
         """Record the best network so far and, at the end, the networks to train separately."""
         genomes = report.told.get("genomes", ())
+        self._reported = {name: value for name, value in report.told.items() if name != "genomes"}
         if not genomes:
             return
         if self._best_score is None or report.score > self._best_score:

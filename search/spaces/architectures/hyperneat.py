@@ -73,6 +73,9 @@ class Painted(Topology):
         result: np.ndarray = self.largest * np.sign(painted) * beyond
         return result
 
+    def text(self, genome: TopologyGenome) -> str:
+        return f"weights painted by {super().text(genome)}"
+
     def build(self, genome: TopologyGenome, input_shape: Sequence[int], num_outputs: int) -> nn.Module:
         """Return the layer from the plane to the outputs, or the two by way of the hidden sheet."""
         from orchestray.search.spaces.architectures.hyperneat_network import PaintedNetwork

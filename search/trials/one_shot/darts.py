@@ -100,7 +100,9 @@ class DartsTrial(SharedTrial):
         return [self.supernet.genome_of_alphas(self.alphas)]
 
     def _told(self) -> dict[str, Any]:
-        return {"alphas": {name: torch.softmax(alpha, dim=1).tolist() for name, alpha in self.alphas.items()}}
+        shares = {name: torch.softmax(alpha, dim=1).tolist() for name, alpha in self.alphas.items()}
+        steps = [int(t) for name, t in self._alpha_optimizer.state_tensors().items() if name.endswith(".step")]
+        return {"alphas": shares, "architecture_updates": max(steps, default=0)}
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = super()._tensors() | {f"alpha/{name}": alpha for name, alpha in self.alphas.items()}

@@ -111,7 +111,7 @@ class EnasTrial(SharedTrial):
         return self._ranked(drawn.values(), self.judge, len(self.rewards))
 
     def _told(self) -> dict[str, Any]:
-        return {"rewards": self.rewards[-20:]}
+        return {"rewards": self.rewards[-20:], "controller_updates": len(self.rewards)}
 
     def _tensors(self) -> dict[str, Tensor]:
         return super()._tensors() | {f"controller/{k}": v for k, v in self._server.state_tensors().items()}

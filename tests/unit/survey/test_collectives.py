@@ -5,27 +5,25 @@ Times are virtual: a message of n bytes takes L + n G on the simulated network, 
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
-from orchestray.platform.comm.allreduce.bounds import bandwidth_bound_s
 from orchestray.platform.comm.allreduce.costs import (
     AlphaBeta,
     cheapest,
     cost_s,
     costs_s,
 )
-from orchestray.platform.comm.allreduce.execute import exchanges
 from orchestray.platform.comm.allreduce.measure import HELD_OUT_BYTES, measure
 from orchestray.platform.comm.allreduce.placement import crossings, order_by_node
-from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, schedule, sent_elements
+from orchestray.platform.comm.allreduce.schedules import ALGORITHMS, sent_elements
 from orchestray.platform.sim.network import Link, SimulatedNetwork
+from orchestray.trainers.survey import all_reduces
+from orchestray.trainers.survey.all_reduces import weightless
 from support.central_run import central_settings, train_central
 from support.threads import run_replicas
 from support.training import few_digits
@@ -34,31 +32,13 @@ L_S, G_S = 1e-3, 1e-6
 LINK = Link(latency_s=L_S, bandwidth_bytes_per_s=1 / G_S)
 MODEL = AlphaBeta(L_S, G_S)
 POWERS = (2, 4, 8, 16)
-SMALL, LARGE = 8, 2**20
+SMALL, LARGE = 16, 2**20
 """Bytes: where latency is all, and where bandwidth is."""
-
-
-def weightless(num_bytes: int) -> Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, device="meta")
 
 
 def simulate(algorithm: str, size: int, num_bytes: int, link: Link = LINK) -> tuple[float, SimulatedNetwork]:
     """Run an all-reduce in virtual time; return the time at which the last rank has the result."""
-    network = SimulatedNetwork(link)
-    ends: list[dict[int, Any]] = [{} for _ in range(size)]
-    for left in range(size):
-        for right in range(left + 1, size):
-            ends[left][right], ends[right][left] = network.pair(str(left), str(right))
-
-    def program(rank: int) -> Callable[[], Any]:
-        def steps() -> Any:
-            yield from exchanges(ends[rank], weightless(num_bytes), schedule(algorithm, rank, size, num_bytes))
-
-        return steps
-
-    for rank in range(size):
-        network.start(str(rank), program(rank))
-    return network.run(), network
+    return all_reduces.simulate(algorithm, [weightless(num_bytes)] * size, link)
 
 
 def sent_by(network: SimulatedNetwork) -> dict[str, int]:
@@ -101,12 +81,57 @@ def test_simplified_logp_is_fitted_to_a_running_group_and_to_an_exact_one() -> N
 
 
 @pytest.mark.parametrize("size", POWERS)
+def test_no_allreduce_ends_before_log2_p_latencies_and_the_butterfly_is_first_and_ends_then(size: int) -> None:
+    least_s = L_S * math.log2(size)
+    times_s = {algorithm: simulate(algorithm, size, SMALL)[0] for algorithm in ALGORITHMS}
+    assert min(times_s.values()) >= least_s
+    # The bytes are next to nothing, and one byte takes a thousandth of a latency.
+    assert times_s["butterfly"] == pytest.approx(least_s * (1 + SMALL * G_S / L_S), rel=1e-9)
+    assert all(time_s > times_s["butterfly"] for name, time_s in times_s.items() if name != "butterfly")
+    assert simulate("butterfly", size, SMALL, Link(latency_s=L_S))[0] == pytest.approx(least_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", POWERS)
 def test_allreduce_bandwidth_lower_bound_holds_in_time_and_at_the_busiest_port(size: int) -> None:
     link = Link(bandwidth_bytes_per_s=1 / G_S)
+    taken_s = []
     for algorithm in (*ALGORITHMS, "star"):
         finish_s, network = simulate(algorithm, size, LARGE, link)
-        assert finish_s >= bandwidth_bound_s(size, LARGE, MODEL) * (1 - 1e-12)
+        taken_s.append(finish_s)
+        assert finish_s >= LARGE * G_S * (1 - 1e-12)
+        assert max(traffic.num_bytes for traffic in network.traffic.values()) >= LARGE
         assert max(sent_by(network).values()) >= LARGE
+    # Two ranks reach the bound; of more, those come nearest that repeat no addition.
+    assert min(taken_s) == pytest.approx(LARGE * G_S * 2 * (size - 1) / size, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_rabenseifner_sends_the_bytes_of_the_strengthened_bound_in_twice_its_latencies(size: int) -> None:
+    both_s, network = simulate("rabenseifner", size, LARGE)
+    bytes_s, _ = simulate("rabenseifner", size, LARGE, Link(bandwidth_bytes_per_s=1 / G_S))
+    latencies_s, _ = simulate("rabenseifner", size, LARGE, Link(latency_s=L_S))
+    assert sent_by(network) == {str(rank): 2 * LARGE * (size - 1) // size for rank in range(size)}
+    assert bytes_s == pytest.approx(2 * LARGE * G_S * (size - 1) / size, rel=1e-9)
+    assert latencies_s == pytest.approx(2 * L_S * math.log2(size), rel=1e-9)
+    assert both_s == pytest.approx(bytes_s + latencies_s, rel=1e-9)
+    of_others = [max(sent_by(simulate(name, size, LARGE)[1]).values()) for name in ("tree", "ring", "star")]
+    assert min(of_others) >= 2 * LARGE * (size - 1) / size
+
+
+def test_the_exhibit_names_the_all_reduces_that_come_nearest_to_each_bound() -> None:
+    found = all_reduces.measured(sizes=(2, 4, 8))
+    assert len(found) == 2 * 3 * 4
+    soonest, fewest, strengthened = all_reduces.findings(found)
+    assert soonest == "0 of 24 take less than L log2 P; the nearest, butterfly on 2 ranks, takes 1.0160 times that."
+    assert fewest == (
+        "0 of 24 take less than n G, or send less than n bytes from the busiest rank; the nearest, butterfly on 2 "
+        "ranks, takes 1.0010 times that."
+    )
+    assert strengthened == (
+        "Rabenseifner's sends 1.000 times 2 n (P - 1)/P bytes from each rank, in 2.000 times L log2 P."
+    )
+    below = [replace(each, seconds=each.seconds / 4, most_sent=each.most_sent // 4) for each in found]
+    assert "0" not in [line.split(" of ")[0] for line in all_reduces.findings(below)[:2]]
 
 
 # -- choosing, and the parameter server --------------------------------------------------------------------------------
@@ -155,46 +180,23 @@ def test_a_parameter_server_of_a_run_moves_the_bytes_of_a_tree_over_it_and_its_w
 
 
 def test_topology_mapping_crosses_fewer_slow_links_than_ranks_at_random() -> None:
-    nodes = [f"node-{rank // 4}" for rank in range(16)]
-    dice = random.Random(0)
-    for algorithm in ALGORITHMS:
-        at_random = []
-        for _ in range(20):
-            where = dice.sample(nodes, len(nodes))
-            at_random.append(crossings(algorithm, where, range(16), 1600))
-            # However the ranks lie, the mapping finds the order of the ordered cluster.
-            mapped = crossings(algorithm, where, order_by_node(where), 1600)
-            assert mapped == crossings(algorithm, nodes, range(16), 1600)
-            assert mapped[0] < at_random[-1][0]
-            assert mapped[1] < at_random[-1][1]
+    found = all_reduces.placements()
+    assert {*found} == {*ALGORITHMS}
+    for algorithm, (at_random, mapped) in found.items():
+        assert len(at_random) == len(mapped) == 20
+        # However the ranks lie, the mapping finds the order of the ordered cluster.
+        ordered = all_reduces.crossed(algorithm, all_reduces.NODES, range(16))
+        for one, other in zip(at_random, mapped, strict=True):
+            assert other == ordered
+            assert other.messages < one.messages
+            assert other.num_bytes < one.num_bytes
+        assert ordered[:2] == crossings(algorithm, all_reduces.NODES, range(16), 1600)
 
 
 def test_topology_mapping_takes_less_virtual_time_where_links_between_nodes_are_slow() -> None:
     nodes = list("abbabaab")  # a partner at any distance 1, 2, 4 is on the other node
-
-    def link(sender: str, receiver: str) -> Link:
-        near = nodes[int(sender)] == nodes[int(receiver)]
-        return Link(latency_s=1e-5 if near else 1e-3, bandwidth_bytes_per_s=1e9)
-
-    def take_s(algorithm: str, order: list[int]) -> float:
-        network = SimulatedNetwork(link)
-        ends: list[dict[int, Any]] = [{} for _ in nodes]
-        for left in range(8):
-            for right in range(left + 1, 8):
-                ends[left][right], ends[right][left] = network.pair(str(left), str(right))
-
-        def program(place: int) -> Callable[[], Any]:
-            rank = order[place]
-            by_place = {order.index(peer): end for peer, end in ends[rank].items()}
-
-            def steps() -> Any:
-                yield from exchanges(by_place, weightless(800), schedule(algorithm, place, 8, 800))
-
-            return steps
-
-        for place in range(8):
-            network.start(str(order[place]), program(place))
-        return network.run()
-
     for algorithm in ("tree", "butterfly", "rabenseifner"):
-        assert take_s(algorithm, order_by_node(nodes)) < 0.4 * take_s(algorithm, list(range(8)))
+        as_they_lie, mapped = (
+            all_reduces.crossed(algorithm, nodes, order, 800) for order in (range(8), order_by_node(nodes))
+        )
+        assert mapped.seconds < 0.4 * as_they_lie.seconds

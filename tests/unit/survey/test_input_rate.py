@@ -118,7 +118,7 @@ def test_what_feeds_a_pipeline_that_stands_still_is_held_up_by_bounded_queues(he
 
 
 class _Paced(PacedDigits):
-    """Digits at a pace, and the event by which the tests above are told that the training begins."""
+    """Digits at a pace, and the event with which the tests above learn that the training begins."""
 
     is_training = threading.Event()
 

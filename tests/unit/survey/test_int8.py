@@ -62,7 +62,9 @@ def test_an_answer_in_int8_is_the_same_bits_whoever_shares_its_batch() -> None:
 def test_an_integer_layer_answers_as_the_layer_within_its_rounding(shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     linear, inputs = nn.Linear(7, 5), torch.randn(shape)
-    given, wanted = Int8Linear(linear)(inputs), linear(inputs)
+    layer = Int8Linear(linear)
+    assert layer.run_report() == {"bytes": 5 * 7 + 2 * 4 * 5, "bytes_before": 4 * (5 * 7 + 5)}
+    given, wanted = layer(inputs), linear(inputs)
     assert given.shape == wanted.shape
     most = inputs.abs().amax(-1, keepdim=True) if inputs.numel() else torch.zeros(*shape[:-1], 1)
     # Half a step of either factor, times the largest of the other, for each of the 7 products.

@@ -24,6 +24,7 @@ def solves_xor(seed: int) -> TopologyGenome | None:
     space = Topology(inputs=2, outputs=1, output="sigmoid")
     method = Neat(space={}, architecture=space, seed=seed, trials=12_000)
     while (proposal := method.ask()) is not None:
+        assert proposal.steps == 0, "its weights are not trained"
         answers = space.outputs_of(proposal.genome, _POINTS)[:, 0]
         if ((answers > 0.5) == (_XOR > 0.5)).all():
             found: TopologyGenome = proposal.genome

@@ -197,6 +197,18 @@ def test_naive_layer_per_device_split_was_measured_to_be_no_faster_than_one_proc
     assert all(0.1 < share <= 0.2 for share in of["a layer a worker: part of the time in which a worker computes"])
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_the_latency_of_one_sample_is_a_pass_of_each_stage_after_the_other_there_and_back(num_stages: int) -> None:
+    model, at_work = of(*(nn.Linear(8, 8) for _ in range(num_stages))), AtWork()
+    for name, layer in model.named_children():
+        at_work.watch(name, layer)
+    pipelined(model, [share_of([1], points(8))], "1f1b", num_stages)
+    begun = sorted((begin_s, int(name)) for name, passes in at_work.times.items() for begin_s, _ in passes)
+    assert [stage for _, stage in begun] == [*range(num_stages), *reversed(range(num_stages))]
+    assert at_work.most == 1
+
+
 class Meeting(nn.Module):
     """A layer that goes on when the other stage computes as well."""
 

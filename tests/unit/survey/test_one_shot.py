@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.spaces.registry import make_space
 from orchestray.search.spaces.searched_task import searched_task_section
 from orchestray.search.trials.one_shot.enas import EnasTrial
+from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.schema import TrainConfig
 
 torch.set_num_threads(1)
@@ -38,7 +41,9 @@ def genomes_of(space: dict[str, Any], count: int) -> list[Any]:
     return list(found.values())
 
 
-def test_enas_children_are_the_same_tensors_and_cost_a_small_part_of_a_training() -> None:
+def test_enas_children_are_the_same_tensors_and_cost_a_small_part_of_a_training(
+    record_property: Callable[[str, object], None],
+) -> None:
     one, other = genomes_of(CELLS, 2)
     steps = 115
     trial = EnasTrial(config(CELLS, one, steps), num_judged=4, **COMMON)
@@ -52,11 +57,15 @@ def test_enas_children_are_the_same_tensors_and_cost_a_small_part_of_a_training(
     with trial._judged_by:
         batch = trial._judged_by.at(0)
     before = {name: p.clone() for name, p in trial.supernet.named_parameters()}
-    with FlopCounterMode(display=False) as judged:
-        trial.judge(one, batch)
+    costs: list[tuple[int, float]] = []
+    alone = TrainingTrial(config(CELLS, one, steps))
+    for made in (lambda: trial.judge(one, batch), lambda: alone.advance(steps)):
+        began_s = time.perf_counter()
+        with FlopCounterMode(display=False) as counted:
+            made()
+        costs.append((counted.get_total_flops(), time.perf_counter() - began_s))
     assert all(torch.equal(before[name], p) for name, p in trial.supernet.named_parameters())
-    with FlopCounterMode(display=False) as stepped:
-        trial._task.loss(trial.supernet(batch["inputs"], one), batch).backward()
-    ratio = stepped.get_total_flops() * steps / judged.get_total_flops()
-    print(f"a training of {steps} steps from scratch costs {ratio:.0f} evaluations with shared weights")
-    assert ratio > 2 * steps
+    (of_judging, judging_s), (of_training, training_s) = costs
+    record_property("operations of a training from scratch, in evaluations", of_training / of_judging)
+    record_property("seconds of a training from scratch, in evaluations", training_s / judging_s)
+    assert of_training > 3 * steps * of_judging > 0, "a step is a pass forward and one backward of twice its operations"

@@ -175,7 +175,7 @@ def test_a_lone_worker_sends_nothing() -> None:
 def test_replicas_that_send_to_everybody_send_values_that_are_two_of_a_tensor_in_a_bit_each(
     settings: dict[str, Any], pairs: int
 ) -> None:
-    """Count the sizes that all are told, and of each message the header, two values a pair, the bits and the places."""
+    """Count the sizes that all are given, and in each message the header, two values a pair, the bits, the places."""
     shapes, size = [(30, 10), (100,)], 3
 
     def run(collective: Collective) -> tuple[list[Tensor], list[Tensor], int, int]:

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.comm.backend import NCCL_SETTINGS, BackendKind, Given, choose_backend
+from orchestray.platform.comm.backend import BackendKind, Given, choose_backend, nccl_settings
 from orchestray.platform.errors import StorageError
 from orchestray.platform.process.working_directory import import_torch
 from orchestray.trainers.config.settings import ReplicaSettings, Start
@@ -151,7 +151,7 @@ def _trainer(config: TrainConfig, loop_config: dict[str, Any], storage: str) -> 
                 max_failures=config.max_restarts + _MOST_MOVES, controller_failure_limit=config.max_restarts
             ),
             callbacks=[_reporter(loop_config["mailbox"])],
-            worker_runtime_env={"env_vars": dict(NCCL_SETTINGS)} if loop_config["backend"] == "nccl" else None,
+            worker_runtime_env={"env_vars": nccl_settings(os.environ)} if loop_config["backend"] == "nccl" else None,
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.lab.exhibit import Exhibit
 from orchestray.trainers.survey.operators import cells, feed_forward
+from orchestray.trainers.survey.operators.reductions import chain, tree
 from orchestray.trainers.tasks.digits import Digits
 from orchestray.trainers.tasks.parquet import ParquetTable
 
@@ -43,6 +45,32 @@ def feed_forward_operators(rounds: int = 3) -> Exhibit:
     columns = ["operator", "inputs", "outputs", "largest difference"]
     findings = [f"Each is torch's on {rounds} random shapes, to {apart:.1g}."]
     return Exhibit("feed-forward", "Operators by their definitions", columns, rows, findings)
+
+
+def reductions(rounds: int = 0, counts: Sequence[int] = (2, 7, 16, 100, 1000)) -> Exhibit:
+    """Add whole numbers in a chain and in a tree, and count the additions and the longest chain of them.
+
+    Args:
+        rounds: unused: nothing is timed.
+        counts: numbers of values.
+    """
+    del rounds
+    rows: list[list[Any]] = []
+    for count in counts:
+        values = torch.randint(-(2**40), 2**40, (count,), generator=torch.Generator().manual_seed(count)).unbind()
+        exact = sum(int(value) for value in values)
+        for name, reduce in (("chain", chain), ("tree", tree)):
+            graph = traced(partial(reduce, values, torch.add))
+            apart = int(reduce(values, torch.add)) - exact
+            rows.append([name, count, graph.work, graph.depth, graph.parallelism, apart])
+    linear, of_tree = rows[-2:]
+    additions = f"{linear[2]:,} additions in a chain and {of_tree[2]:,} in a tree"
+    findings = [
+        f"{counts[-1]:,} values take {additions}; the longest path has {linear[3]:,} and {of_tree[3]:,} of them.",
+        "All sums are exact." if not any(row[-1] for row in rows) else "Some sums are not exact.",
+    ]
+    columns = ["way", "values", "additions", "depth", "additions side by side", "difference"]
+    return Exhibit("reductions", "Sums in a chain and in a tree", columns, rows, findings)
 
 
 def recurrent_cells(rounds: int = 1, steps: int = 6, features: int = 5, hidden: int = 8) -> Exhibit:

@@ -6,13 +6,14 @@ networks are of no model's making: Paleo's part of the peak is fitted to others.
 
 from __future__ import annotations
 
-import multiprocessing
+import pickle
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import FileStore
 
+from orchestray.platform.cluster.cluster import connect, current
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.data.nested import tensors_in
 from orchestray.platform.errors import TrainingError
@@ -130,7 +132,7 @@ def predictions(
         ConfigError: this machine is not calibrated.
     """
     profile = profile or kept.load()
-    with threads(1):
+    with threads(1), connected() if any(case.has_workers for case in held_out.values()) else nullcontext():
         measured = [(count(*case()), median(steps_of(case, FIRST_STEPS))) for case in fitted.values()]
         percent = fitted_percent_of_peak(measured, profile)
         errors: dict[str, list[float]] = {model: [] for model in PUBLISHED}
@@ -196,49 +198,68 @@ def steps_of(made: Made, num_steps: int) -> list[float]:
 
 
 def two_workers_s(made: Made, num_steps: int) -> float:
-    """Return the median seconds of a step of two processes, each with a mini-batch, that add up their gradients.
+    """Return the median seconds of a step of two actors of Ray, each with a mini-batch, that add up their gradients.
 
     Raises:
         TrainingError: one of them has ended before.
     """
-    context = multiprocessing.get_context("spawn")
-    found, out = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (f"{folder}/meet", made, num_steps)
-        workers = [context.Process(target=_worker, args=(0, *arguments, out))]
-        workers.append(context.Process(target=_worker, args=(1, *arguments)))
-        for worker in workers:
-            worker.start()
-        out.close()  # the first worker has its own: the pipe ends with it
+    import ray  # late: an experiment without it takes a second less to start
+
+    with connected(), tempfile.TemporaryDirectory() as folder:
+        actor: Any = ray.remote(num_cpus=0, max_restarts=0)(_Worker)
+        workers = [actor.remote(rank, f"{folder}/meet", pickle.dumps(made), sys.path) for rank in range(2)]
         try:
-            if found.poll(_TIMEOUT_S):
-                return float(found.recv())
-        except EOFError:
-            pass
+            steps = ray.get([worker.median_step_s.remote(num_steps) for worker in workers], timeout=_TIMEOUT_S)
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise TrainingError(
+                "Two workers that add up their gradients were to be measured, and one ended before, perhaps for want "
+                "of memory."
+            ) from error
         finally:
             for worker in workers:
-                worker.join(_TIMEOUT_S)
-    raise TrainingError(
-        "Two workers that add up their gradients were to be measured, and one ended before, perhaps for want of memory."
-    )
+                ray.kill(worker)
+        return float(steps[0])
 
 
-def _worker(rank: int, meeting: str, made: Made, num_steps: int, out: Connection | None = None) -> None:
-    """Train as one of two workers; rank 0 sends the median step."""
-    torch.set_num_threads(1)
-    group = Collective.gloo(FileStore(meeting, 2), rank, 2, _TIMEOUT_S)
-    model, inputs = materialised(*made())
-    trained = [each for each in model.parameters() if each.requires_grad]
-    flat = torch.zeros(sum(each.numel() for each in trained))
-    taken_s = []
-    for _ in range(3 + num_steps):
-        group.barrier()
-        (computed_s,) = steps_s(partial(_summed, model, inputs), lambda: trained, 1)
-        torch.cat([each.grad.view(-1) for each in trained if each.grad is not None], out=flat)
-        began_s = perf_counter()
-        group.all_reduce(flat)
-        taken_s.append(computed_s + perf_counter() - began_s)
-    if out is not None:
-        out.send(median(taken_s[3:]))
-    group.barrier()
-    group.close()
+@contextmanager
+def connected() -> Iterator[None]:
+    """Connect to a cluster of Ray, if there is no connection; what was started for it ends with it."""
+    is_there = current() is not None
+    cluster = connect()
+    try:
+        yield
+    finally:
+        if not is_there:
+            cluster.close()
+
+
+class _Worker:
+    """One of two data-parallel workers: an actor with a model and a mini-batch.
+
+    Args:
+        rank: number of the worker.
+        meeting: path of a file by which the two meet.
+        made: pickled function that returns the model and its mini-batch.
+        path: where modules are looked for, as in the process that asks.
+    """
+
+    def __init__(self, rank: int, meeting: str, made: bytes, path: list[str]) -> None:
+        torch.set_num_threads(1)
+        sys.path += [each for each in path if each not in sys.path]
+        self._model, self._inputs = materialised(*pickle.loads(made)())  # noqa: S301 - this program pickled it
+        self._group = Collective.gloo(FileStore(meeting, 2), rank, 2, _TIMEOUT_S)
+
+    def median_step_s(self, num_steps: int) -> float:
+        """Return the median seconds of a step: a pass through the model, and the sum of the gradients of both."""
+        trained = [each for each in self._model.parameters() if each.requires_grad]
+        flat = torch.zeros(sum(each.numel() for each in trained))
+        taken_s = []
+        for _ in range(3 + num_steps):
+            self._group.barrier()
+            (computed_s,) = steps_s(partial(_summed, self._model, self._inputs), lambda: trained, 1)
+            torch.cat([each.grad.view(-1) for each in trained if each.grad is not None], out=flat)
+            began_s = perf_counter()
+            self._group.all_reduce(flat)
+            taken_s.append(computed_s + perf_counter() - began_s)
+        self._group.barrier()
+        return median(taken_s[3:])

@@ -82,6 +82,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "feed-forward": Experiment(
         defining.feed_forward_operators, "convolution, pooling and activations by their definitions", 3
     ),
+    "reductions": Experiment(defining.reductions, "sums in a chain and in a tree: the same work, another depth", 0),
     "losses": Experiment(defining.losses, "softmax cross-entropy and squared loss by their formulas", 3),
     "cells": Experiment(defining.recurrent_cells, "Elman's cell, LSTM and GRU by their equations", 0),
     "bptt": Experiment(remembering.truncated, "backpropagation through time, whole and cut after some steps", 0),

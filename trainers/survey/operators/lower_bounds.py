@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
 
 from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
 
@@ -64,6 +69,39 @@ def moved_words(shape: ConvolutionShape, tile: Tile) -> int:
                     moved += in_channels * (height + shape.kernel[0] - 1) * (width + shape.kernel[1] - 1)
                     moved += out_channels * in_channels * shape.kernel[0] * shape.kernel[1]
     return shape.samples * moved
+
+
+def tiled_convolution(x: Tensor, weight: Tensor, tile: Tile) -> tuple[Tensor, int]:
+    """Carry out a tiled convolution, and count the words that it reads into a fast memory, and writes from there.
+
+    Args:
+        x: [samples, in channels, height, width], with padding.
+        weight: [out channels, in channels, height, width].
+        tile: sizes of a tile.
+
+    Returns:
+        The outputs [samples, out channels, height, width], and the words.
+    """
+    down, across = weight.shape[2:]
+    out = x.new_empty(len(x), len(weight), x.shape[2] - down + 1, x.shape[3] - across + 1)
+    moved = 0
+    for sample, top, left, first in itertools.product(
+        range(len(x)),
+        range(0, out.shape[2], tile.height),
+        range(0, out.shape[3], tile.width),
+        range(0, len(weight), tile.out_channels),
+    ):
+        target = out[sample, first : first + tile.out_channels, top : top + tile.height, left : left + tile.width]
+        sums = torch.zeros_like(target)  # they stay, and are written once
+        rows, columns = target.shape[1] + down - 1, target.shape[2] + across - 1
+        for channel in range(0, x.shape[1], tile.in_channels):
+            inputs = x[sample, channel : channel + tile.in_channels, top : top + rows, left : left + columns]
+            weights = weight[first : first + tile.out_channels, channel : channel + tile.in_channels]
+            moved += inputs.numel() + weights.numel()
+            sums += functional.conv2d(inputs[None], weights)[0]
+        target.copy_(sums)
+        moved += sums.numel()
+    return out, moved
 
 
 def moved_pooling_words(shape: ConvolutionShape, height: int, width: int) -> int:

@@ -88,7 +88,7 @@ class AlgorithmicAllReduce(AllReduce):
         null likewise; it must send `least_bytes` if no addition is repeated. With "auto" also `alpha_s` and
         `beta_s_per_byte` of a message, `native_alpha_s` and `native_beta_s_per_byte` of a whole native all-reduce, and
         for each bucket `expected_s` of every algorithm. `held_out` lists messages that the fit has not seen, with
-        `num_bytes`, `expected_s` and `measured_s`.
+        `num_bytes`, `expected_s` and `measured_s`, and `error`, the one over the other less 1.
         """
         buckets: list[dict[str, Any]] = []
         size = len(self._order)
@@ -107,7 +107,12 @@ class AlgorithmicAllReduce(AllReduce):
             summary |= {"alpha_s": message.alpha_s, "beta_s_per_byte": message.beta_s_per_byte}
             summary |= {"native_alpha_s": native.alpha_s, "native_beta_s_per_byte": native.beta_s_per_byte}
             summary["held_out"] = [
-                {"num_bytes": num_bytes, "expected_s": message.time_s(num_bytes), "measured_s": measured_s}
+                {
+                    "num_bytes": num_bytes,
+                    "expected_s": message.time_s(num_bytes),
+                    "measured_s": measured_s,
+                    "error": message.time_s(num_bytes) / measured_s - 1,
+                }
                 for num_bytes, measured_s in self._fitted.held_out_s.items()
             ]
         return summary

@@ -18,6 +18,7 @@ from orchestray.platform.comm.backend import (
     check_visible,
     choose_backend,
     device_index,
+    nccl_settings,
     refuse_amount,
 )
 from orchestray.platform.errors import ClusterError
@@ -165,3 +166,5 @@ def test_settings_of_the_user_are_kept() -> None:
     apply_nccl_settings(environment)
     assert environment == dict(NCCL_SETTINGS) | {"TORCH_NCCL_ENABLE_MONITORING": "1"}
     assert environment["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    chosen = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
+    assert nccl_settings({**chosen, "PATH": "/bin"}) == dict(NCCL_SETTINGS) | chosen

@@ -62,8 +62,8 @@ def test_a_search_ends_and_made_again_from_its_journal_goes_on_alike_from_any_cu
     name: str, evaluate: Evaluate
 ) -> None:
     """Include trials that fail, or whose score is not a number."""
-    case = CASES[name]
-    simulated = run(case, evaluate, workers=3)
+    case, method = CASES[name], CASES[name].make()
+    simulated = run(case, evaluate, workers=3, method=method)
     assert all(trial.status != "running" for trial in simulated.trials.values()), "nobody is held for ever"
     assert case.trials is None or len(simulated.trials) <= case.trials
     cut = int(np.random.default_rng(1).integers(len(simulated.calls)))
@@ -71,6 +71,7 @@ def test_a_search_ends_and_made_again_from_its_journal_goes_on_alike_from_any_cu
     replay(resumed, from_json(simulated.calls[:cut]))
     replay(resumed, from_json(simulated.calls[cut:]))
     assert resumed.is_done
+    assert json.loads(json.dumps(resumed.tally())) == json.loads(json.dumps(method.tally()))
     for place, proposal in enumerate(proposals_of(simulated)):
         assert proposal.trial == place
         assert json.loads(json.dumps(proposal.genome)) == proposal.genome

@@ -79,6 +79,22 @@ def test_the_state_of_another_is_taken_byte_for_byte_and_sees_no_disk(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_momentum_of_another_is_taken_over_where_there_is_momentum_and_ignored_where_there_is_none(
+    tmp_path: Path, momentum: float
+) -> None:
+    """Take the points of Omnivore's grid, which all go on from the one that trained."""
+    data = base() | {"strategy": {"network": {"data": 2}}}
+    data["train"] = data["train"] | {"optimizer": {"type": "sgd", "lr": 0.1, "momentum": momentum}}
+    buffer = {"optimizer/0:0.weight.momentum_buffer": torch.arange(6.0)}
+    given = at_step(2)
+    trial = GangTrial(load_train_config(data), room=ROOM, directory=str(tmp_path))
+    trial.load(TrialState({**given.tensors, **buffer}, given.position))
+    taken = trial.state().tensors
+    trial.close()
+    assert taken.keys() - given.tensors.keys() == (buffer.keys() if momentum else set())
+
+
 def test_what_only_replicas_need_is_nothing_to_a_trial_of_one_process(tmp_path: Path) -> None:
     trial = gang(tmp_path)
     trial.load(at_step(7))

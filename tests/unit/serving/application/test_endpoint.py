@@ -16,6 +16,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,36 @@ def test_with_free_first_nothing_keeps_a_model_that_goes_when_the_next_is_loaded
             assert ask(port, "/generate", {"prompt": "a", "max_tokens": 1})[0] == 200
         assert update(first, runs_dir=tmp_path) == "digits version 1 is replaced"
         assert seen[1][:2] == (False, 200)  # without it the model stays until the other is there
+
+
+def test_with_free_first_the_next_model_is_loaded_once_the_requests_of_the_one_before_are_answered(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = loading.load_served_model
+    is_computed, loads = threading.Event(), threading.Event()
+    overlapped: list[bool] = []
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        if is_computed.is_set():
+            loads.set()
+        served = load(*arguments, **settings)
+        run = served.run
+
+        def run_slowly(samples: Sequence[Sample]) -> Any:
+            is_computed.set()
+            overlapped.append(loads.wait(1.5))
+            return run(samples)
+
+        monkeypatch.setattr(served, "run", run_slowly)
+        return served
+
+    monkeypatch.setattr(loading, "load_served_model", noted)
+    with serving(runs, config_of(runs, {"run": "one"})) as port, ThreadPoolExecutor(1) as beside:
+        answer = beside.submit(ask, port)
+        assert is_computed.wait(PATIENCE_S)
+        update(config_of(runs, {"run": "two"}, update={"free_first": True}), runs_dir=runs)
+        assert answer.result(PATIENCE_S)[0] == 200
+    assert overlapped == [False]
 
 
 def test_with_free_first_the_version_before_answers_again_if_the_new_one_cannot_be_loaded(

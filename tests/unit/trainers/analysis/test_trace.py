@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import networkx as nx
 import pytest
@@ -20,6 +20,7 @@ from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import traced
 from orchestray.trainers.survey.operators import closed_forms
 from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
+from orchestray.trainers.survey.operators.reductions import chain, tree
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
 
@@ -104,6 +105,83 @@ def test_a_convolution_has_the_work_and_the_depths_of_tables_4_and_6(kernel: tup
     assert backward.cost.depth == 1 + max(table["dw"].depth, table["dx"].depth)
 
 
+def by_values(a: Tensor, b: Tensor) -> Tensor:
+    """Return the product of two matrices by its scalar operations: each product, and a tree of additions over them."""
+    return tree([a[:, inner, None] * b[inner] for inner in range(a.shape[1])], torch.add)
+
+
+@pytest.mark.parametrize(("samples", "inputs", "outputs"), [(1, 1, 1), (4, 7, 5), (16, 100, 3)])
+def test_a_fully_connected_layer_carried_out_value_by_value_has_the_work_and_the_depth_that_are_counted_for_it(
+    samples: int, inputs: int, outputs: int
+) -> None:
+    """Count the operations of the outputs and both gradients, and those on their longest path."""
+    x, weight, grad = torch.randn(samples, inputs), torch.randn(outputs, inputs), torch.randn(samples, outputs)
+    graph = training(on_meta(nn.Linear(inputs, outputs, bias=False)), samples, inputs)
+    forward, *gradients = (each.cost for each in graph.operations if each.name == "mm")
+    one_by_one = []
+    for a, b in ((x, weight.T), (grad.T, x), (grad, weight)):
+        found: list[Tensor] = []
+        counted = traced(lambda a=a, b=b, found=found: found.append(by_values(a, b)))
+        torch.testing.assert_close(found[0], a @ b, rtol=1e-4, atol=1e-4)
+        one_by_one.append((counted.work, counted.depth))
+    assert one_by_one[0] == (forward.work, forward.depth)
+    assert sorted(one_by_one[1:]) == sorted((each.work, each.depth) for each in gradients)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 2)])
+def test_a_convolution_carried_out_value_by_value_has_the_work_and_the_depth_that_are_counted_for_it(
+    kernel: tuple[int, int],
+) -> None:
+    """Count the operations of the definition: products, and trees over rows, columns and channels of a kernel."""
+    x, weight = torch.randn(2, 6, 9, 8), torch.randn(4, 6, *kernel)
+    down, across = kernel
+    height, width = 9 - down + 1, 8 - across + 1
+    y = functional.conv2d(x, weight)
+
+    def outputs() -> Tensor:
+        products = [
+            [
+                [
+                    x[:, None, channel, row : row + height, column : column + width]
+                    * weight[:, channel, row, column, None, None]
+                    for row in range(down)
+                ]
+                for column in range(across)
+            ]
+            for channel in range(6)
+        ]
+        return tree([tree([tree(rows, torch.add) for rows in columns], torch.add) for columns in products], torch.add)
+
+    def of_weight() -> Tensor:
+        """Return the gradient of the weights, if that of the outputs is `y`: sums over rows, columns and samples."""
+        windows = x.unfold(2, height, 1).unfold(3, width, 1)  # samples, channels, kernel, outputs
+        products = windows[:, None] * y[:, :, None, None, None]
+        by_row = tree(products.unbind(-2), torch.add)
+        return tree(tree(by_row.unbind(-1), torch.add).unbind(0), torch.add)
+
+    def of_inputs() -> Tensor:
+        """Return the gradient of the inputs: sums over rows, columns and output channels."""
+        padded = functional.pad(y, (across - 1, across - 1, down - 1, down - 1))
+        windows = padded.unfold(2, 9, 1).unfold(3, 8, 1)  # samples, output channels, kernel turned round, inputs
+        products = windows[:, :, None] * weight.flip(2, 3)[None, :, :, :, :, None, None]
+        by_row = tree(products.unbind(3), torch.add)
+        return tree(tree(by_row.unbind(3), torch.add).unbind(1), torch.add)
+
+    found: list[Tensor] = []
+    counted = [traced(lambda way=way: found.append(way())) for way in (outputs, of_weight, of_inputs)]
+    gradients = torch.ops.aten.convolution_backward(
+        y, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False]
+    )
+    for one, exact in zip(found, (y, gradients[1], gradients[0]), strict=True):
+        torch.testing.assert_close(one, exact, rtol=1e-4, atol=1e-3)
+    graph = training(on_meta(nn.Conv2d(6, 4, kernel, bias=False)), 2, 6, 9, 8)
+    forward, backward = (each.cost for each in graph.operations if each.name.startswith("convolution"))
+    assert (counted[0].work, counted[0].depth) == (forward.work, forward.depth)
+    assert backward.depth == max(counted[1].depth, counted[2].depth)
+    # The gradient of the inputs is counted without products with padding, which are done here.
+    assert backward.work - counted[1].work == 2 * forward.multiplications - x.numel()
+
+
 @pytest.mark.parametrize("side", range(2, 8))
 def test_pooling_has_the_work_and_the_depths_of_table_4(side: int) -> None:
     graph = training(nn.MaxPool2d(side), 2, 3, 2 * side, 2 * side)
@@ -178,28 +256,39 @@ def test_batch_normalisation_grows_by_a_level_when_the_values_of_a_channel_doubl
         assert 1.9 <= large.work / small.work <= 2.1
 
 
-def chain(values: Sequence[Tensor]) -> Tensor:
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total
+def test_batch_normalisation_carried_out_value_by_value_has_the_counted_work_and_a_level_more_for_twice_as_many() -> (
+    None
+):
+    """Count trees over the values of a channel and over their squares, and what follows them."""
+    weight, bias = torch.rand(3), torch.rand(3)
+    by_values, whole = [], []
+    for samples in (4, 8, 16):
+        x = torch.randn(samples, 3, 2, 2)
+        found: list[Tensor] = []
+        of_channels = x.transpose(0, 1).flatten(1).unbind(1)
 
+        def normalise(values: tuple[Tensor, ...] = of_channels, found: list[Tensor] = found) -> None:
+            mean = tree(values, torch.add) / len(values)
+            square = tree([each * each for each in values], torch.add) / len(values)
+            inverse = torch.rsqrt(square - mean * mean + 1e-5)
+            found.extend((each - mean) * inverse * weight + bias for each in values)
 
-def tree(values: Sequence[Tensor], join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Tensor:
-    parts = list(values)
-    while len(parts) > 1:
-        pairs = [join(left, right) for left, right in zip(parts[::2], parts[1::2], strict=False)]
-        parts = pairs + parts[2 * len(pairs) :]
-    return parts[0]
+        by_values.append(traced(normalise))
+        exact = functional.batch_norm(x, None, None, weight, bias, training=True)
+        torch.testing.assert_close(torch.stack(found, 1), exact.transpose(0, 1).flatten(1), rtol=1e-3, atol=1e-4)
+        whole.append(of_both_passes(nn.BatchNorm2d(3), [samples, 3, 2, 2])[0])
+    assert [each.work for each in by_values] == [each.work for each in whole]
+    for counted in (by_values, whole):
+        assert [larger.depth - smaller.depth for smaller, larger in itertools.pairwise(counted)] == [1, 1]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 16, 100, 257, 1000])
 def test_a_sum_in_a_chain_and_in_a_tree_is_the_same_by_the_same_work_at_different_depths(count: int) -> None:
     values = torch.randint(-(2**40), 2**40, (count,), generator=torch.Generator().manual_seed(count)).unbind()
     wanted = sum(int(value) for value in values)
-    for add, depth in ((chain, count - 1), (tree, math.ceil(math.log2(count)))):
+    for reduce, depth in ((chain, count - 1), (tree, math.ceil(math.log2(count)))):
         found: list[Tensor] = []
-        graph = traced(lambda add=add, found=found: found.append(add(values)))
+        graph = traced(lambda reduce=reduce, found=found: found.append(reduce(values, torch.add)))
         assert int(found[0]) == wanted
         assert (graph.work, graph.depth) == (count - 1, depth)
 

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.solvers.admm import Admm, Samples, kind_of_loss, nearest_before_relu, nearest_to_loss
 from support.training import digits, train
 
@@ -107,9 +107,17 @@ def run(steps: int = 50, data: int = 1, **solver: Any) -> Any:
     )[0]
 
 
-def test_digits_are_learned_without_a_backward_call_while_the_residuals_shrink() -> None:
-    with torch.no_grad():  # a backward call would raise: nothing has a gradient
-        trained = run()
+def test_digits_are_learned_without_a_backward_call_while_the_residuals_shrink(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def differentiate(*_arguments: Any, **_named: Any) -> None:
+        raise AssertionError("something was differentiated")
+
+    for place, name in ((torch.Tensor, "backward"), (torch.autograd, "backward"), (torch.autograd, "grad")):
+        monkeypatch.setattr(place, name, differentiate)
+    with pytest.raises(TrainingError, match="differentiated"):  # where there is backpropagation, it is noticed
+        train(digits(hidden=[32]), steps=1)
+    trained = run()
     residuals = [line["residual"] for line in trained.steps]
     assert residuals[-1] < 0.3 * max(residuals)
     assert residuals[-1] < residuals[20]

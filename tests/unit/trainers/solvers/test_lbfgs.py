@@ -33,10 +33,17 @@ def test_a_long_rosenbrock_s_valley_ends_at_its_minimum() -> None:
     assert float((path[-1] - 1.0).abs().max()) < 1e-8
 
 
-def test_the_memory_is_the_pairs_of_the_history_and_three_vectors_at_most() -> None:
-    solver = Lbfgs(history=4)
-    steps_of(solver, FormulaOracle(rosenbrock), torch.full((50,), 0.5, dtype=torch.float64), 10)
-    assert sum(tensor.numel() for tensor in solver.state.values()) <= 2 * 4 * 50 + 3 * 50
+def test_the_memory_is_the_last_pairs_of_the_history_beside_one_gradient_whatever_the_steps() -> None:
+    solver, size = Lbfgs(history=4), 50
+    for steps in (2, 10):
+        path, _ = steps_of(solver, FormulaOracle(rosenbrock), torch.full((size,), 0.5, dtype=torch.float64), steps)
+        held = {name: tensor.shape for name, tensor in solver.state.items() if tensor.dim()}
+        assert held == {"steps": (4, size), "changes": (4, size), "gradient": (size,)}
+    gradients = [FormulaOracle(rosenbrock).gradient(x)[1] for x in path]
+    assert int(solver.state["pairs"]) == 10
+    for number in range(6, 10):
+        torch.testing.assert_close(solver.state["steps"][number % 4], path[number + 1] - path[number])
+        torch.testing.assert_close(solver.state["changes"][number % 4], gradients[number + 1] - gradients[number])
 
 
 def test_the_recursion_is_the_product_with_bfgs_s_matrix_of_the_last_pairs() -> None:

@@ -51,7 +51,8 @@ def test_the_mean_over_the_batches_is_the_whole_gradient_and_the_variance_goes_t
 def test_a_constant_rate_converges_linearly_where_sgd_stops_at_its_noise() -> None:
     oracle = logistic(BATCHES, SIZE, decay=1e-2)
     best, start, steps = minimum(oracle), torch.zeros(SIZE, dtype=torch.float64), 900
-    path, _ = steps_of(Svrg(), oracle, start, steps, lr=0.5, order=order(steps))
+    path, made = steps_of(Svrg(), oracle, start, steps, lr=0.5, order=order(steps))
+    assert [step.metrics["anchor_age"] for step in made[: BATCHES + 2]] == [*range(BATCHES), 0, 1]
     logs = [math.log10(float((x - best).norm())) for x in path[:: steps // 6]]
     falls = [before - after for before, after in pairwise(logs)]
     assert logs[-1] < -11

@@ -17,7 +17,7 @@ class Clock:
         self.now_s += seconds
 
 
-def test_a_pace_lets_so_many_a_second_pass_and_makes_up_for_no_pause() -> None:
+def test_a_pace_holds_its_rate_and_makes_up_for_no_pause() -> None:
     clock = Clock()
     pace = Pace(100.0, lambda: clock.now_s, clock.sleep)
     passed_s = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -200,9 +202,20 @@ def test_tree_ring_and_star_send_two_p_minus_1_times_the_tensor_together_whateve
     for num_elements in range(41):
         for algorithm in ("tree", "ring", "star"):
             assert sum(sent_elements(algorithm, size, num_elements)) == 2 * (size - 1) * num_elements
-        ring = sent_elements("ring", size, num_elements)
-        exact = 2 * num_elements * (size - 1) / size  # nothing is padded: segments differ by an element at most
-        assert all(abs(sent - exact) < 2 for sent in ring)
+        # Nothing is padded: of P segments that differ by an element at most, a rank leaves out one on each way round.
+        cuts = [place * num_elements // size for place in range(size + 1)]
+        segments = [after - before for before, after in itertools.pairwise(cuts)]
+        assert max(segments) - min(segments) <= 1
+        exact = [2 * num_elements - segments[(rank + 1) % size] - segments[(rank + 2) % size] for rank in range(size)]
+        assert sent_elements("ring", size, num_elements) == (exact if size > 1 else [0])
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "butterfly", "star"])
+def test_each_message_of_a_tree_and_a_butterfly_is_the_whole_tensor(algorithm: str) -> None:
+    for size in (2, 4, 8, 16):
+        messages = [step.send for rank in range(size) for step in schedule(algorithm, rank, size, 41) if step.send]
+        assert {message.num_elements for message in messages} == {41}
+        assert len(messages) == (size * num_rounds("butterfly", size) if algorithm == "butterfly" else 2 * (size - 1))
 
 
 def test_what_is_folded_in_and_out_is_the_tensor_twice_by_each_of_the_pairs() -> None:

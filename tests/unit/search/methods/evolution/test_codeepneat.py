@@ -67,6 +67,7 @@ def test_architecture_and_hyper_parameters_improve_together() -> None:
         simulated = simulate(searched, fitness, workers=4)
         scores = [trial.score or 0.0 for trial in simulated.trials.values()]
         gains.append(np.mean(scores[-60:]) - np.mean(scores[:20]))
+        assert max(scores[-60:]) > max(scores[:20])
         lrs.append(abs(np.log10(simulated.best.proposal.changes["train.optimizer.lr"]) + 1))
     assert min(gains) > 0.3
     assert np.mean(lrs) < 0.3

@@ -65,7 +65,7 @@ def test_mutation_flips_as_many_bits_as_it_says() -> None:
     assert abs(flips - expected) < 4.5 * deviation
 
 
-def test_a_string_is_evaluated_once_and_the_mean_of_generations_rises() -> None:
+def test_a_string_is_evaluated_once_and_mean_and_best_of_generations_rise() -> None:
     searched = method()
     generations: dict[int, list[float]] = {}
 
@@ -78,6 +78,8 @@ def test_a_string_is_evaluated_once_and_the_mean_of_generations_rises() -> None:
     assert len(set(genomes)) == len(genomes)
     last = max(generations)
     assert np.mean(generations[last]) > np.mean(generations[0]) + 4
+    assert max(generations[last]) > max(generations[0]) + 1
+    assert simulated.best.score == max(map(max, generations.values()))
 
 
 def test_a_generation_with_failures_goes_on() -> None:

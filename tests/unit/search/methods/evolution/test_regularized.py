@@ -49,6 +49,8 @@ def test_always_the_oldest_is_removed() -> None:
     simulate(watched, one_max, workers=7, seconds_per_step=lambda proposal: durations[proposal.trial])
     assert len(watched.population) == 10
     assert watched.num_entered >= 300
+    assert watched.tally()["population"] == [one.trial for one in watched.population]
+    assert watched.tally()["tournaments"] >= 290, "each but the first ten has a parent that has won one"
 
 
 def test_a_crossed_child_has_each_choice_of_either_parent_but_for_the_one_that_mutates() -> None:

@@ -52,6 +52,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "deadline": lambda: deadline.deadline(3),
     "persistent": lambda: moving.persistent(1, (1, 2), steps=4, hidden=8),
     "feed-forward": lambda: defining.feed_forward_operators(2),
+    "reductions": defining.reductions,
     "losses": lambda: defining.losses(2),
     "cells": defining.recurrent_cells,
     "bptt": remembering.truncated,
@@ -324,10 +325,30 @@ def test_the_bytes_of_a_step_are_counted_and_not_computed() -> None:
     assert (weights, states) == (25 * 4 / len(x), 4 * 4)
 
 
+def test_chains_and_trees_add_the_same_numbers_by_as_many_additions_at_their_own_depths(
+    exhibits: dict[str, Exhibit],
+) -> None:
+    exhibit = exhibits["reductions"]
+    counts = (2, 7, 16, 100, 1000)
+    assert column(exhibit, "values") == [count for count in counts for _ in ("chain", "tree")]
+    assert [row[2] for row in exhibit.rows] == [count - 1 for count in counts for _ in ("chain", "tree")]
+    assert column(exhibit, "depth") == [1, 1, 6, 3, 15, 4, 99, 7, 999, 10]
+    assert set(column(exhibit, "difference")) == {0}
+    assert exhibit.findings == [
+        "1,000 values take 999 additions in a chain and 999 in a tree; the longest path has 999 and 10 of them.",
+        "All sums are exact.",
+    ]
+
+
 def test_no_tiling_of_any_convolution_moves_less_than_the_bound(exhibits: dict[str, Exhibit]) -> None:
     exhibit = exhibits["traffic"]
     assert set(column(exhibit, "below")) == {0}
     assert min(column(exhibit, "tilings")) > 50
+    assert column(exhibit, "carried out") == column(exhibit, "best tiling")
+    assert re.fullmatch(
+        r"The best tilings were carried out: the words are those that were counted, .* to [\d.]+e-0[4-9]\.",
+        exhibit.findings[2],
+    )
     assert all(ratio >= 1 for ratio in column(exhibit, "over the bound"))
     assert re.match(r"0 of [\d,]+ tilings move less than the bound", exhibit.findings[0])
     # Pooling in one tile moves 16 x 16 inputs and 15 x 15 outputs a map; output by output, four inputs for each.

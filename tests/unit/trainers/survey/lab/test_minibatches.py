@@ -46,7 +46,6 @@ def test_measured_samples_a_second_rise_with_the_minibatch_and_saturate() -> Non
     with threads(1):
         taken = times_s({str(size): Training(size, 0.1).step for size in sizes}, rounds=9, clock=time.thread_time)
     speeds = [size / min(taken[str(size)]) for size in sizes]
-    print(speeds)
     assert speeds[1] > 2 * speeds[0]
     assert speeds[2] > speeds[1]
     assert 0.5 < speeds[3] / speeds[2] < 2

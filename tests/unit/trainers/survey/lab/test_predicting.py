@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
-from typing import Any
 
 import pytest
 from torch import nn
 
-from orchestray.platform.errors import TrainingError
 from orchestray.trainers.survey.cost_models.models import cpu_distributed_s, gemm_lookup_s, paleo_s
 from orchestray.trainers.survey.lab import predicting
-from orchestray.trainers.survey.lab.predicting import FITTED, HELD_OUT, PUBLISHED, Case, count, predictions
+from orchestray.trainers.survey.lab.predicting import FITTED, HELD_OUT, Case, count
 from support.profiles import profile
 
 SMALL = Case(partial(nn.Linear, 16, 8), (4, 16))
@@ -33,19 +30,6 @@ def test_an_error_is_the_prediction_over_the_measured_time_less_one(monkeypatch:
     }
 
 
-def test_networks_are_run_and_each_error_is_in_the_table_and_in_a_sentence() -> None:
-    exhibit = predictions(6, {"small": SMALL, "workers": WORKERS}, {"fitted": SMALL}, profile())
-    rows: list[dict[str, Any]] = [dict(zip(exhibit.columns, row, strict=True)) for row in exhibit.rows]
-    assert [row["network"] for row in rows] == ["small", "workers"]
-    for row in rows:
-        assert row["step, ms"] > 0
-        missing = {model for model in PUBLISHED if row[f"{model} is off by"] is None}
-        assert missing == ({"two workers"} if row["network"] == "small" else set())
-    assert [line.split(":")[0] for line in exhibit.findings[:4]] == list(PUBLISHED)
-    assert "over 2 networks; the survey names 10 to 30 %" in exhibit.findings[0]
-    assert exhibit.findings[4].endswith("is fitted to fitted.")
-
-
 def test_ten_networks_or_more_are_predicted_and_none_of_those_is_one_that_a_model_is_fitted_to() -> None:
     assert len(HELD_OUT) >= 10
     assert not {*HELD_OUT} & {*FITTED}
@@ -58,8 +42,3 @@ def test_an_epoch_has_the_steps_that_are_asked_for_unless_they_take_too_long(mon
     assert len(predicting.steps_of(SMALL, 53)) == 53
     monkeypatch.setattr(predicting, "_EPOCH_S", 0.0)
     assert len(predicting.steps_of(SMALL, 53)) == 2 * predicting.FIRST_STEPS
-
-
-def test_workers_that_end_before_they_are_measured_are_told_in_a_sentence() -> None:
-    with pytest.raises(TrainingError, match="one ended before, perhaps for want of memory"):
-        predicting.two_workers_s(partial(os._exit, 1), 1)

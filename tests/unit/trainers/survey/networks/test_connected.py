@@ -91,11 +91,23 @@ def test_a_dense_layer_passes_on_its_inputs_before_what_it_makes_of_them() -> No
     assert torch.equal(out[:, :5], x)
 
 
-def test_googlenet_has_the_operations_of_the_survey_within_a_fiftieth() -> None:
+def test_googlenet_has_the_operations_the_weights_and_the_27_layers_of_the_survey() -> None:
     with torch.device("meta"):
         network = googlenet().eval()
         graph = traced(lambda: network(torch.zeros(1, 3, 224, 224)))
     assert products(graph) == pytest.approx(1566e6, rel=0.02)
+    assert sum(each.numel() for each in network.parameters()) == pytest.approx(6.8e6, rel=0.03)
+    with_weights = {"convolution", "addmm"}
+    assert most_on_a_path(graph, with_weights) == 22
+    assert most_on_a_path(graph, with_weights | {"max_pool2d_with_indices", "mean"}) == 27
+
+
+def most_on_a_path(graph: OperatorGraph, names: set[str]) -> int:
+    """Return the most operations of these names that come one after another."""
+    ends: list[int] = []
+    for each in graph.operations:
+        ends.append((each.name in names) + max((ends[need] for need in each.needs), default=0))
+    return max(ends)
 
 
 @pytest.mark.parametrize(

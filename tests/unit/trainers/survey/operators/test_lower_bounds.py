@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
+from torch.nn import functional
 
 from orchestray.trainers.survey.operators.closed_forms import ConvolutionShape
 from orchestray.trainers.survey.operators.lower_bounds import (
@@ -13,6 +15,7 @@ from orchestray.trainers.survey.operators.lower_bounds import (
     least_words,
     moved_pooling_words,
     moved_words,
+    tiled_convolution,
     words_of_tile,
 )
 
@@ -57,6 +60,21 @@ def test_a_memory_for_everything_moves_each_value_once_and_a_smaller_one_more() 
     once = 2 * 8 * 18 * 18 + 16 * 8 * 9 + 2 * 16 * 16 * 16
     assert least_words(shape, 10**9) == once
     assert least_words(shape, 4) > least_words(shape, 16) > once
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_convolution_that_is_carried_out_by_tiles_moves_the_words_that_are_counted_and_none_below_the_bound(
+    shape: ConvolutionShape,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape.samples, shape.in_channels, shape.height, shape.width, generator=generator).double()
+    weight = torch.randn(shape.out_channels, shape.in_channels, *shape.kernel, generator=generator).double()
+    exact = functional.conv2d(x, weight)
+    for sizes in ((1, 1, 4, 4), (4, 2, 8, 4), (8, 1, 4, 8), (3, 3, 5, 7), (8, 4, 16, 16)):
+        out, moved = tiled_convolution(x, weight, tile := Tile(*sizes))
+        torch.testing.assert_close(out, exact)
+        assert moved == moved_words(shape, tile)
+        assert moved >= least_words(shape, words_of_tile(shape, tile)) > 0
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (2, 2), (3, 5)])

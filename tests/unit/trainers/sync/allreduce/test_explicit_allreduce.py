@@ -188,7 +188,14 @@ def test_auto_takes_for_each_bucket_what_the_formulas_say_is_cheapest_and_tells(
     assert told["algorithm"] == "auto"
     assert (told["alpha_s"], told["beta_s_per_byte"]) == (message.alpha_s, message.beta_s_per_byte)
     assert (told["native_alpha_s"], told["native_beta_s_per_byte"]) == (native.alpha_s, native.beta_s_per_byte)
-    assert told["held_out"] == [{"num_bytes": 4096, "expected_s": message.time_s(4096), "measured_s": 0.5}]
+    expected_s = message.alpha_s + 4096 * message.beta_s_per_byte
+    (held_out,) = told["held_out"]
+    assert held_out == {
+        "num_bytes": 4096,
+        "expected_s": pytest.approx(expected_s),
+        "measured_s": 0.5,
+        "error": pytest.approx(expected_s / 0.5 - 1),
+    }
     assert {bucket["algorithm"] for bucket in told["buckets"]} == chosen
     for bucket in told["buckets"]:
         expected = bucket["expected_s"]
