@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.parallel.tensor.branches import Branches
 from support.nccl import run_on_gpus
-from support.split_training import Run, Trained, train_split
+from support.split_training import CLOSE, Run, Trained, train_plain, train_split
 
 
 def drawn(*shape: int) -> Tensor:
@@ -50,6 +50,7 @@ def test_a_split_layer_trains_to_the_same_bits_in_any_order_and_never_stands_sti
     make, plan, inputs = SPLIT[name]
     torch.manual_seed(0)
     model = make().double()
+    plain = train_plain(model, Run(inputs))
     first: list[Trained] = []
     for seed in range(num_seeds):
 
@@ -62,4 +63,5 @@ def test_a_split_layer_trains_to_the_same_bits_in_any_order_and_never_stands_sti
         first = first or found
         for here, before in zip(found, first, strict=True):
             assert torch.equal(here.outputs, before.outputs), seed
+            assert torch.allclose(here.outputs, plain.outputs, rtol=CLOSE, atol=CLOSE)
             assert all(torch.equal(each, before.state[key]) for key, each in here.state.items()), seed
