@@ -57,7 +57,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     },
     "gossip, in messages of unlike lengths": {
         "exchange": {"type": "gossip", "graph": "ring"},
-        "compression": {"type": "threshold", **COMPRESSED["threshold"]},
+        "compression": {"type": "adaptive_threshold", **COMPRESSED["adaptive_threshold"]},
     },
     "averaging": {"exchange": {"type": "averaging", "every": 1}},
     "averaging, compressed": {"exchange": {"type": "averaging", "every": 1}, "compression": {"type": "qsgd"}},
