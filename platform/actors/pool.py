@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestray.platform.actors.gang import Gang, ignore
 from orchestray.platform.actors.locality import homes
+from orchestray.platform.actors.slot import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ def acquire_all(cluster: Cluster, shapes: Sequence[Shape], notify: Callable[[str
 
 def release(gang: Gang) -> None:
     """Keep the gang warm for the next run of this process if we own its place; otherwise close it."""
+    gang.while_waiting, gang.keep_stacks, gang.patience = ignore, ignore, Patience()  # of the run that has ended
     if (gang.cluster.owned or gang.cluster.room is not None) and gang.cluster.alive():
         gang.cluster.parked.append(gang)
     else:

@@ -61,6 +61,21 @@ def test_members_meet_in_one_process_group(cluster: Cluster) -> None:
         assert gang.gather(gang.call("total")) == [3.0, 3.0]
 
 
+def test_a_gang_that_is_kept_forgets_the_callbacks_of_its_run(cluster: Cluster) -> None:
+    def of_the_run(*_: object) -> None:
+        raise AssertionError("the run is over")
+
+    with running(cluster, 2) as gang:
+        pass
+    gang.while_waiting = gang.keep_stacks = of_the_run
+    cluster.parked.remove(gang)
+    release(gang)
+    with running(cluster, 2) as again:
+        assert again is gang
+        again.while_waiting()
+        again.keep_stacks("worker", 0, "")
+
+
 def test_a_killed_member_is_replaced_and_the_others_keep_their_processes(cluster: Cluster) -> None:
     with running(cluster, 2) as gang:
         before, generation = gang.gather(gang.call("pid")), gang.generation
