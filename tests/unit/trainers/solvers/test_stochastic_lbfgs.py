@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 
@@ -27,11 +28,19 @@ def test_the_logarithm_of_the_error_is_linear_in_the_iterations_and_that_of_sgd_
     # A straight line explains nearly all of the logarithm.
     at, values = torch.arange(len(logs)).double(), torch.tensor(logs).double()
     assert float(torch.corrcoef(torch.stack([at, values]))[0, 1]) < -0.995
-    x = start
+    # SGD's logarithm stays where its noise is, at a rate at which that of steps without noise falls on.
+    by_sgd, without_noise = [start], [start]
     for batch in order:
         oracle.see(batch)
-        x = x - 0.05 * oracle.gradient(x)[1]
-    assert float((x - best).norm()) > 1e-3
+        by_sgd.append(by_sgd[-1] - oracle.gradient(by_sgd[-1])[1])
+        without_noise.append(without_noise[-1] - oracle.whole_gradient(without_noise[-1]))
+    noisy, falling = (
+        [math.log10(float((x - best).norm())) for x in path[STEPS // 6 :: STEPS // 6]]
+        for path in (by_sgd, without_noise)
+    )
+    assert min(before - after for before, after in pairwise(falling)) > 0.4
+    assert max(noisy) - min(noisy) < 0.5
+    assert min(noisy) > -1
     # Without the curvature, the same gradients and rate are left far behind.
     plain = steps_of(Svrg(), oracle, start, STEPS, lr=0.05, order=order)[0][-1]
     assert float((plain - best).norm()) > 0.01
