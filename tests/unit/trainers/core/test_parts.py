@@ -13,7 +13,7 @@ from orchestray.trainers.optim.params import Sgd
 
 def test_the_parts_are_the_classes_of_what_objects_hold_in_containers_and_models() -> None:
     held = {"rules": [make_aggregation("krum", byzantine=1)], "optimizer": (make_optimizer("sgd", lr=0.1),)}
-    assert parts_of(held) == ["trainers.aggregation.Aggregation", "trainers.aggregation.krum", "trainers.optim.SGD"]
+    assert parts_of(held) == ["trainers.aggregation.Aggregation", "trainers.aggregation.Krum", "trainers.optim.SGD"]
 
 
 def test_a_section_of_a_config_is_no_part() -> None:
@@ -31,10 +31,10 @@ def test_containers_of_data_are_not_looked_through() -> None:
 
 
 def test_only_the_folders_that_are_asked_for_count() -> None:
-    held = [make_aggregation("krum", byzantine=1), nn.Linear(2, 2), make_optimizer("sgd", lr=0.1)]
+    held = [make_aggregation("multi_krum", byzantine=1), nn.Linear(2, 2), make_optimizer("sgd", lr=0.1)]
     assert parts_of(held, folders=("trainers.aggregation",)) == [
         "trainers.aggregation.Aggregation",
-        "trainers.aggregation.krum",
+        "trainers.aggregation.multi_krum",
     ]
 
 
