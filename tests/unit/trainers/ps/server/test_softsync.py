@@ -35,7 +35,7 @@ def test_every_few_pushes_are_one_update_of_their_sum() -> None:
     shard, wanted = make_shard(3), make_shard(1)
     versions = [push(shard, seed).version for seed in range(7)]
     assert versions == [0, 0, 1, 1, 1, 2, 2]
-    assert reports_of(shard)["Softsync"] == [{"updates": 2, "pushes": 6}]
+    assert reports_of(shard)["Softsync"] == [{"updates": 2, "pushes": 6, "scaled": 0}]
     for first in (0, 3):
         total = sum((gradient(seed) for seed in range(first, first + 3)), torch.zeros(()))
         wanted.push(Origin(0, (Part(1 + first, 0, 2, 8),), 0), total)
