@@ -1,16 +1,20 @@
-"""A run of a config that was planned here is put beside its prediction, once."""
+"""A run of a config that was planned here is put beside its prediction, once, and plans that are tried are run."""
 
 from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 import orchestray
 from orchestray.platform.cluster.cluster import Cluster
+from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.driver.tried_plans import try_plans
 from orchestray.trainers.machine import kept
 from orchestray.trainers.machine.profile import MachineProfile
 from orchestray.trainers.planning import plan as planning
@@ -68,3 +72,31 @@ def test_with_plan_auto_a_run_trains_by_the_best_plan_and_says_which(
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"plan: {best.name}, {1e3 * best.step_s:.3g} ms a step")
     assert load_train_config(tmp_path / "best" / "config.yaml").strategy == load_train_config(best.config).strategy
+
+
+@pytest.mark.usefixtures("cluster")
+def test_plans_that_are_tried_have_what_their_steps_took_and_the_fastest_is_the_best(
+    tmp_path: Path, here: MachineProfile
+) -> None:
+    file = tmp_path / "small.yaml"
+    kept_elsewhere = {"checkpoint": {"storage": str(tmp_path / "kept"), "every_steps": 5}}
+    goal = {"until": {"metric": "accuracy", "value": 0.0}, "validate_every_steps": 1}
+    file.write_text(json.dumps({**CONFIG, **kept_elsewhere, "train": {**CONFIG["train"], **goal}}), encoding="utf-8")
+    planned = planning.plan(file, workers=1)
+    first, second, third = planned.plans[:3]
+    broken = replace(first, config={**first.config, "task": {"type": "digits", "hidden": "none"}})
+    done: list[tuple[int, int]] = []
+    tried = try_plans(replace(planned, plans=(broken, second, third)), 3, report=lambda *each: done.append(each))
+    times_s: dict[str, list[float]] = {}
+    for entry in records.load_record(here.name).entries:
+        times_s.setdefault(entry.name.split("-")[1], []).append(entry.measured_s)
+    assert [len(each) for each in times_s.values()] == [3, 3]
+    assert [plan.tried_s for plan in tried.plans] == [pytest.approx(median(times_s[place])) for place in "12"]
+    (unfit,) = [each for each in tried.unfit if each.name == first.name]
+    assert unfit.why.startswith("it failed when it was tried: ")
+    assert "task.hidden" in unfit.why
+    assert done[-1] == (9, 9)
+    assert not (tmp_path / "kept").exists()
+    for number, text in ((0, "must be 1 or more, got 0"), (1, "none keeps the result")):
+        with pytest.raises(ConfigError, match=text):
+            try_plans(replace(planned, plans=()), number)

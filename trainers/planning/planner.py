@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.process import gc_control
 from orchestray.platform.usercode.beside import find_once
 from orchestray.trainers.planning.candidates import Candidate, candidates
 from orchestray.trainers.planning.goodput import goodput_of
@@ -54,14 +55,20 @@ class Plans:
 
     @property
     def best(self) -> Plan | None:
-        """The fastest plan that keeps the result of a single process; one process itself if no other is worth it."""
+        """The fastest plan that keeps the result of a single process; one process itself if no other is worth it.
+
+        Plans that were tried are compared by what their steps took, and one that was not tried is not chosen.
+        """
         exact = [plan for plan in self.plans if plan.keeps_result]
-        if not exact:
+        compared = [plan for plan in exact if plan.tried_s is not None] or exact
+        if not compared:
             return None
-        alone = [plan for plan in exact if plan.num_workers == 1 and not plan.num_servers]
-        if alone and alone[0].step_s / exact[0].step_s < _WORTH:
-            return alone[0]
-        return exact[0]
+        times_s = [(plan.tried_s or plan.step_s) / plan.samples for plan in compared]
+        fastest_s = min(times_s)
+        for plan, time_s in zip(compared, times_s, strict=True):
+            if plan.num_workers == 1 and not plan.num_servers and time_s / fastest_s < _WORTH:
+                return plan
+        return compared[times_s.index(fastest_s)]
 
     @property
     def cheapest(self) -> Plan | None:
@@ -121,6 +128,7 @@ class Planner:
         """
         return self._plan(config, Candidate(AS_IT_STANDS))
 
+    @gc_control.pause()  # to look for cycles among what torch and Ray made would take as long as 200 plans
     def plans(
         self, config: TrainConfig, num_workers: int, report: Callable[[int, int], None] = lambda _done, _all: None
     ) -> Plans:
@@ -136,17 +144,17 @@ class Planner:
         """
         if config.train.solver is not None:
             refuse_unknown(config)  # whatever the strategy
-        tried = candidates(config, num_workers, self._cluster.machine.cores)
         made: list[Plan] = []
         unfit: list[Unfit] = []
         with find_once():
-            for number, (candidate, applied) in enumerate(tried):
-                report(number, len(tried))
+            schemes = candidates(config, num_workers, self._cluster.machine.cores)
+            for number, (candidate, applied) in enumerate(schemes):
+                report(number, len(schemes))
                 try:
                     made.append(self._plan(applied, candidate))
                 except OrchestrayError as error:
                     unfit.append(Unfit(candidate.name, str(error).removeprefix("config: ")))
-        report(len(tried), len(tried))
+        report(len(schemes), len(schemes))
         fitting = [plan for plan in made if self._needed(plan) <= self._limit]
         unfit += [Unfit(plan.name, self._too_large(plan)) for plan in made if self._needed(plan) > self._limit]
         if not fitting:

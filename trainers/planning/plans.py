@@ -85,6 +85,7 @@ class Plan:
         interval_s: seconds of a step between which 80 % of the runs are expected to be; None: not corrected yet.
         start_s: seconds from the call to the first step.
         price: price of the whole run, or None.
+        tried_s: median seconds of a step where the plan was tried; None: it was not.
         goodput: part of the time that failures leave, with the best checkpoints; None: no rate of failures was given.
         notes: what a reader has to know, each a sentence without its full stop.
     """
@@ -106,6 +107,7 @@ class Plan:
     interval_s: tuple[float, float] | None = None
     start_s: float = 0.0
     price: float | None = None
+    tried_s: float | None = None
     goodput: Goodput | None = None
     notes: tuple[str, ...] = ()
 
@@ -149,6 +151,7 @@ class Plan:
             "servers": self.num_servers,
             "start_s": self.start_s,
             "price": self.price,
+            "tried_s": self.tried_s,
             "goodput": None if self.goodput is None else self.goodput.to_json(),
             "notes": list(self.notes),
             "config": dict(self.config),

@@ -34,6 +34,8 @@ orchestray plan configs/train/digits.yaml
 
 orchestray plan configs/train/digits.yaml --why 1 "one process"
 
+orchestray plan configs/train/digits.yaml --try 3
+
 orchestray plan configs/train/digits.yaml --workers 64 --nodes 8 --machine cluster.json
 
 orchestray plan configs/train/digits.yaml --price-per-hour 0.10
@@ -57,6 +59,14 @@ def plan(
     why: Annotated[
         tuple[str, str] | None,
         typer.Option("--why", metavar="A B", help="Show which part decides between two plans, by name or place."),
+    ] = None,
+    tried: Annotated[
+        int | None,
+        typer.Option(
+            "--try",
+            metavar="N",
+            help="Train by the N fastest plans for some seconds each, and choose by that.",
+        ),
     ] = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="A", help="Show where the time of a plan goes.")
@@ -89,8 +99,10 @@ def plan(
         raise ConfigError("name the config to plan: orchestray plan CONFIG")
     from orchestray.trainers.planning import plan as planning
 
+    if tried is not None:
+        _check_together(["--try", *(["--machine"] if machine else []), *(["--nodes"] if nodes != 1 else [])])
     if this:
-        beside = {"--workers": workers, "--budget": budget}
+        beside = {"--workers": workers, "--budget": budget, "--try": tried}
         _check_together(["--this", *(option for option, value in beside.items() if value is not None)])
         found = [
             planning.plan_as_it_stands(
@@ -112,8 +124,10 @@ def plan(
             price_per_hour=price_per_hour,
             budget=budget,
             mtbf_h=mtbf_h,
-            report=_reporter(),
+            report=_reporter("schemes"),
         )
+        if tried is not None:
+            plans = _with_tries(plans, tried)
         named = why or ([] if explain is None else [explain])
         found = [plans.find(name) for name in named] or [*plans.plans]
     if as_json:
@@ -143,13 +157,20 @@ def _print_notes(plans: Sequence[Plan]) -> None:
         print(f"Note: {note}.")
 
 
-def _reporter() -> Any:
-    """Return a function that shows how many schemes are done, on a terminal."""
+def _with_tries(plans: Plans, number: int) -> Plans:
+    """Return the plans with what the steps of the fastest took when they were tried."""
+    from orchestray.trainers.driver.tried_plans import try_plans
+
+    return try_plans(plans, number, report=_reporter("trainings"))
+
+
+def _reporter(what: str) -> Any:
+    """Return a function that shows how many of something are done, on a terminal."""
 
     def report(done: int, number: int) -> None:
         if sys.stderr.isatty():
             end = "\r" if done < number else "\r\033[K"
-            sys.stderr.write(f"\r\033[K{done} of {number} schemes{end}" if done < number else end)
+            sys.stderr.write(f"\r\033[K{done} of {number} {what}{end}" if done < number else end)
             sys.stderr.flush()
 
     return report
@@ -188,6 +209,8 @@ def _table(plans: Plans, *, everything: bool) -> RenderableType:
 def _further_columns(plans: Plans) -> dict[str, Callable[[Plan], str]]:
     """Return the columns of what only some tables have."""
     columns: dict[str, Callable[[Plan], str]] = {}
+    if any(each.tried_s is not None for each in plans.plans):
+        columns["tried, ms"] = lambda plan: number(None if plan.tried_s is None else 1e3 * plan.tried_s, 3)
     if any(each.price is not None for each in plans.plans):
         columns["price"] = lambda plan: number(plan.price, 3)
     if any(each.goodput is not None for each in plans.plans):
@@ -217,7 +240,8 @@ def _closing(plans: Plans, config: str, *, everything: bool) -> Iterator[str]:
         return
     from orchestray.trainers.planning.plan import overrides_of
 
-    yield f"Fastest with the result of one process: {best.name}."
+    tried = "" if best.tried_s is None else ", of those that were tried"
+    yield f"Fastest with the result of one process{tried}: {best.name}."
     if (cheapest := plans.cheapest) is not None:
         yield f"Cheapest with the result of one process: {cheapest.name}, {cheapest.price:.3g} for the run."
     if best.goodput is not None:

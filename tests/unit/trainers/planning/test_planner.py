@@ -114,6 +114,27 @@ def test_doing_nothing_is_chosen_where_an_exchange_costs_more_than_it_gains() ->
     assert planner(Known(exchanged=100 * MB)).plans(CONFIG, 2).best.name == "one process"  # type: ignore[union-attr]
 
 
+def test_of_plans_that_were_tried_the_one_with_the_fastest_steps_is_chosen_and_no_other() -> None:
+    plans = planner(Known(exchanged=100 * MB)).plans(CONFIG, 2)
+    exact = [plan for plan in plans.plans if plan.keeps_result]
+    assert plans.best is exact[0]
+    assert exact[0].num_workers == 1
+    several = [plan for plan in exact if plan.num_workers > 1][:2]
+
+    def best(tried_s: list[float]) -> str:
+        times_s = dict(zip([exact[0].name, *(plan.name for plan in several)], tried_s, strict=True))
+        tried = [replace(plan, tried_s=times_s.get(plan.name)) for plan in plans.plans]
+        chosen = replace(plans, plans=tuple(tried)).best
+        assert chosen is not None
+        return chosen.name
+
+    assert best([10.0, 9.0, 8.0]) == several[1].name
+    assert best([10.0, 9.0, 9.9]) == several[0].name
+    assert best([10.0, 9.8, 9.9]) == exact[0].name  # several processes that win less than 3 %
+    untried = replace(plans, plans=(exact[0], replace(several[0], tried_s=99.0)))
+    assert untried.best is untried.plans[1]
+
+
 def test_small_data_are_planned_as_they_were_measured_to_be_learned_faster() -> None:
     """Plan the benchmark's training with the times it found: a step of one process, and what two workers add to half
     of it.
