@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from time import perf_counter
 
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel
@@ -42,11 +43,19 @@ def collective_times(world: Collective, sizes_of_groups: tuple[int, ...]) -> Col
     for size in sizes_of_groups:
         if world.rank < size:
             group = world.subgroup(f"first {size}", range(size))
-            for kind in KINDS:
-                times_s = [_between_blocks_s(group, _operation(group, kind, each), n, block) for each, n in _POINTS]
-                curves[kind][size] = Curve(SIZES_BYTES, tuple(times_s))
+            runs = [(_operation(group, kind, num_bytes), repeats) for kind in KINDS for num_bytes, repeats in _POINTS]
+            times_s = _between_blocks_s(group, runs, block)
+            for place, kind in enumerate(KINDS):
+                measured_s = times_s[place * len(_POINTS) : (place + 1) * len(_POINTS)]
+                curves[kind][size] = Curve(SIZES_BYTES, _rising(measured_s))
         world.barrier()
     return CollectiveTimes(curves) if world.rank == 0 else None
+
+
+def _rising(times_s: Sequence[float]) -> tuple[float, ...]:
+    """Return the times that are nearest to those measured and do not fall with the bytes."""
+    weights = [max(repeats, _LEAST_BLOCKS) for _, repeats in _POINTS]
+    return tuple(float(each) for each in isotonic_regression(times_s, weights=weights).x)
 
 
 _POINTS = tuple(zip(SIZES_BYTES, _REPEATS, strict=True))
@@ -67,23 +76,38 @@ def _operation(group: Collective, kind: Kind, num_bytes: int) -> Callable[[], No
     return run[kind]
 
 
-def _between_blocks_s(group: Collective, run: Callable[[], None], repeats: int, block: Callable[[], None]) -> float:
-    """Return what an operation adds to a block of computation before it, on the rank to which it adds most.
+def _between_blocks_s(
+    group: Collective, runs: Sequence[tuple[Callable[[], None], int]], block: Callable[[], None]
+) -> list[float]:
+    """Return what each operation adds to a block of computation before it, on the rank to which it adds most.
 
     Ranks that compute in between arrive at different times, with their threads asleep, as in a step of training: an
-    operation takes several times as long as one after the other does.
+    operation takes several times as long as one after the other does. The operations take turns, so that what else the
+    machine does for a while falls on all of them.
+
+    Args:
+        group: the ranks.
+        runs: operations, each with its repeats.
+        block: the computation.
     """
-    run()
-    alone_s, both_s = [], []
-    for _ in range(max(repeats, _LEAST_BLOCKS)):
-        began_s = perf_counter()
-        block()
-        alone_s.append(perf_counter() - began_s)
+    for run, _ in runs:
         run()
-        both_s.append(perf_counter() - began_s)
-    added = torch.tensor([max(_LEAST_S, _middle(both_s) - _middle(alone_s))], dtype=torch.float64)
+    alone_s: list[list[float]] = [[] for _ in runs]
+    both_s: list[list[float]] = [[] for _ in runs]
+    counts = [max(repeats, _LEAST_BLOCKS) for _, repeats in runs]
+    for turn in range(max(counts)):
+        for place, (run, _) in enumerate(runs):
+            if turn >= counts[place]:
+                continue
+            began_s = perf_counter()
+            block()
+            alone_s[place].append(perf_counter() - began_s)
+            run()
+            both_s[place].append(perf_counter() - began_s)
+    added_s = [_middle(both) - _middle(alone) for both, alone in zip(both_s, alone_s, strict=True)]
+    added = torch.tensor(added_s, dtype=torch.float64).clamp(min=_LEAST_S)
     group.all_reduce(added, "max")
-    return float(added)
+    return [float(each) for each in added]
 
 
 def _slowest_s(group: Collective, run: Callable[[], None], repeats: int) -> float:

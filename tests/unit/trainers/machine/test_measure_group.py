@@ -30,6 +30,14 @@ def test_every_kind_is_timed_with_every_number_of_ranks_and_known_at_rank_0() ->
     assert others == [None, None, None]
 
 
+def test_more_bytes_do_not_take_less_time_and_times_that_say_so_give_way_together() -> None:
+    first, _ = run_replicas(2, lambda world: collective_times(world, (2,)))
+    for by_ranks in first.curves.values():
+        assert by_ranks[2].times_s[0] <= by_ranks[2].times_s[1]
+    assert measure_group._rising([3.0, 1.0]) == (2.0, 2.0)
+    assert measure_group._rising([1.0, 3.0]) == (1.0, 3.0)
+
+
 def test_one_process_alone_is_not_slowed_down_and_more_are_not_sped_up() -> None:
     first, second = run_replicas(2, lambda world: contention(world, (1, 2)))
     assert second is None
