@@ -81,18 +81,19 @@ def test_plans_that_are_tried_have_what_their_steps_took_and_the_fastest_is_the_
     file = tmp_path / "small.yaml"
     kept_elsewhere = {"checkpoint": {"storage": str(tmp_path / "kept"), "every_steps": 5}}
     goal = {"until": {"metric": "accuracy", "value": 0.0}, "validate_every_steps": 1}
-    file.write_text(json.dumps({**CONFIG, **kept_elsewhere, "train": {**CONFIG["train"], **goal}}), encoding="utf-8")
+    deeper = {"task": {"type": "digits", "hidden": [16, 16, 16]}, "train": {**CONFIG["train"], **goal}}
+    file.write_text(json.dumps({**CONFIG, **kept_elsewhere, **deeper}), encoding="utf-8")
     planned = planning.plan(file, workers=1)
-    first, second, third = planned.plans[:3]
-    broken = replace(first, config={**first.config, "task": {"type": "digits", "hidden": "none"}})
+    one, again = planned.plans
+    broken = replace(one, name="broken", config={**one.config, "task": {"type": "digits", "hidden": "none"}})
     done: list[tuple[int, int]] = []
-    tried = try_plans(replace(planned, plans=(broken, second, third)), 3, report=lambda *each: done.append(each))
+    tried = try_plans(replace(planned, plans=(broken, one, again)), 3, report=lambda *each: done.append(each))
     times_s: dict[str, list[float]] = {}
     for entry in records.load_record(here.name).entries:
         times_s.setdefault(entry.name.split("-")[1], []).append(entry.measured_s)
     assert [len(each) for each in times_s.values()] == [3, 3]
     assert [plan.tried_s for plan in tried.plans] == [pytest.approx(median(times_s[place])) for place in "12"]
-    (unfit,) = [each for each in tried.unfit if each.name == first.name]
+    (unfit,) = [each for each in tried.unfit if each.name == "broken"]
     assert unfit.why.startswith("it failed when it was tried: ")
     assert "task.hidden" in unfit.why
     assert done[-1] == (9, 9)

@@ -91,6 +91,9 @@ class Predictor:
         """
         settings, *largest = _settings_by_size(config)
         made, network = self._made(config, settings), config.strategy.network
+        if changes and not made.spares:
+            how = config.train.recompute
+            raise ConfigError(f"train.recompute: {how} spares no activations of this model: it is the plan without it")
         length = run_length(config.train, made.num_samples)
         if largest:
             made = _grown(made, self._made(config, largest[0]), config.train, length.samples)
@@ -180,6 +183,7 @@ class Predictor:
             sent_bytes(runs[0], settings.layout),
             num_samples=runs[0].num_samples,
             diverges=settings.diverges and settings.layout.data > 1,
+            spares=all(runs[0].activation_bytes < kept[0].activation_bytes for kept in without),
         )
 
     def _pipeline(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
@@ -277,6 +281,8 @@ class _Made:
     staleness: float = 0.0
     num_servers: int = 0
     diverges: bool = False
+    spares: bool = True
+    """False if activations are computed again, and as many are kept as without that."""
     notes: tuple[str, ...] = ()
     begins: tuple[str, ...] = ()
     """Names of the layers that begin the stages of a pipeline after the first."""

@@ -23,7 +23,7 @@ from unit.trainers.planning.test_planner import CONFIG as PLANNED
 from unit.trainers.planning.test_planner import Known, machine, planner
 
 CONFIG = """
-task: {type: digits, hidden: [16]}
+task: {type: digits, hidden: [16, 16, 16]}
 train: {batch_size: 32, steps: 100, optimizer: {type: sgd, lr: 0.1}}
 """
 

@@ -78,7 +78,7 @@ class Known(Measurements):
         call = NotedCall("all_reduce", "world", layout.size, self._exchanged, compute_s, compute_s)
         calls = (call,) if layout.size > 1 else ()
         step = DryStep(compute_s, compute_s, 0.0, 0.0, calls)
-        kept = MB * wanted.settings.batch_size // 64
+        kept = MB * wanted.settings.batch_size // 64 // (1 if wanted.settings.recompute == "none" else 2)
         return [DryRun(1, None, step, MB, MB, MB, kept, self._grown, DIGITS, (compute_s,))]
 
     def served(self, wanted: Wanted) -> ServedRun:
@@ -172,6 +172,20 @@ def test_computing_parts_again_is_never_predicted_to_be_faster_than_keeping_them
         plan, kept = plans.find(again), plans.find(again.partition(",")[0])
         assert plan.step_s == kept.step_s
         assert plan.memory.activations < kept.memory.activations
+
+
+def test_computing_parts_again_that_spares_no_activations_is_no_plan_but_the_one_without_it() -> None:
+    class OfOneLayer(Known):
+        def dry_runs(self, wanted: Wanted) -> list[DryRun]:
+            return [replace(run, activation_bytes=MB) for run in super().dry_runs(wanted)]
+
+    plans = planner(OfOneLayer()).plans(CONFIG, 2)
+    whys = {unfit.name: unfit.why for unfit in plans.unfit if "recompute" in unfit.name}
+    assert {*whys} >= {"one process, recompute blocks", "one process, recompute sqrt", "2 replicas, recompute sqrt"}
+    assert all("spares no activations of this model" in why for why in whys.values())
+    assert not [plan.name for plan in plans.plans if "recompute" in plan.name]
+    asked_for = load_train_config(CONFIG, ["train.recompute=blocks"])
+    assert planner(OfOneLayer()).this(asked_for).memory.activations == MB  # as it stands it runs
 
 
 def test_a_plan_that_changes_the_result_is_never_the_best() -> None:
