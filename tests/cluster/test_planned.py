@@ -81,7 +81,8 @@ def test_plans_that_are_tried_have_what_their_steps_took_and_the_fastest_is_the_
     file = tmp_path / "small.yaml"
     kept_elsewhere = {"checkpoint": {"storage": str(tmp_path / "kept"), "every_steps": 5}}
     goal = {"until": {"metric": "accuracy", "value": 0.0}, "validate_every_steps": 1}
-    deeper = {"task": {"type": "digits", "hidden": [16, 16, 16]}, "train": {**CONFIG["train"], **goal}}
+    long = {"steps": 5000, "lr_schedule": {"type": "cosine", "warmup_steps": 4000}}
+    deeper = {"task": {"type": "digits", "hidden": [16, 16, 16]}, "train": {**CONFIG["train"], **goal, **long}}
     file.write_text(json.dumps({**CONFIG, **kept_elsewhere, **deeper}), encoding="utf-8")
     planned = planning.plan(file, workers=1)
     one, again = planned.plans

@@ -92,6 +92,10 @@ def plan(
     """Predict the time, memory and traffic of each scheme for a config, ranked, with the planner's own errors."""
     chosen = {"--this": this, "--why": why, "--explain": explain, "--all": everything, "--history": history}
     _check_together([option for option, value in chosen.items() if value])
+    if tried is not None:  # the other machines are not here, and the other answers have no place for what steps took
+        elsewhere = {"--machine": machine, "--nodes": nodes != 1}
+        others = {**elsewhere, **chosen, "--all": None}
+        _check_together(["--try", *(option for option, value in others.items() if value)])
     if history:
         _history(config, as_json=as_json)
         return
@@ -99,10 +103,8 @@ def plan(
         raise ConfigError("name the config to plan: orchestray plan CONFIG")
     from orchestray.trainers.planning import plan as planning
 
-    if tried is not None:
-        _check_together(["--try", *(["--machine"] if machine else []), *(["--nodes"] if nodes != 1 else [])])
     if this:
-        beside = {"--workers": workers, "--budget": budget, "--try": tried}
+        beside = {"--workers": workers, "--budget": budget}
         _check_together(["--this", *(option for option, value in beside.items() if value is not None)])
         found = [
             planning.plan_as_it_stands(

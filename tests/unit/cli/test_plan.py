@@ -178,7 +178,9 @@ def test_training_by_a_plan_takes_the_best_one_of_a_new_run_only(config: str, ar
     [
         (["--this", "--explain", "1"], "--this and --explain do not go together"),
         (["--this", "--workers", "4"], "--this and --workers do not go together"),
-        (["--this", "--try", "2"], "--this and --try do not go together"),
+        (["--this", "--try", "2"], "--try and --this do not go together"),
+        (["--history", "--try", "2"], "--try and --history do not go together"),
+        (["--explain", "1", "--try", "2"], "--try and --explain do not go together"),
         (["--try", "2", "--nodes", "4"], "--try and --nodes do not go together"),
         (["--why", "1", "2", "--all"], "--why and --all do not go together"),
         (["--mtbf-hours", "0"], "--mtbf-hours must be above 0, got 0"),
