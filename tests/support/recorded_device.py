@@ -27,6 +27,7 @@ class RecordedStream:
         self.copies: list[Callable[[], Any]] = []
         self.num_done = 0
         self._device = device
+        self._doing = threading.Lock()  # several threads of the CPU wait for one stream, and each copy is done once
 
     def wait_event(self, event: RecordedEvent) -> None:
         self._device.write(f"{self.name} waits for {event.stream.name}")
@@ -34,9 +35,10 @@ class RecordedStream:
 
     def reach(self, number: int) -> None:
         """Do the copies before this number."""
-        while self.num_done < number:
-            self.copies[self.num_done]()
-            self.num_done += 1
+        with self._doing:
+            while self.num_done < number:
+                self.copies[self.num_done]()
+                self.num_done += 1
 
 
 class RecordedEvent:
