@@ -1,8 +1,9 @@
 """The step of a scheme of collectives: what a dry run has measured, and the times of its operations on a network.
 
-Operations of a step are replayed in virtual time. One begins when the dry run began it, or when the one before it on
-the same network has ended; who waits for one is late by what is left of it, and so is all that follows. Behind an
-operation a worker computes on, but the two share the cores of a machine (`MachineProfile.overlap`).
+Operations of a step are replayed in virtual time. One begins when the dry run began it, or when the bytes of the one
+before it on the same network have been sent; who waits for one is late by what is left of it, and so is all that
+follows. Behind an operation a worker computes on. Its latency costs the worker nothing then, but its bytes and the
+computation share the cores of a machine (`MachineProfile.overlap`).
 """
 
 from __future__ import annotations
@@ -39,38 +40,43 @@ def waits(calls: Sequence[NotedCall], time_of: CallTime, overlap: float) -> Wait
     Args:
         calls: operations, in the order of their begin.
         time_of: time of an operation.
-        overlap: part of an operation that is hidden behind computation of the same length, 0 to 1.
+        overlap: part of the time for an operation's bytes that computation of the same length hides, 0 to 1.
     """
     late_s = free_s = hidden_s = 0.0
     events = [(call.began_s, 0, number) for number, call in enumerate(calls)]
     events += [(call.waited_s, 1, number) for number, call in enumerate(calls) if call.waited_s is not None]
-    done_s: dict[int, tuple[float, float]] = {}
+    done_s: dict[int, tuple[float, float, float]] = {}
     for at_s, is_wait, number in sorted(events):
         call = calls[number]
         if not is_wait:
-            length_s = _length_s(call, calls, time_of)
+            # A send counts with the receive beside it: both directions are used at once.
+            is_counted = call.kind == "send" and any(_is_beside(call, other) for other in calls)
+            length_s = 0.0 if is_counted else _length_s(call, call.num_bytes, time_of)
+            busy_s = max(0.0, length_s - _length_s(call, 0, time_of))
             begin_s = max(at_s + late_s, free_s)
-            free_s = begin_s + length_s
-            done_s[number] = (free_s, length_s)
+            free_s = begin_s + busy_s
+            done_s[number] = (begin_s + length_s, length_s, busy_s)
             continue
-        end_s, length_s = done_s[number]
+        end_s, length_s, busy_s = done_s[number]
         shown_s = min(length_s, max(0.0, end_s - (at_s + late_s)))
         behind_s = length_s - shown_s
-        late_s += max(0.0, end_s - (at_s + late_s)) + (1 - overlap) * behind_s
-        hidden_s += overlap * behind_s
+        shared_s = (1 - overlap) * behind_s * busy_s / length_s if length_s > 0 else 0.0
+        late_s += max(0.0, end_s - (at_s + late_s)) + shared_s
+        hidden_s += behind_s - shared_s
     return Waits(late_s, hidden_s)
 
 
-def _length_s(call: NotedCall, calls: Sequence[NotedCall], time_of: CallTime) -> float:
-    """Return the time of an operation. A send counts with the receive beside it: both directions are used at once."""
-    if call.kind == "send":
-        received = any(other.kind == "receive" and other.num_bytes == call.num_bytes for other in calls)
-        return 0.0 if received else time_of("exchange", 2, call.num_bytes)
-    if call.kind == "receive":
-        return time_of("exchange", 2, call.num_bytes)
+def _is_beside(send: NotedCall, other: NotedCall) -> bool:
+    return other.kind == "receive" and other.num_bytes == send.num_bytes
+
+
+def _length_s(call: NotedCall, num_bytes: int, time_of: CallTime) -> float:
+    """Return the time of an operation, if it is on `num_bytes`: with none, its latency."""
+    if call.kind in ("send", "receive"):
+        return time_of("exchange", 2, num_bytes)
     if call.kind == "barrier":
         return time_of("all_reduce", call.size, 4)
-    return time_of(call.kind, call.size, call.num_bytes)
+    return time_of(call.kind, call.size, num_bytes)
 
 
 def step_parts(runs: Sequence[DryRun], time_of: CallTime, overlap: float) -> Parts:

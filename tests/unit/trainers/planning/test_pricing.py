@@ -24,6 +24,25 @@ def test_an_operation_that_is_waited_for_at_once_takes_all_its_time() -> None:
     assert (found.shown_s, found.hidden_s) == (3.0, 0.0)
 
 
+def a_second_and_one_a_byte(kind: str, size: int, num_bytes: int) -> float:
+    return 1.0 + num_bytes
+
+
+@pytest.mark.parametrize(("overlap", "shown_s"), [(1.0, 1.0), (0.0, 1.0 + 2.0 * 2 / 3)])
+def test_latency_behind_computation_costs_a_worker_nothing_and_bytes_share_the_cores_with_it(
+    overlap: float, shown_s: float
+) -> None:
+    found = waits([call(0.0, 2.0, 2)], a_second_and_one_a_byte, overlap)
+    assert found.shown_s == pytest.approx(shown_s)
+    assert found.shown_s + found.hidden_s == pytest.approx(3.0)
+    assert waits([call(0.0, 1.0, 0)], a_second_and_one_a_byte, overlap).shown_s == 0.0
+
+
+def test_operations_under_way_together_wait_for_each_others_bytes_and_not_for_their_latency() -> None:
+    found = waits([call(0.0, 0.0, 2), call(0.0, 0.0, 0)], a_second_and_one_a_byte, overlap=1.0)
+    assert found.shown_s == 3.0
+
+
 @pytest.mark.parametrize(("overlap", "shown_s", "hidden_s"), [(1.0, 1.0, 2.0), (0.0, 3.0, 0.0), (0.5, 2.0, 1.0)])
 def test_what_is_behind_computation_is_hidden_as_far_as_the_cores_allow(
     overlap: float, shown_s: float, hidden_s: float
