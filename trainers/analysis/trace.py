@@ -123,11 +123,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return formula(*args, **kwargs, out=out)
         if packet in RANDOM:
             return Cost(others=out.numel(), depth=1)
+        if packet in MOVES or packet in MAKERS:  # torch calls some of them pointwise, such as `clone`
+            return NOTHING
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor) and (torch.Tag.pointwise in func.tags or _name(func) in ELEMENTWISE):
             return pointwise(_name(func), first)
-        if packet not in MOVES and packet not in MAKERS:
-            self._uncounted[_name(func)] += 1
+        self._uncounted[_name(func)] += 1
         return NOTHING
 
 

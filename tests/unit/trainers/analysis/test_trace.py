@@ -367,6 +367,27 @@ def test_the_gradients_of_an_embedding_are_its_own_whatever_comes_after_it() -> 
     assert owners == {"Recurrent.words"}
 
 
+@pytest.mark.parametrize(
+    "move",
+    [
+        torch.clone,
+        lambda x: x.t().contiguous(),
+        lambda x: x.to(torch.float64),
+        lambda x: torch.empty_like(x).copy_(x),
+        torch.zeros_like,
+        lambda x: torch.empty_like(x).fill_(1.0),
+    ],
+    ids=["clone", "contiguous", "other type", "copy", "zeros", "fill"],
+)
+def test_what_moves_values_has_bytes_and_no_work(move: Callable[[Tensor], Tensor]) -> None:
+    x = torch.zeros(3, 4, device="meta")
+    graph = traced(lambda: move(x))
+    assert graph.operations
+    assert graph.operations[-1].num_bytes > 0
+    assert graph.work == 0
+    assert graph.uncounted == {}
+
+
 def test_an_operation_without_a_formula_is_named_and_never_a_silent_zero() -> None:
     graph = traced(lambda: torch.linalg.qr(torch.zeros(4, 4, device="meta")))
     assert graph.uncounted == {"linalg_qr": 1}
