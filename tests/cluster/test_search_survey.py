@@ -36,8 +36,9 @@ def _give_back(cluster: Cluster) -> Iterator[None]:
     make_room(cluster)
 
 
-def config(method: dict[str, Any], metric: str, space: dict[str, Any], trials: int) -> Any:
-    task = {"type": "support.formula_task:FormulaTask", **{key.removeprefix("task."): 0 for key in space}}
+def config(method: dict[str, Any], metric: str, space: dict[str, Any], trials: int, meeting: str = "") -> Any:
+    numbers = {key.removeprefix("task."): 0 for key in space}
+    task = {"type": "support.formula_task:FormulaTask", "meeting": meeting, **numbers}
     return load_search_config(
         {
             "name": "formula",
@@ -71,7 +72,8 @@ def test_a_genetic_algorithm_evaluated_by_ray_reaches_one_max_as_its_seed_says(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     space = {bit: {"type": "binary"} for bit in BITS}
-    wanted = config({"type": "genetic_cnn", "population": 10}, "ones", space, 60)
+    (meeting := tmp_path / "meeting").mkdir()
+    wanted = config({"type": "genetic_cnn", "population": 10}, "ones", space, 60, str(meeting))
     processes = set()
 
     def see(change: TrialChange) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from support.patience import PATIENCE_S
 from support.tiny_task import TinyTask
 
 
@@ -17,14 +20,26 @@ class FormulaTask(TinyTask):
     distances from 1; `process`, the id of the process that evaluates.
     """
 
-    def __init__(self, **numbers: float) -> None:
+    def __init__(self, meeting: str = "", **numbers: float) -> None:
+        """
+        Args:
+            meeting: folder in which two processes meet before the first one answers; empty: none waits for another.
+            numbers: arguments of the formulas.
+        """
         super().__init__(num_samples=2)
-        self.numbers = numbers
+        self.meeting, self.numbers = meeting, numbers
 
     def build_model(self) -> nn.Module:
         return nn.Linear(4, 2)
 
     def metrics(self, outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.meeting:
+            place = Path(self.meeting)
+            (place / str(os.getpid())).touch()
+            deadline_s = time.monotonic() + PATIENCE_S
+            while len(list(place.iterdir())) < 2:
+                assert time.monotonic() < deadline_s, "a second process: never"
+                time.sleep(0.01)
         numbers = torch.tensor([float(number) for number in self.numbers.values()], dtype=torch.float64)
         process = torch.tensor(float(os.getpid()), dtype=torch.float64)
         return {"ones": numbers.sum(), "sphere": -((numbers - 1.0) ** 2).sum(), "process": process}
