@@ -37,7 +37,7 @@ from orchestray.trainers.saved.initial_weights import initial_summary
 from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from orchestray.platform.data.batch_plan import Part
     from orchestray.platform.data.order import Indices
@@ -49,6 +49,17 @@ _APART = 3
 """Place, among the numbers that a step sums along with its gradients, of the one that says that buffers differ."""
 MOST_STEPS = 16
 """Largest number of steps between two agreements of the workers, and so the longest delay of a stop request."""
+
+
+def steps_to_agreement(step: int, last: int, every: Iterable[int | None]) -> int:
+    """Return the number of steps that workers make from `step` on before they agree, where they need not wait.
+
+    Args:
+        step: number of steps that are done.
+        last: step after which they agree at the latest.
+        every: numbers of steps after whose multiples something is due.
+    """
+    return min(step + MOST_STEPS, last, *((step // each + 1) * each for each in every if each is not None)) - step
 
 
 class Loop:
@@ -170,11 +181,8 @@ class Loop:
 
     def _num_steps(self, part: Part) -> int:
         """Return the number of steps until something is due, at most `MOST_STEPS`."""
-        step = self._replica.position.step
-        ends = [step + MOST_STEPS, self._end, part.end_step]
-        for every in (self._settings.checkpoint_every_steps, self._settings.validate_every_steps):
-            ends += [(step // every + 1) * every] if every is not None else []
-        return min(ends) - step
+        every = (self._settings.checkpoint_every_steps, self._settings.validate_every_steps)
+        return steps_to_agreement(self._replica.position.step, min(self._end, part.end_step), every)
 
     def _step(self, share: Share, epoch: int, number: int) -> Step:
         """Make one step."""
@@ -272,11 +280,16 @@ class Loop:
                 step = Step(done.step, epoch, lr, 0, began_s, loss=done.loss_sum, done_s=time.time())
                 step.staleness = done.staleness
                 steps.append(step)
-        reports = objects.gather_json(replica.world, [[step.staleness, step.done_s] for step in steps])
+        own = torch.full((len(steps), self._settings.accumulate + 1), -1.0, dtype=torch.float64)
+        for row, step in zip(own, steps, strict=True):
+            stale = step.staleness or []
+            row[: len(stale)] = torch.tensor(stale)
+            row[-1] = step.done_s
+        reports = replica.world.all_gather(own).tolist()
         for index, step in enumerate(steps):
             step.num_samples, step.batch_samples, step.num_passes, step.sample_ids = samples[index]
-            step.staleness = [value for report in reports for value in report[index][0]]
-            step.done_s = max(report[index][1] for report in reports)
+            step.staleness = [int(value) for report in reports for value in report[index][:-1] if value >= 0]
+            step.done_s = max(report[index][-1] for report in reports)
             step.began_s, began_s = began_s, step.done_s
         return steps
 

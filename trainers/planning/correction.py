@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
+SINGLE, HOGWILD = "single", "hogwild"
+"""Families whose workers send no messages, so that their errors are of the kind of computing alone."""
 _ALL, _TASK, _FAMILY, _SCHEME = 0.0015, 0.03, 0.006, 0.005
 _TASK_AND_FAMILY, _TASK_AND_SCHEME, _TASK_AND_KIND = 0.005, 0.0015, 0.002
 _NOISE = 0.003
@@ -57,7 +59,7 @@ class Traits:
     def covariance(self, other: Traits) -> float:
         """Return the covariance of the errors of two different runs, as squared logarithms."""
         value = _ALL
-        is_same_kind = (self.family == "single") == (other.family == "single")
+        is_same_kind = (self.family in (SINGLE, HOGWILD)) == (other.family in (SINGLE, HOGWILD))
         if self.task == other.task:
             value += _TASK + _TASK_AND_KIND * is_same_kind
         if self.family == other.family:

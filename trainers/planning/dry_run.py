@@ -292,7 +292,14 @@ class _Watch:
         )
         seconds = self._seconds
         self.steps.append(
-            DryStep(now_s - began_s, seconds["backward"], seconds["exchange"], seconds["optimizer"], calls)
+            DryStep(
+                now_s - began_s,
+                seconds["backward"],
+                seconds["exchange"],
+                seconds["optimizer"],
+                calls,
+                self._replica.exchange.bytes_beyond,
+            )
         )
 
 

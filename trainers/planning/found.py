@@ -38,6 +38,7 @@ class DryStep:
         exchange_s: seconds of this worker's own work for the exchange: packing, encoding, decoding.
         optimizer_s: seconds of the update.
         calls: operations of the exchange.
+        bytes_beyond: bytes that all replicas sent beyond their number times what this one sent.
     """
 
     step_s: float
@@ -45,6 +46,7 @@ class DryStep:
     exchange_s: float
     optimizer_s: float
     calls: tuple[NotedCall, ...]
+    bytes_beyond: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class ServedRun:
         service_s: seconds of that in which the busiest server applies the push, one at a time.
         worker_cpu_s: CPU seconds of the worker for a share.
         server_cpu_s: CPU seconds of all servers for a share.
+        share_bytes: bytes between the worker and all servers for a share, both ways.
         grown_bytes: most memory of the worker's process, beyond what it had before anything was built.
         server_grown_bytes: the same of the server that grows most.
     """
@@ -110,6 +113,7 @@ class ServedRun:
     service_s: float
     worker_cpu_s: float
     server_cpu_s: float
+    share_bytes: float
     grown_bytes: int
     server_grown_bytes: int
 
@@ -124,6 +128,7 @@ class ServedRun:
             service_s=max(server["applied_s"] * server["num_pushes"] for server in servers) / shares,
             worker_cpu_s=worker["cpu_s"] / shares,
             server_cpu_s=sum(server["cpu_s"] for server in servers) / shares,
+            share_bytes=sum(server["bytes"] for server in servers),
             grown_bytes=worker["grown_bytes"],
             server_grown_bytes=max(server["grown_bytes"] for server in servers),
         )

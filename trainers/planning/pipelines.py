@@ -69,7 +69,11 @@ def pipeline_step(
     split = settings.pipeline.split
     stages = _stages(tuple(profiles), split if isinstance(split, str) else tuple(split), workers * per_worker)
     tensor = settings.layout.tensor
-    messages_s = [0.0, *(message_s(each) for each in stages.boundary_bytes), 0.0]
+    holder = {stage: worker for worker, held in enumerate(placed) for stage in held}
+    sent = [
+        num_bytes if holder[stage] != holder[stage + 1] else 0 for stage, num_bytes in enumerate(stages.boundary_bytes)
+    ]
+    messages_s = [0.0, *(message_s(each) if each else 0.0 for each in sent), 0.0]
     # A message is copied by the cores that compute: each end of it takes them for half of its time.
     handling_s = [(before + after) / 2 + ACTION_S for before, after in pairwise(messages_s)]
     ahead_s = [seconds / tensor for seconds in stages.forward_s]
@@ -94,7 +98,7 @@ def pipeline_step(
         busy_s,
         tuple(sum(stages.parameter_bytes[stage] // tensor for stage in held) for held in placed),
         tuple(peak_bytes(program, kept, profiles[0].loss_bytes) for program in programs),
-        2 * count * sum(stages.boundary_bytes),
+        2 * count * sum(sent),
         stale,
         stages.cut_before,
     )

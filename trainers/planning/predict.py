@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
@@ -16,11 +17,12 @@ from orchestray.trainers.config.settings import PipelineSettings, ReplicaSetting
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.machine.transfers import ring_s
 from orchestray.trainers.optim.batch_params import Measured
-from orchestray.trainers.planning.correction import Traits
+from orchestray.trainers.planning.agreements import agreed_bytes
+from orchestray.trainers.planning.correction import HOGWILD, SINGLE, Traits
 from orchestray.trainers.planning.measuring import Wanted
 from orchestray.trainers.planning.pipelines import PipelineStep, pipeline_step
 from orchestray.trainers.planning.plans import Memory, Parts, Plan
-from orchestray.trainers.planning.pricing import chance_s, memory_of, sent_bytes, step_parts
+from orchestray.trainers.planning.pricing import axis_of, chance_s, memory_of, sent_bytes, step_parts
 from orchestray.trainers.planning.run_length import run_length
 from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchronous, synchronous
 
@@ -175,12 +177,13 @@ class Predictor:
         def time_of(kind: str, members: int, num_bytes: int) -> float:
             return self._cluster.time_of(kind, members, num_bytes, num_workers=size)
 
+        agreed = agreed_bytes(settings, run_length(config.train, runs[0].num_samples)) if settings.diverges else 0.0
         # A step that computes parts again does all that one without does: where it seems faster, that is noise.
         parts = max((step_parts(each, time_of, overlap) for each in (*without, runs)), key=lambda made: made.total_s)
         return _Made(
             replace(parts, compute_s=parts.compute_s * crowd, optimizer_s=parts.optimizer_s * crowd),
             memory_of(runs[0], self._process_bytes),
-            sent_bytes(runs[0], settings.layout),
+            sent_bytes(runs[0], settings.layout, agreed),
             num_samples=runs[0].num_samples,
             diverges=settings.diverges and settings.layout.data > 1,
             spares=all(runs[0].activation_bytes < kept[0].activation_bytes for kept in without),
@@ -217,8 +220,9 @@ class Predictor:
             max(step.activation_bytes),
             memory_of(known, self._process_bytes).process,
         )
-        sent = {"pipeline": step.link_bytes * layout.data, **({"data": data_bytes * layout.data} if data_bytes else {})}
-        return _Made(parts, memory, sent, num_samples=known.num_samples, staleness=step.staleness, begins=step.begins)
+        sent = Counter({"pipeline": step.link_bytes * layout.data, "data": data_bytes * layout.data})
+        sent[axis_of("world", layout)] += round(agreed_bytes(settings, run_length(config.train, known.num_samples)))
+        return _Made(parts, memory, +sent, num_samples=known.num_samples, staleness=step.staleness, begins=step.begins)
 
     def _pipeline_step(self, layers: Wanted, settings: ReplicaSettings) -> PipelineStep:
         size = settings.layout.size
@@ -248,13 +252,11 @@ class Predictor:
             cpu_s=compute_s + max(0.0, served.worker_cpu_s - served.compute_s) + served.server_cpu_s,
             cores=self._cluster.machine.cores * self._cluster.num_nodes,
         )
-        push_every, fetch_every = int(exchange["push_every"]), int(exchange["fetch_every"])
-        step = _consistent(load, exchange, push_every)
-        sent = data * num_bytes * (1 / push_every + 1 / fetch_every)
+        step = _consistent(load, exchange, int(exchange["push_every"]))
         return _Made(
             Parts(compute_s, load.transport_s, max(0.0, step.queue_s), load.service_s),
             memory_of(runs[0], self._process_bytes, grown_bytes=max(served.grown_bytes, served.server_grown_bytes)),
-            {} if shared else {"server": round(sent)},
+            {} if shared else {"server": round(data * served.share_bytes)},
             num_samples=runs[0].num_samples,
             staleness=step.staleness,
             num_servers=num_servers,
@@ -328,13 +330,14 @@ def _scheme_of(config: TrainConfig) -> tuple[str, str]:
     """Return the family of a config's scheme, and what tells it from others of that family."""
     network, exchange = config.strategy.network, config.strategy.exchange
     if exchange.type == "parameter_server":
-        return "parameter_server", f"{exchange.consistency} {exchange.transport}"
+        family = HOGWILD if exchange.transport == "shared_memory" else "parameter_server"
+        return family, f"{exchange.consistency} {exchange.transport}"
     if network.pipeline > 1:
         return "pipeline", str(network.schedule)
     if network.tensor > 1:
         return "tensor", str(network.plan)
     if network.data == 1:
-        return "single", str(config.train.recompute)
+        return SINGLE, str(config.train.recompute)
     if config.strategy.compression.type != "none":
         return "compressed", str(config.strategy.compression.type)
     if exchange.type == "allreduce" and exchange.shard != "none":

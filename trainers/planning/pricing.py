@@ -124,17 +124,23 @@ def chance_s(runs: Sequence[DryRun]) -> float:
     return max(0.0, float(statistics.median(slowest) - middle))
 
 
-def sent_bytes(run: DryRun, layout: Layout) -> dict[str, int]:
+def sent_bytes(run: DryRun, layout: Layout, agreed: float = 0.0) -> dict[str, int]:
     """Return the bytes that all workers send in a step, by the axis of the layout, as runs count them.
 
     A ring's: an all-reduce sends 2 (P - 1) / P of the tensor from each of P members, and so on (see
     `Collective.bytes_sent`). Those of an exchange every H steps count as a part of each.
+
+    Args:
+        run: dry run of a worker.
+        layout: layout of all workers.
+        agreed: bytes of a step that they agree by, where no dry run sees that.
     """
-    total: dict[str, float] = defaultdict(float)
+    total = defaultdict[str, float](float, {axis_of("world", layout): agreed})
     for step, weight in ((run.exchanging, 1 / run.every), (run.plain, 1 - 1 / run.every)):
         if step is not None and weight > 0:
             for call in step.calls:
                 total[axis_of(call.axis, layout)] += weight * layout.size * _sent(call)
+            total["data"] += weight * layout.model_size * step.bytes_beyond
     return {axis: round(num_bytes) for axis, num_bytes in total.items() if round(num_bytes)}
 
 

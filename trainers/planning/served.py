@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from math import ceil
+from math import ceil, lcm
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -62,8 +62,8 @@ def serve(settings: ReplicaSettings, rank: int, meeting: Path, start: Callable[[
         start: called once all is built; it waits for the others.
 
     Returns:
-        Seconds for which it applied a push (the median), the number of pushes, its CPU seconds, what its memory grew
-        by, and of the lead the seconds of a step.
+        Seconds for which it applied a push (the median), the number of pushes, the bytes of a share, sent and received,
+        its CPU seconds, what its memory grew by, and of the lead the seconds of a step.
 
     Raises:
         OrchestrayError: the config does not fit the task.
@@ -83,10 +83,28 @@ def serve(settings: ReplicaSettings, rank: int, meeting: Path, start: Callable[[
     host.close()
     pushes = host.applied_s
     applied_s = median(pushes[_WARM_UP_STEPS:] or pushes or [0.0])
-    grown = max(0, peak_memory() - before)
+    push_every, fetch_every = int(settings.exchange["push_every"]), int(settings.exchange["fetch_every"])
     return {
-        "step_s": step_s, "applied_s": applied_s, "num_pushes": len(pushes), "cpu_s": cpu_s, "grown_bytes": grown,
-    }  # fmt: skip
+        "step_s": step_s,
+        "applied_s": applied_s,
+        "num_pushes": len(pushes),
+        "bytes": bytes_a_share(host.moved_bytes[_WARM_UP_STEPS:], push_every, fetch_every),
+        "cpu_s": cpu_s,
+        "grown_bytes": max(0, peak_memory() - before),
+    }
+
+
+def bytes_a_share(moved_bytes: Sequence[int], push_every: int, fetch_every: int) -> float:
+    """Return the bytes of a share by what a server had sent and received at each push.
+
+    Args:
+        moved_bytes: bytes at each push.
+        push_every: shares between two pushes of a worker.
+        fetch_every: shares between two fetches.
+    """
+    period = lcm(push_every, fetch_every) // push_every
+    over = [after - before for before, after in zip(moved_bytes, moved_bytes[period:], strict=False)]
+    return median(over) / (period * push_every) if over else 0.0
 
 
 def _lead(host: ServerHost) -> float | None:
@@ -139,6 +157,7 @@ class _Server(ServerHost):
     def __init__(self, settings: ReplicaSettings) -> None:
         super().__init__(settings)
         self.applied_s: list[float] = []
+        self.moved_bytes: list[int] = []
 
     def _machine(self, *of_checkpoint: Any) -> Machine:
         machine = super()._machine(*of_checkpoint)
@@ -151,6 +170,7 @@ class _Server(ServerHost):
             finally:
                 if entry.push is not None:
                     self.applied_s.append(time.perf_counter() - began_s)
+                    self.moved_bytes.append(self._bytes_moved())
 
         setattr(machine, "apply", timed)  # noqa: B010 - a method, on this object alone
         return machine

@@ -88,6 +88,7 @@ class Gossip(LocalUpdates):
         sources = [rank for rank, weight in enumerate(row) if weight > 0 and rank != collective.rank]
         targets = [rank for rank, weight in enumerate(column) if weight > 0 and rank != collective.rank]
         weights = matrix @ self._weights if self._kind == "push_sum" else self._weights
+        before = collective.own_bytes_sent
         if sources or targets:
             look = (step - 1) % _LOOK_EVERY_STEPS == 0
             flats = self._parts_of_the_sum()
@@ -99,8 +100,15 @@ class Gossip(LocalUpdates):
             if self._kind == "push_sum":
                 torch._foreach_div_(mixed, float(weights[collective.rank]))
             self._flat.unpack(mixed)
+        self._count_beyond(collective.own_bytes_sent - before, len(targets), matrix)
         self._weights = weights
         self._before = []
+
+    def _count_beyond(self, sent_bytes: int, num_targets: int, matrix: Tensor) -> None:
+        """Count what all replicas sent in a step beyond their number times what this one sent."""
+        size, num_messages = len(matrix), int((matrix > 0).sum()) - len(matrix)
+        each = sent_bytes // num_targets if num_targets else sum(tensor.nbytes for tensor in self._shared)
+        self.bytes_beyond = num_messages * each - size * sent_bytes
 
     def swap(
         self, flats: Sequence[Tensor], targets: Sequence[int], sources: Sequence[int], step: int

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from orchestray.trainers.planning.correction import _NOISE, Corrections, Traits
+from orchestray.trainers.planning.correction import _NOISE, HOGWILD, SINGLE, Corrections, Traits
 
 HERE = Traits("mine", "zero", "zero gradients")
 ALIKE = (
@@ -36,6 +36,13 @@ def test_the_more_runs_have_in_common_the_more_one_corrects_the_other() -> None:
     assert factors == sorted(factors, reverse=True)
     assert widths == sorted(widths)
     assert 1.0 < factors[-1] < 1.05 < 1.5 < factors[0] < 2.0
+
+
+def test_schemes_that_send_no_messages_correct_each_other_more_than_those_that_do() -> None:
+    hogwild = Traits("mine", HOGWILD, "hogwild asynchronous shared_memory")
+    single, server = Traits("mine", SINGLE, "single none"), Traits("mine", "parameter_server", "parameter_server stale")
+    factors = [Corrections([each], [2.0]).of(hogwild).factor for each in (single, server)]
+    assert factors[0] > factors[1] > 1.0
 
 
 def test_many_equal_runs_correct_wholly() -> None:

@@ -18,6 +18,7 @@ from orchestray.trainers.machine.gemm import GemmTable
 from orchestray.trainers.machine.profile import Compute, Contention, Links, MachineProfile
 from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve
 from orchestray.trainers.planning.advised import sizes_of
+from orchestray.trainers.planning.correction import HOGWILD
 from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall, ServedRun
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
@@ -83,7 +84,7 @@ class Known(Measurements):
 
     def served(self, wanted: Wanted) -> ServedRun:
         compute_s = wanted.settings.batch_size / wanted.settings.layout.data * self._sample_s / wanted.num_threads
-        return ServedRun(compute_s, 0.002, 0.001, compute_s + 0.001, 0.001, self._grown, 0)
+        return ServedRun(compute_s, 0.002, 0.001, compute_s + 0.001, 0.001, 1000.0, self._grown, 0)
 
     def profiles(self, wanted: Wanted) -> list[LayerProfile]:
         micro_batch = wanted.settings.batch_size // wanted.settings.accumulate
@@ -202,6 +203,12 @@ def test_only_schemes_with_the_result_of_one_process_keep_it() -> None:
     assert {word for word in loose if any(word in plan.name for plan in plans)} == {*loose}
     for plan in plans:
         assert plan.keeps_result is not any(word in plan.name for word in loose), plan.name
+
+
+def test_hogwild_is_a_family_of_its_own() -> None:
+    families = {plan.name: plan.traits.family for plan in planner(Known()).plans(CONFIG, 2).plans}
+    assert families["2 workers, HOGWILD"] == HOGWILD
+    assert families["2 workers, asynchronous server"] == "parameter_server"
 
 
 def test_the_record_corrects_the_time_and_narrows_the_interval() -> None:

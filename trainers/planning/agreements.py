@@ -1,0 +1,50 @@
+"""The bytes that workers send to agree on what they did, besides the gradients.
+
+Replicas of whole models in step agree along with their gradients, which a dry run sees. The others sum a few numbers
+over all workers: pipelines after each step, those that need not wait for each other after several.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestray.trainers.loop.loop import steps_to_agreement
+
+if TYPE_CHECKING:
+    from orchestray.trainers.config.settings import ReplicaSettings
+    from orchestray.trainers.planning.run_length import RunLength
+
+_VALUE_BYTES = 8
+_MOST_STEPS = 1000
+"""Steps that are looked at of a longer run."""
+
+
+def agreed_bytes(settings: ReplicaSettings, length: RunLength) -> float:
+    """Return the bytes that all workers send for it, as a mean over the steps of whole epochs.
+
+    Args:
+        settings: settings of the run.
+        length: its length.
+    """
+    size, part = settings.layout.size, _agreements_a_step(settings, length)
+    # The votes, the bytes sent, whether buffers differ, the bytes saved; and the loss of each step.
+    is_compressed = settings.compression.get("type", "none") != "none"
+    values = part * (3 + (not settings.diverges) + is_compressed) + 1
+    sent: float = 2 * (size - 1) * values * _VALUE_BYTES
+    if settings.is_streaming:  # gathered: the staleness of each micro-batch, and the time
+        sent += size * (size - 1) * (settings.accumulate + 1) * _VALUE_BYTES
+    return sent
+
+
+def _agreements_a_step(settings: ReplicaSettings, length: RunLength) -> float:
+    if not (settings.diverges or settings.is_streaming):
+        return 1.0
+    of_epoch = length.steps_per_epoch
+    last = min(length.num_steps or of_epoch, _MOST_STEPS)
+    last = max(1, last // of_epoch) * of_epoch if last >= of_epoch else last
+    every = (settings.checkpoint_every_steps, settings.validate_every_steps)
+    step = count = 0
+    while step < last:
+        step += steps_to_agreement(step, min(last, (step // of_epoch + 1) * of_epoch), every)
+        count += 1
+    return count / last
