@@ -61,7 +61,7 @@ class _DryGroup:
     def __init__(self, rank: int, size: int, path: str, calls: list[Call]) -> None:
         self._rank, self._size, self._path, self._calls = rank, size, path, calls
         self._receiving: list[Tensor] = []
-        """Tensors whose sender is imagined: they get what this member sends next, which has the same form."""
+        """Tensors whose sender is imagined: they get what this member sends next if that has the same form, else zeros."""
 
     def rank(self) -> int:
         return self._rank
@@ -91,9 +91,8 @@ class _DryGroup:
     def send(self, tensors: Sequence[Tensor], _peer: int, _tag: int) -> _Work:
         sent = tensors[0].view(-1)
         for received in self._receiving:
-            if received.dtype == sent.dtype:
-                shared = min(received.numel(), sent.numel())
-                received[:shared] = sent[:shared]
+            if received.dtype == sent.dtype and received.numel() == sent.numel():
+                received.copy_(sent)
         self._receiving = []
         return self._note("send", tensors[0].nbytes)
 

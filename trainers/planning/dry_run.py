@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 WARM_UP_STEPS = 4
 _LEAST_STEPS, _MOST_STEPS = 8, 200
+_STILL = 1e-9
+"""Factor of the learning rates of a dry run."""
 _AIM_S = 0.6
 """Seconds that the measured steps take together, so that the workers that measure at once do so most of the time."""
 _LAYER_REPEATS = 7
@@ -65,7 +67,7 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         OrchestrayError: the config does not fit the task, or the task's code failed.
     """
     before = resident_memory()
-    every, settings = _shortened(settings)
+    every, settings = _shortened(_still(settings))
     calls: list[Call] = []
     replica = _connected(settings, calls)
     staging = _staging(replica)
@@ -204,6 +206,15 @@ def without_ends(settings: ReplicaSettings) -> ReplicaSettings:
         pause_at=None,
         validate_every_steps=ENDLESS,
     )
+
+
+def _still(settings: ReplicaSettings) -> ReplicaSettings:
+    """Return settings whose steps hardly move the weights: by what others are imagined to send they might diverge."""
+    optimizer = settings.optimizer
+    if not optimizer:
+        return settings
+    groups = [{**each, "lr": _STILL * each["lr"]} if "lr" in each else each for each in optimizer.get("groups", ())]
+    return replace(settings, optimizer={**optimizer, "lr": _STILL * optimizer["lr"], "groups": tuple(groups)})
 
 
 def _shortened(settings: ReplicaSettings) -> tuple[int, ReplicaSettings]:

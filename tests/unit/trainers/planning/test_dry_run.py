@@ -71,6 +71,16 @@ def test_the_bytes_of_a_step_are_those_of_real_workers(name: str, kind: str) -> 
     assert predicted == pytest.approx((sent[1] - sent[0]) / _STEPS, rel=few, abs=0.5)
 
 
+@pytest.mark.parametrize("kind", ["qsgd", "onebit"])
+def test_a_scheme_is_measured_though_what_others_are_imagined_to_send_would_make_it_diverge(kind: str) -> None:
+    groups = ({"match": "*.bias", "lr": 50.0},)
+    settings = settings_of(
+        {"network": {"data": 4}, "compression": {"type": kind}},
+        optimizer={"type": "sgd", "lr": 50.0, "momentum": 0.9, "groups": groups},
+    )
+    assert dry_run(settings).step_times_s
+
+
 def test_sharded_parameters_gradients_and_state_are_held_in_parts() -> None:
     whole = dry_run(settings_of(SCHEMES["all-reduce"]))
     shards = {name: dry_run(settings_of(SCHEMES[name])) for name in ("ZeRO-1", "ZeRO-2", "ZeRO-3")}
