@@ -61,7 +61,7 @@ class _DryGroup:
     def __init__(self, rank: int, size: int, path: str, calls: list[Call]) -> None:
         self._rank, self._size, self._path, self._calls = rank, size, path, calls
         self._receiving: list[Tensor] = []
-        """Tensors whose sender is imagined: they get what this member sends next if that has the same form, else zeros."""
+        """Tensors whose sender is imagined: they get what this member sends next if that is of one form, else zeros."""
 
     def rank(self) -> int:
         return self._rank

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.comm.pending import Pending
+from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import TrainingError
 
 _GROUP = "batch_norm"
@@ -51,6 +52,13 @@ def synchronize(model: nn.Module, collective_ref: CollectiveRef) -> nn.Module:
             module.__class__ = cast(Any, _synchronized(cast(Any, type(module))))
             cast(_Synchronized, module).collective_ref = collective_ref
     return model
+
+
+def leave_the_others(model: nn.Module) -> None:
+    """Make synchronized normalisations of a copy normalise without the other replicas, which take no part in it."""
+    for module in model.modules():
+        if isinstance(module, _Synchronized):
+            module.collective_ref = SoloCollective
 
 
 def has_synchronized(model: nn.Module) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.batch_norm import leave_the_others
 from orchestray.trainers.parallel.tensor.apply import split_model
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def rehearse(model: nn.Module, plan: Plan, size: int, example: Any) -> ConfigErr
         parts = [copy.deepcopy(model, dict(shared)) for _ in range(size)]
     except Exception:  # noqa: BLE001 - a user's module may hold anything; the workers check the plan themselves
         return None
+    for part in parts:
+        leave_the_others(part)
     table = _Table(size)
     errors: list[Exception] = []
 

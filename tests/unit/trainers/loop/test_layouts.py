@@ -81,6 +81,15 @@ def test_a_layout_is_the_single_process(layout: str) -> None:
     assert furthest(found.weights, one.weights) <= TOLERANCE
 
 
+@pytest.mark.parametrize("layout", ["data x tensor", "data x tensor x pipeline", "zero3 x tensor"])
+def test_replicas_with_split_layers_normalise_a_batch_together(layout: str) -> None:
+    network, exchange = LAYOUTS[layout]
+    one = two_steps_of("cnn with batch normalisation")
+    found = train_laid_out(MODELS["cnn with batch normalisation"], layout_settings(network, exchange, steps=2))
+    assert found.losses == pytest.approx(one.losses, rel=0, abs=TOLERANCE)
+    assert furthest(found.weights, one.weights) <= TOLERANCE
+
+
 @pytest.mark.parametrize("schedule", PIPELINES)
 @pytest.mark.parametrize("model", ["cnn with batch normalisation", "transformer"])
 def test_a_pipeline_is_bit_equal_to_one_process_with_the_same_micro_batches(model: str, schedule: str) -> None:

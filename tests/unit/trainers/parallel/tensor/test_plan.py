@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.batch_norm import synchronize
 from orchestray.trainers.parallel.tensor.dry_run import rehearse
 from orchestray.trainers.parallel.tensor.plan import find_plan, plan_of
 from orchestray.trainers.tasks.digits import Digits
@@ -40,6 +41,13 @@ def test_plan_of_fully_connected_layers_with_batch_normalisation_and_dropout() -
         "4": "input",
         "8": "output_gathered",
     }
+
+
+def test_a_plan_is_proven_without_the_other_replicas_though_these_normalise_together() -> None:
+    model = synchronize(Digits(hidden=[16, 12], batch_norm=True).build_model(), lambda: pytest.fail("asks the others"))
+    assert find_plan(model, example=torch.randn(8, 64)) == {
+        "0": "output", "1": "features", "3": "input", "6": "output_gathered"
+    }  # fmt: skip
 
 
 def test_plan_of_the_convolutional_digits_splits_the_last_layer() -> None:
