@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from torch import nn
 
 from orchestray.platform.errors import TrainingError
@@ -34,6 +35,15 @@ def test_networks_are_run_some_by_two_actors_and_each_error_is_in_the_table_and_
     assert [line.split(":")[0] for line in exhibit.findings[:4]] == list(PUBLISHED)
     assert "over 2 networks; the survey names 10 to 30 %" in exhibit.findings[0]
     assert exhibit.findings[4].endswith("is fitted to fitted.")
+    assert cluster.alive()
+
+
+def test_two_actors_run_a_network_of_the_program_itself(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> tuple[nn.Module, torch.Tensor]:
+        return nn.Linear(4, 2, device="meta"), torch.empty(3, 4, device="meta")
+
+    monkeypatch.setattr(made, "__module__", "__main__")  # as in a script, which the actors cannot import
+    assert predicting.two_workers_s(made, 1) > 0
     assert cluster.alive()
 
 

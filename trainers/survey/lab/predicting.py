@@ -207,7 +207,7 @@ def two_workers_s(made: Made, num_steps: int) -> float:
 
     with connected(), tempfile.TemporaryDirectory() as folder:
         actor: Any = ray.remote(num_cpus=0, max_restarts=0)(_Worker)
-        workers = [actor.remote(rank, f"{folder}/meet", pickle.dumps(made), sys.path) for rank in range(2)]
+        workers = [actor.remote(rank, f"{folder}/meet", ray.cloudpickle.dumps(made), sys.path) for rank in range(2)]
         try:
             steps = ray.get([worker.median_step_s.remote(num_steps) for worker in workers], timeout=_TIMEOUT_S)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
