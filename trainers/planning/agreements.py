@@ -39,7 +39,7 @@ def agreed_bytes(settings: ReplicaSettings, length: RunLength) -> float:
 def _agreements_a_step(settings: ReplicaSettings, length: RunLength) -> float:
     if not (settings.diverges or settings.is_streaming):
         return 1.0
-    of_epoch = length.steps_per_epoch
+    of_epoch = max(1, length.steps_per_epoch)
     last = min(length.num_steps or of_epoch, _MOST_STEPS)
     last = max(1, last // of_epoch) * of_epoch if last >= of_epoch else last
     every = (settings.checkpoint_every_steps, settings.validate_every_steps)

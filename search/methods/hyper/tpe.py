@@ -1,5 +1,8 @@
 """The tree-structured Parzen estimator: Bergstra et al., Algorithms for hyper-parameter optimization, 2011, section 4.
 
+Good trials weigh by how much they improve on the others (Watanabe, "Tree-Structured Parzen Estimator: Understanding Its
+Algorithm Components", 2023, section 3.3.2), here by its square, which finds better points in the same trials.
+
 Vectorised over trials and candidates, because optuna's gets slower with every trial.
 """
 
@@ -57,7 +60,9 @@ class ParzenModel:
         good, bad = points[order[:num_good]], stack([points[order[num_good:]], *pending])
         options = self.encoder.num_options
         together = history.num_objectives == 1 and points.units.shape[1] + len(options) <= _MOST_TOGETHER
-        of_good, of_bad = (Parzen(each, options, *self.encoder.active(each), together=together) for each in (good, bad))
+        weights = _improvements(history, order, num_good)
+        of_good = Parzen(good, options, *self.encoder.active(good), weights, together=together)
+        of_bad = Parzen(bad, options, *self.encoder.active(bad), np.ones(len(bad)), together=together)
         units, choices = of_good.sample(_NUM_CANDIDATES, rng)
         units = self.encoder.snap(units)
         drawn = Encoded(units, choices, np.empty((_NUM_CANDIDATES, 0), dtype=np.int64))
@@ -65,24 +70,31 @@ class ParzenModel:
         gains = of_good.log_density(drawn, *has) - of_bad.log_density(drawn, *has)
         genomes: list[Genome] = [None] * _NUM_CANDIDATES
         if self.architecture is not None:
-            genomes = [self._genome(self.architecture, history, order[:num_good], rng) for _ in range(_NUM_CANDIDATES)]
+            parents = [history.genomes[row] for row in order[:num_good]]
+            shares = weights / weights.sum()
+            genomes = [self._genome(self.architecture, parents, shares, rng) for _ in range(_NUM_CANDIDATES)]
             gains += _log_ratio(self.encoder.encode_genomes(genomes), good.genes, bad.genes)
         best_first = np.argsort(-gains, kind="stable")
         return [Candidate(self.encoder.decode(units[row], choices[row]), genomes[row]) for row in best_first]
 
     def _genome(
-        self, architecture: ArchitectureSpace, history: History, good: np.ndarray, rng: np.random.Generator
+        self, architecture: ArchitectureSpace, parents: Sequence[Genome], shares: np.ndarray, rng: np.random.Generator
     ) -> Genome:
         """Return a genome similar to the good ones.
 
         In a space of choices each choice is drawn by its frequency among the good ones; in another space a good one is
         mutated.
+
+        Args:
+            architecture: the space.
+            parents: the good ones.
+            shares: probability that each is mutated, [len(parents)].
+            rng: source of the draws.
         """
         if rng.random() < _UNIFORM:
             return architecture.sample(rng)
-        parents = [history.genomes[row] for row in good]
         if not isinstance(architecture, ChoiceSpace):
-            return architecture.mutate(parents[int(rng.integers(len(parents)))], rng)
+            return architecture.mutate(parents[int(rng.choice(len(parents), p=shares))], rng)
 
         def pick(name: str, options: Any) -> int:
             listed = list(options)
@@ -93,7 +105,7 @@ class ParzenModel:
 
 
 class Parzen:
-    """A density of points: the mean of one around each trial and of an even one.
+    """A density of points: the weighted mean of one around each trial and of an even one, which weighs as a trial does.
 
     Around a trial each number is normal, truncated to [0, 1]. Its width is the distance to the farther neighbour. Each
     choice is mostly the trial's own. All keys are drawn of one trial, which proposes values that are good together, or
@@ -101,7 +113,14 @@ class Parzen:
     """
 
     def __init__(
-        self, points: Encoded, options: Sequence[int], has_units: np.ndarray, chose: np.ndarray, *, together: bool
+        self,
+        points: Encoded,
+        options: Sequence[int],
+        has_units: np.ndarray,
+        chose: np.ndarray,
+        weights: np.ndarray,
+        *,
+        together: bool,
     ) -> None:
         """Place a density around each of n trials.
 
@@ -110,11 +129,13 @@ class Parzen:
             options: number of options of each choice.
             has_units: True where a trial has the number, [n, num_units]; elsewhere it says nothing about it.
             chose: the same for choices, [n, num_choices].
+            weights: weight of each trial, [n], 1 in the mean.
             together: True to draw all keys of a point of one trial.
         """
         units, choices = points.units, points.choices
         count, num_units = units.shape
         self._together = together
+        self._weights = np.append(weights, 1.0) / (count + 1)
         self.centres, self.widths = np.full((count + 1, num_units), 0.5), np.ones((count + 1, num_units))
         for axis in range(num_units):
             rows = np.flatnonzero(has_units[:, axis])
@@ -131,8 +152,9 @@ class Parzen:
 
     def sample(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Return `count` draws: numbers [count, num_units] and codes [count, num_choices]."""
-        num_rows, num_units = self.centres.shape
-        of = rng.integers(num_rows, size=(count, 1 if self._together else num_units + len(self._shares)))
+        num_units = self.centres.shape[1]
+        draws = rng.random((count, 1 if self._together else num_units + len(self._shares)))
+        of = np.searchsorted(np.cumsum(self._weights[:-1]), draws, side="right")
         of = np.broadcast_to(of, (count, num_units + len(self._shares)))
         of_units, axes = of[:, :num_units], np.arange(num_units)
         low, high = self._low[of_units, axes], self._high[of_units, axes]
@@ -152,8 +174,8 @@ class Parzen:
             if self._together:
                 joint += column
             else:
-                apart += _log_mean(column)
-        return _log_mean(joint) if self._together else apart
+                apart += _log_mean(column, self._weights)
+        return _log_mean(joint, self._weights) if self._together else apart
 
     def _columns(
         self, points: Encoded, has_units: np.ndarray, chose: np.ndarray
@@ -169,10 +191,23 @@ class Parzen:
             yield np.log(shares).T[points.choices[:, axis]], chose[:, axis]
 
 
-def _log_mean(logs: np.ndarray) -> np.ndarray:
-    """Return the logarithms of the means of each row; the even density keeps them far from zero."""
-    log_means: np.ndarray = np.log(np.exp(np.maximum(logs, _LEAST)).mean(1))
+def _log_mean(logs: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the logarithms of the weighted means of each row; the even density keeps them far from zero."""
+    log_means: np.ndarray = np.log(np.exp(np.maximum(logs, _LEAST)) @ weights)
     return log_means
+
+
+def _improvements(history: History, order: np.ndarray, num_good: int) -> np.ndarray:
+    """Return the weights of the good trials: squares of what they are better by than the next one, 1 in the mean.
+
+    All weigh the same where that says nothing: with several objectives, and where one of them breaks a bound.
+    """
+    compared, even = order[: num_good + 1], np.ones(num_good)
+    if history.num_objectives > 1 or len(compared) == num_good or history.total_violations()[compared].any():
+        return even
+    scores = history.scores()[compared]
+    squares: np.ndarray = (scores[:-1] - scores[-1]) ** 2
+    return squares / squares.mean() if 0 < squares.mean() < math.inf else even
 
 
 def _widths(numbers: np.ndarray) -> np.ndarray:

@@ -115,7 +115,7 @@ def test_expected_improvement_is_its_integral_and_never_vanishes() -> None:
 def parzen(units: Sequence[Sequence[float]], choices: Sequence[Sequence[int]], *, together: bool) -> Parzen:
     """Return the estimate of points with numbers and choices of three options, all of which they have."""
     points = encoded(units, choices)
-    return Parzen(points, [3] * points.choices.shape[1], *all_of(points), together=together)
+    return Parzen(points, [3] * points.choices.shape[1], *all_of(points), np.ones(len(points)), together=together)
 
 
 def encoded(units: Sequence[Sequence[float]], choices: Sequence[Sequence[int]]) -> Encoded:
@@ -155,7 +155,7 @@ def test_keys_that_are_good_together_are_drawn_together_and_else_by_themselves()
 
 def test_a_trial_says_nothing_about_keys_that_it_does_not_have() -> None:
     points = encoded([[0.1, 0.1], [0.12, 0.1]], [[0], [0]])
-    estimate = Parzen(points, [3], np.array([[True, False]] * 2), np.zeros((2, 1), bool), together=True)
+    estimate = Parzen(points, [3], np.array([[True, False]] * 2), np.zeros((2, 1), bool), np.ones(2), together=True)
     line = [[0.1, y] for y in (0.1, 0.5, 0.9)]
     places = encoded(line, [[0], [1], [2]])
     assert np.ptp(estimate.log_density(places, *all_of(places))) < 0.15  # only the even one bends
