@@ -139,9 +139,33 @@ def sent_bytes(run: DryRun, layout: Layout, agreed: float = 0.0) -> dict[str, in
     for step, weight in ((run.exchanging, 1 / run.every), (run.plain, 1 - 1 / run.every)):
         if step is not None and weight > 0:
             for call in step.calls:
-                total[axis_of(call.axis, layout)] += weight * layout.size * _sent(call)
+                if not _is_exchanged(call, layout):
+                    total[axis_of(call.axis, layout)] += weight * layout.size * _sent(call)
+            total["tensor"] += weight * layout.size / layout.tensor * _exchanged(step.calls, layout)
             total["data"] += weight * layout.model_size * step.bytes_beyond
     return {axis: round(num_bytes) for axis, num_bytes in total.items() if round(num_bytes)}
+
+
+def _is_exchanged(call: NotedCall, layout: Layout) -> bool:
+    return call.kind in ("send", "receive") and axis_of(call.axis, layout) == "tensor"
+
+
+def _exchanged(calls: Sequence[NotedCall], layout: Layout) -> float:
+    """Return the bytes that all members of a tensor group send in exchanges of which the first sees its own part.
+
+    A member sends either to its neighbours in a row, of which the first has one, or to all others.
+    """
+    exchanges: list[list[NotedCall]] = []
+    for call in calls:
+        if _is_exchanged(call, layout):
+            if not exchanges or (call.kind == "receive" and exchanges[-1][-1].kind == "send"):  # receives come first
+                exchanges.append([])
+            exchanges[-1].append(call)
+    total, others = 0.0, layout.tensor - 1
+    for exchange in exchanges:
+        sent, received = (sum(call.num_bytes for call in exchange if call.kind == kind) for kind in ("send", "receive"))
+        total += others * received + (others if len(exchange) <= 2 else 1) * sent
+    return total
 
 
 def axis_of(axis: str, layout: Layout) -> str:

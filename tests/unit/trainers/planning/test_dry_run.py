@@ -35,10 +35,10 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
-def settings_of(strategy: dict[str, Any], **train: Any) -> ReplicaSettings:
+def settings_of(strategy: dict[str, Any], task: Any = None, **train: Any) -> ReplicaSettings:
     config = load_train_config(
         {
-            "task": {"type": "digits", "hidden": [32, 32]},
+            "task": task or {"type": "digits", "hidden": [32, 32]},
             "train": {"batch_size": 48, "steps": 10_000, "optimizer": {"type": "adam", "lr": 0.01}, **train},
             "strategy": strategy,
         }
@@ -57,18 +57,30 @@ WHOLE = [(name, kind) for name in ("ZeRO-1", "ZeRO-3") for kind in ("muon", "soa
 """Schemes that cut matrices into parts that are alike, and optimizers that move whole ones."""
 
 
-@pytest.mark.parametrize(("name", "kind"), [*((name, "adam") for name in SCHEMES), *WHOLE])
-def test_the_bytes_of_a_step_are_those_of_real_workers(name: str, kind: str) -> None:
-    settings = settings_of(SCHEMES[name], optimizer={"type": kind, "lr": 0.01})
+def bytes_a_step(settings: ReplicaSettings) -> float:
+    """Return the bytes of a step of real workers: the difference of two runs, as the end of a run sends as well."""
     sent = []
-    for steps in (_STEPS, 2 * _STEPS):  # the difference, as the end of a run sends as well
+    for steps in (_STEPS, 2 * _STEPS):
         real = replace(settings, pause_at=steps, validate_every_steps=10_000)
         # Building draws from the process-wide generator: one after the other.
         hosts = [Host(real) for _ in range(settings.layout.size)]
         sent.append(run_members(len(hosts), lambda world, hosts=hosts: hosts[world.rank].run(world))[0].bytes_sent)
+    return (sent[1] - sent[0]) / _STEPS
+
+
+@pytest.mark.parametrize(("name", "kind"), [*((name, "adam") for name in SCHEMES), *WHOLE])
+def test_the_bytes_of_a_step_are_those_of_real_workers(name: str, kind: str) -> None:
+    settings = settings_of(SCHEMES[name], optimizer={"type": kind, "lr": 0.01})
     predicted = sum(sent_bytes(dry_run(settings), settings.layout).values())
     few = 0.01 if settings.diverges else 0.0  # diverging workers agree on their losses now and then
-    assert predicted == pytest.approx((sent[1] - sent[0]) / _STEPS, rel=few, abs=0.5)
+    assert predicted == pytest.approx(bytes_a_step(settings), rel=few, abs=0.5)
+
+
+@pytest.mark.parametrize(("model", "plan"), [("cnn", "spatial"), ("inception", "branches")])
+def test_members_of_a_tensor_group_send_to_their_neighbours_or_to_all(model: str, plan: str) -> None:
+    task = {"type": "digits", "model": model, "hidden": [4, 6]}
+    settings = settings_of({"network": {"tensor": 3, "plan": plan}}, task)
+    assert sum(sent_bytes(dry_run(settings), settings.layout).values()) == pytest.approx(bytes_a_step(settings))
 
 
 @pytest.mark.parametrize("kind", ["qsgd", "onebit"])
