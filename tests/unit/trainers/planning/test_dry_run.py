@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.thread_group import run_members
-from orchestray.trainers.config.load import load_train_config
-from orchestray.trainers.config.settings import ReplicaSettings
-from orchestray.trainers.core.outcome import Outcome
-from orchestray.trainers.loop.host import ReplicaHost
 from orchestray.trainers.planning.dry_run import _connected, _staging, dry_run, profile
 from orchestray.trainers.planning.pipelines import pipeline_step
 from orchestray.trainers.planning.pricing import sent_bytes
+from support.real_steps import Host, bytes_a_step, settings_of
 
 _STEPS = 12
 SCHEMES: dict[str, dict[str, Any]] = {
@@ -35,37 +30,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
 }
 
 
-def settings_of(strategy: dict[str, Any], task: Any = None, **train: Any) -> ReplicaSettings:
-    config = load_train_config(
-        {
-            "task": task or {"type": "digits", "hidden": [32, 32]},
-            "train": {"batch_size": 48, "steps": 10_000, "optimizer": {"type": "adam", "lr": 0.01}, **train},
-            "strategy": strategy,
-        }
-    )
-    settings = ReplicaSettings.from_config(config, storage="", model_directory="")
-    return replace(settings, checkpoint_storage=None, model_directory=None)
-
-
-class Host(ReplicaHost):
-    def run(self, world: Collective) -> Outcome:
-        self._replica.connect(world)
-        return self._replica.run(time.time())
-
-
 WHOLE = [(name, kind) for name in ("ZeRO-1", "ZeRO-3") for kind in ("muon", "soap")]
 """Schemes that cut matrices into parts that are alike, and optimizers that move whole ones."""
-
-
-def bytes_a_step(settings: ReplicaSettings) -> float:
-    """Return the bytes of a step of real workers: the difference of two runs, as the end of a run sends as well."""
-    sent = []
-    for steps in (_STEPS, 2 * _STEPS):
-        real = replace(settings, pause_at=steps, validate_every_steps=10_000)
-        # Building draws from the process-wide generator: one after the other.
-        hosts = [Host(real) for _ in range(settings.layout.size)]
-        sent.append(run_members(len(hosts), lambda world, hosts=hosts: hosts[world.rank].run(world))[0].bytes_sent)
-    return (sent[1] - sent[0]) / _STEPS
 
 
 @pytest.mark.parametrize(("name", "kind"), [*((name, "adam") for name in SCHEMES), *WHOLE])
@@ -73,14 +39,14 @@ def test_the_bytes_of_a_step_are_those_of_real_workers(name: str, kind: str) -> 
     settings = settings_of(SCHEMES[name], optimizer={"type": kind, "lr": 0.01})
     predicted = sum(sent_bytes(dry_run(settings), settings.layout).values())
     few = 0.01 if settings.diverges else 0.0  # diverging workers agree on their losses now and then
-    assert predicted == pytest.approx(bytes_a_step(settings), rel=few, abs=0.5)
+    assert predicted == pytest.approx(bytes_a_step(settings, _STEPS), rel=few, abs=0.5)
 
 
 @pytest.mark.parametrize(("model", "plan"), [("cnn", "spatial"), ("inception", "branches")])
 def test_members_of_a_tensor_group_send_to_their_neighbours_or_to_all(model: str, plan: str) -> None:
     task = {"type": "digits", "model": model, "hidden": [4, 6]}
     settings = settings_of({"network": {"tensor": 3, "plan": plan}}, task)
-    assert sum(sent_bytes(dry_run(settings), settings.layout).values()) == pytest.approx(bytes_a_step(settings))
+    assert sum(sent_bytes(dry_run(settings), settings.layout).values()) == pytest.approx(bytes_a_step(settings, _STEPS))
 
 
 @pytest.mark.parametrize("kind", ["qsgd", "onebit"])

@@ -16,8 +16,9 @@ from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.hyper.bayesian import Bayesian
 from orchestray.search.methods.hyper.encoding import Encoded, Encoder
 from orchestray.search.methods.hyper.gaussian_process import Kernel, Posterior, _loss, log_expected_improvement
+from orchestray.search.methods.hyper.history import History
 from orchestray.search.methods.hyper.surrogates import _standardised
-from orchestray.search.methods.hyper.tpe import Parzen
+from orchestray.search.methods.hyper.tpe import Parzen, _improvements
 from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.base import Genome, Graph
 from orchestray.search.spaces.architectures.choices import ChoiceSpace, Choose
@@ -140,6 +141,26 @@ def test_a_parzen_estimate_is_a_density_and_is_drawn_from(together: bool) -> Non
     assert total == pytest.approx(1, abs=1e-3)
     units, choices = estimate.sample(20_000, np.random.default_rng(0))
     assert [*units.mean(0), choices.mean()] == pytest.approx(means, abs=0.02)
+
+
+def test_trials_are_drawn_by_their_weights_and_count_by_them() -> None:
+    points = encoded([[0.1], [0.9]], [[], []])
+    estimate = Parzen(points, [], *all_of(points), np.array([1.8, 0.2]), together=True)
+    units, _ = estimate.sample(20_000, np.random.default_rng(0))
+    line = encoded([[(x + 0.5) / 500] for x in range(500)], [[]] * 500)
+    density = np.exp(estimate.log_density(line, *all_of(line))) / 500
+    assert density.sum() == pytest.approx(1, abs=1e-3)
+    assert units.mean() == pytest.approx(density @ line.units[:, 0], abs=0.01)
+    assert units.mean() < 0.48, "of equal weights it is a half; each density is wide"
+
+
+def test_good_trials_weigh_by_the_squares_of_their_improvements() -> None:
+    history = History(1, 0)
+    point = encoded([[0.5]], [[]])
+    for score in (0.0, 3.0, 1.0, 2.0):
+        history.add(point, None, (score,), ())
+    assert _improvements(history, history.best_first(), 2) == pytest.approx(np.array([4.0, 1.0]) / 2.5)
+    assert _improvements(history, history.best_first(), 4).tolist() == [1.0] * 4, "there is no other"
 
 
 def test_keys_that_are_good_together_are_drawn_together_and_else_by_themselves() -> None:
