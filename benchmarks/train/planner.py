@@ -29,10 +29,11 @@ from orchestray.trainers.driver.engines.driver import HOST
 from orchestray.trainers.loop.loop import MOST_STEPS
 from orchestray.trainers.machine import calibrate, kept
 from orchestray.trainers.planning.candidates import Candidate, candidates
+from orchestray.trainers.planning.cluster import Cluster
 from orchestray.trainers.planning.measuring import Measurements
 from orchestray.trainers.planning.planner import Plans
 from orchestray.trainers.planning.plans import Plan
-from orchestray.trainers.planning.predict import Cluster, Predictor
+from orchestray.trainers.planning.predict import Predictor
 from orchestray.trainers.planning.record import Entry, Record, measured_step_s
 
 _TASKS = benchmark.FOLDER / "harness" / "tasks.py"

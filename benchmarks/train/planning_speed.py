@@ -18,9 +18,10 @@ from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.driver.engines.driver import HOST
 from orchestray.trainers.machine import calibrate, kept
 from orchestray.trainers.planning.candidates import candidates
+from orchestray.trainers.planning.cluster import Cluster
 from orchestray.trainers.planning.measuring import Measurements
 from orchestray.trainers.planning.planner import Planner
-from orchestray.trainers.planning.predict import Cluster, Predictor
+from orchestray.trainers.planning.predict import Predictor
 from orchestray.trainers.planning.record import Entry, Record
 
 if TYPE_CHECKING:

@@ -145,6 +145,11 @@ class Collective:
         return sum([member.own_bytes_sent for member in self._family])
 
     @property
+    def bytes_by_group(self) -> dict[str, int]:
+        """`bytes_sent` by the path of each group: this one, and its siblings and subgroups."""
+        return {member._path: member.own_bytes_sent for member in self._family}
+
+    @property
     def has_native_scatter(self) -> bool:
         """True if reduce-scatter and all-gather are the backend's own: NCCL's. Gloo's sends the whole tensor twice."""
         return self.backend.kind == "nccl"

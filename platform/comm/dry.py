@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from orchestray.platform.comm.collective import Collective
 
@@ -128,6 +129,61 @@ class DryCollective(Collective):
 
     def _connect_relative(self, path: str, ranks: list[int]) -> Collective:
         return DryCollective(ranks.index(self.rank), len(ranks), self._calls, path=path)
+
+
+class _RepeatedGroup(_DryGroup):
+    """The group of members of which the first are real, and the others do as these do, over and over."""
+
+    def __init__(self, real: Collective, size: int, calls: list[Call]) -> None:
+        super().__init__(real.rank, size, real._path, calls)
+        self._real, self._times = real, size // real.size
+
+    def allreduce(self, tensors: Sequence[Tensor], operation: object) -> _Work:
+        is_sum = operation == ReduceOp.SUM
+        self._real.all_reduce(tensors[0], "sum" if is_sum else "max")
+        if is_sum:
+            tensors[0].mul_(self._times)
+        return super().allreduce(tensors, operation)
+
+    def allgather(self, rows: Sequence[Sequence[Tensor]], own: Sequence[Tensor]) -> _Work:
+        found = self._real.all_gather(own[0])
+        for index, row in enumerate(rows[0]):
+            row.copy_(found[index % self._real.size])
+        return self._note("all_gather", own[0].nbytes * self._size)
+
+    def broadcast(self, raw: Tensor, source: int) -> _Work:
+        self._real.broadcast(raw, source % self._real.size)
+        return super().broadcast(raw, source)
+
+    def barrier(self) -> _Work:
+        self._real.barrier()
+        return super().barrier()
+
+    def abort(self) -> None:
+        self._real.abort()
+
+
+class FirstMembers(Collective):
+    """A member of a group of which the first ones are real, and imagined ones do as these do, over and over.
+
+    Subgroups of real members alone are real. In one that has a single real member, all others are imagined.
+
+    Args:
+        real: connected group of the first members.
+        size: number of all members, a multiple of the real ones.
+        calls: receives every operation with members that are imagined.
+    """
+
+    def __init__(self, real: Collective, size: int, calls: list[Call]) -> None:
+        super().__init__(_RepeatedGroup(real, size, calls), real._store, real.timeout_s, path=real._path)
+        self._real, self._calls = real, calls
+
+    def _connect_relative(self, path: str, ranks: list[int]) -> Collective:
+        real = [rank for rank in ranks if rank < self._real.size]
+        if len(real) == 1:
+            return DryCollective(ranks.index(self.rank), len(ranks), self._calls, path=path)
+        group = self._real._connect_relative(path, real)
+        return group if real == ranks else FirstMembers(group, len(ranks), self._calls)
 
 
 def imagine_the_others(collective: Collective, calls: list[Call]) -> None:

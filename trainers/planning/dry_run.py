@@ -67,7 +67,7 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         OrchestrayError: the config does not fit the task, or the task's code failed.
     """
     before = resident_memory()
-    every, settings = _shortened(_still(settings))
+    every, settings = settings_to_measure(settings)
     calls: list[Call] = []
     replica = _connected(settings, calls)
     staging = _staging(replica)
@@ -81,14 +81,14 @@ def dry_run(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
     steps = watch.steps[WARM_UP_STEPS:]
     plain, exchanging = ([], steps) if every == 1 else _kinds(steps)
     times = [step.step_s for step in exchanging]
-    names = {name for name, _ in replica.model.named_parameters()}
+    parameter_bytes, gradient_bytes, optimizer_bytes = held_bytes(replica)
     return DryRun(
         every=every,
         plain=_median_of(plain) if plain else None,
         exchanging=_median_of(exchanging),
-        parameter_bytes=_num_bytes(held.tensor for name, held in replica.exchange.held().items() if name in names),
-        gradient_bytes=_num_bytes(each for each in replica.exchange.gradients() if each is not None),
-        optimizer_bytes=_num_bytes(replica.optimizer.state_tensors().values()),
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=gradient_bytes,
+        optimizer_bytes=optimizer_bytes,
         activation_bytes=replica.meter.peak_bytes,
         grown_bytes=max(0, grown),
         num_samples=replica.stream("train").num_samples,
@@ -141,12 +141,12 @@ def _connected(settings: ReplicaSettings, calls: list[Call]) -> Replica:
     """
     size = settings.layout.size
     if settings.layout.tensor == 1:
-        replica = _Host(settings).replica
+        replica = WatchedHost(settings).replica
         replica.connect(DryCollective(0, size, calls))
         return replica
 
     # One after the other: models that are built at the same time would share torch's random numbers.
-    replicas = [_Host(settings).replica for _ in range(size)]
+    replicas = [WatchedHost(settings).replica for _ in range(size)]
     run_members(size, lambda world: replicas[world.rank].connect(world))
     first = replicas[0]
     imagine_the_others(first.world, calls)
@@ -166,7 +166,7 @@ def _staging(replica: Replica) -> list[Staging]:
     return held
 
 
-class _Host(ReplicaHost):
+class WatchedHost(ReplicaHost):
     """A host whose replica can be watched."""
 
     @property
@@ -217,9 +217,9 @@ def _still(settings: ReplicaSettings) -> ReplicaSettings:
     return replace(settings, optimizer={**optimizer, "lr": _STILL * optimizer["lr"], "groups": tuple(groups)})
 
 
-def _shortened(settings: ReplicaSettings) -> tuple[int, ReplicaSettings]:
-    """Return the steps between two exchanges, and settings with few of them."""
-    settings = without_ends(settings)
+def settings_to_measure(settings: ReplicaSettings) -> tuple[int, ReplicaSettings]:
+    """Return the steps between two exchanges, and settings of an endless run that has few of them and stays put."""
+    settings = _still(without_ends(settings))
     every = settings.exchange.get("every", 1)
     if every == "end":
         return ENDLESS, settings
@@ -293,7 +293,7 @@ class _Watch:
         calls = tuple(
             NotedCall(
                 call.kind,
-                _axis(call.group),
+                axis_of_group(call.group),
                 call.size,
                 call.num_bytes,
                 call.began_s - began_s,
@@ -324,7 +324,7 @@ def _alone(finish: Finish) -> Finish:
     return finished
 
 
-def _axis(path: str) -> str:
+def axis_of_group(path: str) -> str:
     """Return the axis of a group by the path of its collective, such as `group/data-0/sums`."""
     found = re.search(r"/(data|tensor|pipeline|model)-\d+", path)
     return found[1] if found else "world"
@@ -349,6 +349,14 @@ def _median_of(steps: Sequence[DryStep]) -> DryStep:
         for name in ("step_s", "backward_s", "exchange_s", "optimizer_s")
     }
     return replace(middle, **parts)
+
+
+def held_bytes(replica: Replica) -> tuple[int, int, int]:
+    """Return the bytes of the parameters that a worker holds, of the gradients, and of its optimizer's state."""
+    names = {name for name, _ in replica.model.named_parameters()}
+    parameters = [held.tensor for name, held in replica.exchange.held().items() if name in names]
+    gradients = [each for each in replica.exchange.gradients() if each is not None]
+    return _num_bytes(parameters), _num_bytes(gradients), _num_bytes(replica.optimizer.state_tensors().values())
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,6 +91,100 @@ class DryRun:
         assert exchanging is not None
         known = {**data, "plain": step(data["plain"]), "exchanging": exchanging}
         return cls(**{**known, "step_times_s": tuple(data["step_times_s"])})
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """What a worker sent in a step: a mean, where it agreed with the others after several.
+
+    Args:
+        num_steps: the steps.
+        num_bytes: bytes that it sent in groups along each axis.
+        bytes_beyond: see `DryStep`.
+        calls: operations among the replicas in all the steps: kind, size of the group and bytes.
+    """
+
+    num_steps: int
+    num_bytes: Mapping[str, float]
+    bytes_beyond: int
+    calls: tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True)
+class CountedWorker:
+    """What a worker of a pipeline held and sent.
+
+    Args:
+        parameter_bytes: bytes of the parameters that it holds between steps.
+        gradient_bytes: bytes of the gradients that it updates from.
+        optimizer_bytes: bytes of the optimizer's state.
+        steps: steps, as many as there are kinds of them.
+    """
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    steps: tuple[CountedStep, ...]
+
+    @property
+    def held_bytes(self) -> tuple[int, int, int]:
+        """Bytes of the parameters, the gradients and the optimizer's state."""
+        return self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes
+
+    def mean(self, of: Callable[[CountedStep], float], every: int) -> float:
+        """Return a value of the steps as a mean over the steps of a run, of which one in `every` exchanges."""
+        values = [of(step) for step in self.steps]
+        least = min(values)
+        return least + (sum(values) - len(values) * least) / every
+
+
+@dataclass(frozen=True)
+class CountedRun:
+    """What the workers of a layout with a pipeline held and sent, but for what they agree by.
+
+    Args:
+        every: see `DryRun`.
+        replicas: number of replicas, all like the first.
+        workers: workers of the first replica.
+    """
+
+    every: int
+    replicas: int
+    workers: tuple[CountedWorker, ...]
+
+    def num_bytes(self, axis: str) -> float:
+        """Return the bytes that all workers send along an axis in a step."""
+        beyond = axis == "data"
+
+        def of(step: CountedStep) -> float:
+            return self.replicas * step.num_bytes.get(axis, 0.0) + beyond * step.bytes_beyond
+
+        return sum(worker.mean(of, self.every) for worker in self.workers)
+
+    def exchange_s(self, time_of: Callable[[str, int, int], float]) -> float:
+        """Return the seconds of a step's operations among replicas, of the worker whose operations take longest.
+
+        Args:
+            time_of: time of an operation.
+        """
+
+        def of(step: CountedStep) -> float:
+            return sum(time_of(*call) for call in step.calls) / step.num_steps
+
+        return max(worker.mean(of, self.every) for worker in self.workers)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CountedRun:
+        def step(given: dict[str, Any]) -> CountedStep:
+            return CountedStep(**{**given, "calls": tuple((kind, size, num) for kind, size, num in given["calls"])})
+
+        def worker(given: dict[str, Any]) -> CountedWorker:
+            return CountedWorker(**{**given, "steps": tuple(step(each) for each in given["steps"])})
+
+        return cls(data["every"], data["replicas"], tuple(worker(each) for each in data["workers"]))
 
 
 @dataclass(frozen=True)

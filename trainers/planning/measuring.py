@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError, OrchestrayError, StorageError, TrainingError
 from orchestray.platform.run.files import write_atomic
-from orchestray.trainers.planning.found import DryRun, LayerProfile, ServedRun
+from orchestray.trainers.planning.found import CountedRun, DryRun, LayerProfile, ServedRun
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -54,8 +54,8 @@ class Wanted:
     """A measurement.
 
     Args:
-        kind: `dry_run` of each worker, `served` for a worker and its parameter servers, or `profile` of a pipeline's
-        layers.
+        kind: `dry_run` of each worker, `served` for a worker and its parameter servers, `profile` of a pipeline's
+        layers, or `count` of what its workers hold and send.
         settings: settings of the run.
         num_threads: threads of each worker.
         at_once: workers of one machine, which compute at the same time.
@@ -69,6 +69,8 @@ class Wanted:
     @property
     def num_processes(self) -> int:
         """Number of processes that measure together."""
+        if self.kind == "count":
+            return 1
         if self.kind == "served":
             return 1 + int(self.settings.exchange["shards"])
         size = self.settings.layout.size if self.kind == "dry_run" else self.at_once
@@ -126,6 +128,10 @@ class Measurements:
     def profiles(self, wanted: Wanted) -> list[LayerProfile]:
         """Return the measured layers, by each of the processes that measured at once."""
         return [LayerProfile.from_json(each) for each in self._of(wanted)]
+
+    def counted(self, wanted: Wanted) -> CountedRun:
+        """Return what the workers of a pipeline hold and send."""
+        return CountedRun.from_json(self._of(wanted)[0])
 
     def knows(self, wanted: Wanted) -> bool:
         """Return True if the measurement needs not be made."""
@@ -249,9 +255,11 @@ def _measure(wanted: Wanted, rank: int, meeting: Path, barrier: Barrier, results
 
 
 def _found(wanted: Wanted, rank: int, meeting: Path, start: Callable[[], None]) -> dict[str, Any]:
-    from orchestray.trainers.planning import dry_run, served
+    from orchestray.trainers.planning import counting, dry_run, served
 
     settings = wanted.settings
+    if wanted.kind == "count":
+        return counting.count(settings).to_json()
     if wanted.kind == "served":
         alone = served.of_one_worker(settings, meeting.parent)
         if rank == 0:

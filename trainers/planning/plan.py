@@ -15,9 +15,10 @@ from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.machine import kept
 from orchestray.trainers.planning import record as records
+from orchestray.trainers.planning.cluster import Cluster
 from orchestray.trainers.planning.measuring import Measurements
 from orchestray.trainers.planning.planner import AS_IT_STANDS, Planner, Plans
-from orchestray.trainers.planning.predict import Cluster, Predictor, refuse_unknown
+from orchestray.trainers.planning.predict import Predictor, refuse_unknown
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig

@@ -12,10 +12,11 @@ from orchestray.platform.process import gc_control
 from orchestray.platform.usercode.beside import find_once
 from orchestray.trainers.planning.candidates import Candidate, candidates
 from orchestray.trainers.planning.goodput import goodput_of
-from orchestray.trainers.planning.predict import Cluster, Predictor, refuse_unknown
+from orchestray.trainers.planning.predict import Predictor, refuse_unknown
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig
+    from orchestray.trainers.planning.cluster import Cluster
     from orchestray.trainers.planning.measuring import Measurements
     from orchestray.trainers.planning.plans import Plan
     from orchestray.trainers.planning.record import Record

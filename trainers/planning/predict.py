@@ -4,73 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from orchestray.platform.comm.allreduce.costs import AlphaBeta
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.settings import PipelineSettings, ReplicaSettings
 from orchestray.trainers.layout.degrees import Layout
-from orchestray.trainers.machine.transfers import ring_s
 from orchestray.trainers.optim.batch_params import Measured
 from orchestray.trainers.planning.agreements import agreed_bytes
 from orchestray.trainers.planning.correction import HOGWILD, SINGLE, Traits
+from orchestray.trainers.planning.counting import countable
 from orchestray.trainers.planning.measuring import Wanted
 from orchestray.trainers.planning.pipelines import PipelineStep, pipeline_step
 from orchestray.trainers.planning.plans import Memory, Parts, Plan
-from orchestray.trainers.planning.pricing import axis_of, chance_s, memory_of, sent_bytes, step_parts
+from orchestray.trainers.planning.pricing import by_axis, chance_s, memory_of, operation_s, sent_bytes, step_parts
 from orchestray.trainers.planning.run_length import run_length
 from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchronous, synchronous
 
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig, TrainSection
-    from orchestray.trainers.machine.profile import MachineProfile
-    from orchestray.trainers.machine.transfers import Kind
+    from orchestray.trainers.planning.cluster import Cluster
     from orchestray.trainers.planning.measuring import Measurements
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Machines of one kind.
-
-    Args:
-        machine: profile of each machine.
-        num_nodes: number of machines.
-        slowness: time of a computation there over its time here; 1 for this machine.
-    """
-
-    machine: MachineProfile
-    num_nodes: int = 1
-    slowness: float = 1.0
-
-    def workers_of_node(self, num_workers: int) -> int:
-        """Return the most workers that one machine has of some."""
-        return ceil(num_workers / self.num_nodes)
-
-    def time_of(self, kind: str, size: int, num_bytes: float, *, num_workers: int) -> float:
-        """Return the seconds of an operation of a group among `num_workers` workers.
-
-        A group that one machine can hold is on one: tensor and pipeline groups are neighbours. Of a larger one every
-        message may take the link between machines, which is the slowest, and so decides.
-        """
-        known: Kind = kind  # type: ignore[assignment]
-        if size <= self.workers_of_node(num_workers):
-            return self.machine.seconds(known, size, num_bytes)
-        return ring_s(known, size, num_bytes, self._between)
-
-    def message_s(self, num_bytes: float, *, num_workers: int, size: int) -> float:
-        """Return the seconds of a message from one worker of a group to another, or to a server."""
-        if size <= self.workers_of_node(num_workers):
-            return self.machine.channels["shared_memory"].seconds(num_bytes)
-        return self._between.time_s(num_bytes)
-
-    @property
-    def _between(self) -> AlphaBeta:
-        return self.machine.links.inter_node
+_TENSOR_NOTE = "what a stage's own workers exchange takes time as well, which is not in it"
 
 
 class Predictor:
@@ -135,9 +96,12 @@ class Predictor:
         at_once = self._at_once(settings.layout.size, threads)
         if config.strategy.exchange.type == "parameter_server":
             alone = Wanted("dry_run", _of_server_worker(settings), threads, at_once)
-            return [alone, Wanted("served", settings, threads, 1), *self._layers(settings, threads)]
+            stages = [self._layers(settings, threads)] if settings.layout.pipeline > 1 else []
+            return [alone, Wanted("served", settings, threads, 1), *stages]
         if settings.layout.pipeline > 1:
-            return [*self._layers(settings, threads), Wanted("dry_run", _whole(settings), threads, at_once)]
+            whole = Wanted("dry_run", _whole(settings), threads, at_once)
+            layers = self._layers(settings, threads)
+            return [layers, whole, self._count(layers, settings, threads)]
         wanted = [Wanted("dry_run", settings, threads, at_once)]
         if settings.recompute != "none":
             wanted.append(Wanted("dry_run", replace(settings, recompute="none"), threads, at_once))
@@ -147,9 +111,7 @@ class Predictor:
     def _process_bytes(self) -> int:
         return self._cluster.machine.process_bytes
 
-    def _layers(self, settings: ReplicaSettings, threads: int) -> list[Wanted]:
-        if settings.layout.pipeline == 1:
-            return []
+    def _layers(self, settings: ReplicaSettings, threads: int) -> Wanted:
         at_once, pipeline = self._at_once(settings.layout.size, threads), settings.pipeline
         wanted = Wanted("profile", settings, threads, at_once)
         if isinstance(pipeline.split, list):  # by a plan, perhaps: it has measured these layers before it named a cut
@@ -157,8 +119,13 @@ class Predictor:
             planned = Wanted("profile", balanced, threads, at_once)
             if self._measurements.knows(planned):
                 names = self._measurements.profiles(planned)[0].names
-                return [planned if set(pipeline.split) <= set(names) else wanted]
-        return [wanted]
+                return planned if set(pipeline.split) <= set(names) else wanted
+        return wanted
+
+    def _count(self, layers: Wanted, settings: ReplicaSettings, threads: int) -> Wanted:
+        known = self._measurements.knows(layers)
+        begins = self._pipeline_step(layers, settings).begins if known else ()
+        return Wanted("count", countable(settings, begins)[0], threads, 1)
 
     def _at_once(self, num_workers: int, threads: int) -> int:
         """Return how many workers measure at once: as many as a machine has, up to twice what its cores can carry."""
@@ -190,39 +157,37 @@ class Predictor:
         )
 
     def _pipeline(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
-        layers, whole = self._wanted(config, settings)
-        runs = self._measurements.dry_runs(whole)
-        step = self._pipeline_step(layers, settings)
+        threads = config.resources.num_threads
+        step = self._pipeline_step(self._layers(settings, threads), settings)
+        _, whole, count = self._wanted(config, settings)
+        known, counted = self._measurements.dry_runs(whole)[0], self._measurements.counted(count)
         size, layout = settings.layout.size, settings.layout
-        share = max(step.parameter_bytes) / max(1, runs[0].parameter_bytes)
-        exchange_s, data_bytes = 0.0, 0
-        if layout.data > 1:
-            exchange_s = max(
-                self._cluster.time_of("all_reduce", layout.data, each, num_workers=size)
-                for each in step.parameter_bytes
-            )
-            data_bytes = sum(-(-2 * (layout.data - 1) * each // layout.data) for each in step.parameter_bytes)
-        crowd = _crowd(size, self._at_once(size, config.resources.num_threads), self._cluster)
-        whole_s = runs[0].exchanging
-        loop_s = max(0.0, whole_s.step_s - whole_s.backward_s - whole_s.optimizer_s)
+        share = max(step.parameter_bytes) / max(1, known.parameter_bytes)
+        crowd = _crowd(size, self._at_once(size, threads), self._cluster)
+        time_of, whole_s = partial(self._cluster.time_of, num_workers=size), known.exchanging
         parts = Parts(
             compute_s=step.busy_s * crowd,
-            exchange_s=exchange_s,
+            exchange_s=counted.exchange_s(partial(operation_s, time_of=time_of)),
             bubble_s=(step.span_s - step.busy_s) * crowd,
             optimizer_s=whole_s.optimizer_s * share,
-            loop_s=loop_s,
+            loop_s=max(0.0, whole_s.step_s - whole_s.backward_s - whole_s.optimizer_s),
         )
-        known = runs[0]
-        memory = Memory(
-            max(step.parameter_bytes),
-            max(step.parameter_bytes),
-            round(known.optimizer_bytes * share),
-            max(step.activation_bytes),
-            memory_of(known, self._process_bytes).process,
+        own = max(step.parameter_bytes), max(step.parameter_bytes), round(known.optimizer_bytes * share)
+        sent = {axis: counted.num_bytes(axis) for axis in ("data", "tensor", "model", "world", "pipeline")}
+        if countable(settings, step.begins)[1]:
+            own = max((each.held_bytes for each in counted.workers), key=sum)
+        else:
+            sent["pipeline"] = step.link_bytes * layout.data
+        sent["world"] += agreed_bytes(settings, run_length(config.train, known.num_samples))
+        return _Made(
+            parts,
+            Memory(*own, max(step.activation_bytes), memory_of(known, self._process_bytes).process),
+            by_axis(sent, layout),
+            num_samples=known.num_samples,
+            staleness=step.staleness,
+            notes=(_TENSOR_NOTE,) if layout.tensor > 1 else (),
+            begins=step.begins,
         )
-        sent = Counter({"pipeline": step.link_bytes * layout.data, "data": data_bytes * layout.data})
-        sent[axis_of("world", layout)] += round(agreed_bytes(settings, run_length(config.train, known.num_samples)))
-        return _Made(parts, memory, +sent, num_samples=known.num_samples, staleness=step.staleness, begins=step.begins)
 
     def _pipeline_step(self, layers: Wanted, settings: ReplicaSettings) -> PipelineStep:
         size = settings.layout.size

@@ -7,4 +7,4 @@ from orchestray.platform.cluster import worker_template
 
 worker_template.import_modules()
 
-from orchestray.trainers.planning import dry_run, served  # noqa: E402, F401 - after the variables that torch reads
+from orchestray.trainers.planning import counting, dry_run, served  # noqa: E402, F401 - after the variables that torch reads

@@ -72,11 +72,16 @@ def _is_beside(send: NotedCall, other: NotedCall) -> bool:
 
 def _length_s(call: NotedCall, num_bytes: int, time_of: CallTime) -> float:
     """Return the time of an operation, if it is on `num_bytes`: with none, its latency."""
-    if call.kind in ("send", "receive"):
+    return operation_s(call.kind, call.size, num_bytes, time_of)
+
+
+def operation_s(kind: str, size: int, num_bytes: int, time_of: CallTime) -> float:
+    """Return the time of an operation of any kind that a dry run notes, from those that are measured."""
+    if kind in ("send", "receive"):
         return time_of("exchange", 2, num_bytes)
-    if call.kind == "barrier":
-        return time_of("all_reduce", call.size, 4)
-    return time_of(call.kind, call.size, num_bytes)
+    if kind == "barrier":
+        return time_of("all_reduce", size, 4)
+    return time_of(kind, size, num_bytes)
 
 
 def step_parts(runs: Sequence[DryRun], time_of: CallTime, overlap: float) -> Parts:
@@ -135,15 +140,23 @@ def sent_bytes(run: DryRun, layout: Layout, agreed: float = 0.0) -> dict[str, in
         layout: layout of all workers.
         agreed: bytes of a step that they agree by, where no dry run sees that.
     """
-    total = defaultdict[str, float](float, {axis_of("world", layout): agreed})
+    total = defaultdict[str, float](float, {"world": agreed})
     for step, weight in ((run.exchanging, 1 / run.every), (run.plain, 1 - 1 / run.every)):
         if step is not None and weight > 0:
             for call in step.calls:
                 if not _is_exchanged(call, layout):
-                    total[axis_of(call.axis, layout)] += weight * layout.size * _sent(call)
+                    total[call.axis] += weight * layout.size * _sent(call)
             total["tensor"] += weight * layout.size / layout.tensor * _exchanged(step.calls, layout)
             total["data"] += weight * layout.model_size * step.bytes_beyond
-    return {axis: round(num_bytes) for axis, num_bytes in total.items() if round(num_bytes)}
+    return by_axis(total, layout)
+
+
+def by_axis(num_bytes: Mapping[str, float], layout: Layout) -> dict[str, int]:
+    """Return whole bytes by the axes of a layout, of which a group of all workers may lie along one; none if 0."""
+    total = defaultdict[str, float](float)
+    for axis, each in num_bytes.items():
+        total[axis_of(axis, layout)] += each
+    return {axis: round(each) for axis, each in total.items() if round(each)}
 
 
 def _is_exchanged(call: NotedCall, layout: Layout) -> bool:

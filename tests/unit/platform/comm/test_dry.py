@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestray.platform.comm.collective import Collective
-from orchestray.platform.comm.dry import Call, DryCollective, imagine_the_others
+from orchestray.platform.comm.dry import Call, DryCollective, FirstMembers, imagine_the_others
 from orchestray.platform.comm.thread_group import run_members
 
 
@@ -99,3 +99,32 @@ def test_a_connected_group_goes_on_without_its_other_members() -> None:
     for each in (group, sums, group.sibling("made later")):
         each.all_reduce(torch.ones(1))
     assert [call.group for call in calls] == ["group", "group/sums", "group/made later"]
+
+
+def test_members_beyond_the_first_ones_do_as_these_do() -> None:
+    def member(real: Collective) -> tuple[list[float], list[float], list[float]]:
+        group = FirstMembers(real, 4, [])
+        own = torch.tensor([float(real.rank)])
+        total, largest, given = torch.ones(1) + own, own.clone(), own.clone()
+        group.all_reduce(total)
+        group.sibling("largest").all_reduce(largest, "max")
+        group.broadcast(given, 3)
+        return group.all_gather(own).flatten().tolist(), [total.item(), largest.item()], given.tolist()
+
+    assert run_members(2, member) == [([0.0, 1.0, 0.0, 1.0], [6.0, 1.0], [1.0])] * 2
+
+
+def test_subgroups_of_the_first_members_are_real_and_those_with_one_of_them_are_imagined() -> None:
+    def member(real: Collective) -> tuple[float, float, list[str], dict[str, int]]:
+        calls: list[Call] = []
+        group = FirstMembers(real, 4, calls)
+        inside, across = group.subgroup("model", [0, 1]), group.subgroup("data", [real.rank, real.rank + 2])
+        sums = torch.ones(2)
+        inside.all_reduce(sums[:1])
+        across.all_reduce(sums[1:])
+        imagined = [call.group for call in calls]
+        group.close()
+        return sums[0].item(), sums[1].item(), imagined, group.bytes_by_group
+
+    sent = {"group": 0, "group/model": 4, "group/data": 4}
+    assert run_members(2, member) == [(2.0, 1.0, ["group/data"], sent)] * 2

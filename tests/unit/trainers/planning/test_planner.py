@@ -18,11 +18,21 @@ from orchestray.trainers.machine.gemm import GemmTable
 from orchestray.trainers.machine.profile import Compute, Contention, Links, MachineProfile
 from orchestray.trainers.machine.transfers import KINDS, CollectiveTimes, Curve
 from orchestray.trainers.planning.advised import sizes_of
+from orchestray.trainers.planning.cluster import Cluster
 from orchestray.trainers.planning.correction import HOGWILD
-from orchestray.trainers.planning.found import DryRun, DryStep, LayerProfile, NotedCall, ServedRun
+from orchestray.trainers.planning.found import (
+    CountedRun,
+    CountedStep,
+    CountedWorker,
+    DryRun,
+    DryStep,
+    LayerProfile,
+    NotedCall,
+    ServedRun,
+)
 from orchestray.trainers.planning.measuring import Measurements, Wanted
 from orchestray.trainers.planning.planner import Planner, why
-from orchestray.trainers.planning.predict import Cluster, Predictor, traits_of
+from orchestray.trainers.planning.predict import Predictor, traits_of
 from orchestray.trainers.planning.record import Entry, Record
 
 ROOT = Path(__file__).parents[4]
@@ -85,6 +95,13 @@ class Known(Measurements):
     def served(self, wanted: Wanted) -> ServedRun:
         compute_s = wanted.settings.batch_size / wanted.settings.layout.data * self._sample_s / wanted.num_threads
         return ServedRun(compute_s, 0.002, 0.001, compute_s + 0.001, 0.001, 1000.0, self._grown, 0)
+
+    def counted(self, wanted: Wanted) -> CountedRun:
+        layout = wanted.settings.layout
+        sent = {"data": float(2 * (layout.data - 1) * self._exchanged // layout.data)}
+        calls = (("all_reduce", layout.data, self._exchanged),) if layout.data > 1 else ()
+        step = CountedStep(1, sent, 0, calls)
+        return CountedRun(1, layout.data, (CountedWorker(MB, MB, 2 * MB, (step,)),) * layout.pipeline)
 
     def profiles(self, wanted: Wanted) -> list[LayerProfile]:
         micro_batch = wanted.settings.batch_size // wanted.settings.accumulate
@@ -330,7 +347,7 @@ def test_schedules_of_a_pipeline_share_all_measurements() -> None:
         for each in ("gpipe", "1f1b", "zbv", "pipedream")
     ]
     predictor = Predictor(Cluster(machine()), Known())
-    assert len({each.key({}) for config in pipelines for each in predictor.wanted(config)}) == 2
+    assert len({each.key({}) for config in pipelines for each in predictor.wanted(config)}) == 3
 
 
 def test_a_machine_that_computes_at_half_the_speed_takes_twice_the_time_and_the_same_exchange() -> None:
@@ -385,7 +402,7 @@ def test_a_cut_between_layers_that_a_plan_has_measured_is_not_measured_again(spl
         def knows(self, wanted: Wanted) -> bool:
             return wanted.settings.pipeline.split == "balanced"
 
-    (layers, _) = Predictor(Cluster(machine()), Planned()).wanted(pipeline(split))
+    layers, *_ = Predictor(Cluster(machine()), Planned()).wanted(pipeline(split))
     assert layers.settings.pipeline.split == measured
 
 
@@ -395,7 +412,26 @@ def pipeline(split: Any, **network: Any) -> TrainConfig:
     return load_train_config(data)
 
 
-def test_all_schedules_of_a_pipeline_need_one_dry_run_of_the_whole_model() -> None:
+def test_a_pipeline_of_split_layers_has_the_memory_and_bytes_that_were_counted_and_says_what_its_time_lacks() -> None:
+    plan = planner(Known(exchanged=100)).this(pipeline("balanced", data=2, tensor=2))
+    memory = plan.memory
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (MB, MB, 2 * MB)
+    assert plan.num_bytes["data"] == 2 * 2 * 100
+    assert "pipeline" not in plan.num_bytes
+    assert plan.notes == ("what a stage's own workers exchange takes time as well, which is not in it",)
+
+
+def test_the_replicas_of_a_pipeline_exchange_for_as_long_as_what_was_counted_takes() -> None:
+    plans = planner(Known(exchanged=4 * MB))
+    both, alone = (plans.this(pipeline("balanced", data=data)) for data in (2, 1))
+    assert (both.parts.exchange_s, alone.parts.exchange_s) == (
+        pytest.approx(machine().seconds("all_reduce", 2, 4 * MB)),
+        0,
+    )
+
+
+def test_all_schedules_of_a_pipeline_need_one_dry_run_of_the_whole_model_and_one_count() -> None:
     predictor = Predictor(Cluster(machine()), Known())
     configs = [pipeline("balanced"), pipeline(["c"]), pipeline("balanced", schedule="gpipe")]
-    assert len({predictor.wanted(each)[-1].key({}) for each in configs}) == 1
+    assert len({predictor.wanted(each)[1].key({}) for each in configs}) == 1
+    assert len({predictor.wanted(each)[2].key({}) for each in configs}) == 1
