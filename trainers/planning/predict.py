@@ -96,8 +96,7 @@ class Predictor:
         at_once = self._at_once(settings.layout.size, threads)
         if config.strategy.exchange.type == "parameter_server":
             alone = Wanted("dry_run", _of_server_worker(settings), threads, at_once)
-            stages = [self._layers(settings, threads)] if settings.layout.pipeline > 1 else []
-            return [alone, Wanted("served", settings, threads, 1), *stages]
+            return [alone, Wanted("served", settings, threads, 1)]
         if settings.layout.pipeline > 1:
             whole = Wanted("dry_run", _whole(settings), threads, at_once)
             layers = self._layers(settings, threads)
@@ -199,14 +198,12 @@ class Predictor:
 
     def _with_servers(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
         exchange = settings.exchange
-        worker, with_servers, *layers = self._wanted(config, settings)
+        worker, with_servers = self._wanted(config, settings)
         runs, served = self._measurements.dry_runs(worker), self._measurements.served(with_servers)
-        one, data, shards = runs[0].exchanging, settings.layout.data, int(exchange["shards"])
+        data, shards = settings.layout.data, int(exchange["shards"])
         shared = exchange["transport"] == "shared_memory"
         num_servers, num_bytes = 0 if shared else shards, runs[0].parameter_bytes
         compute_s = fmean(run.exchanging.step_s - run.exchanging.optimizer_s for run in runs)
-        if layers:
-            compute_s = self._pipeline_step(layers[0], settings).span_s + max(0.0, one.step_s - one.backward_s)
         load = ServerLoad(
             num_workers=data,
             compute_s=compute_s,
@@ -361,8 +358,13 @@ def refuse_unknown(config: TrainConfig) -> None:
         ConfigError: its scheme has none.
     """
     exchange: Any = config.strategy.exchange
-    if exchange.type == "parameter_server" and exchange.num_leaves:
-        raise ConfigError("config: strategy.exchange.groups: leaf servers are not predicted yet; set it to 1")
+    if exchange.type == "parameter_server":
+        if exchange.num_leaves:
+            raise ConfigError("config: strategy.exchange.groups: leaf servers are not predicted yet; set it to 1")
+        for axis in ("tensor", "pipeline"):
+            if getattr(config.strategy.network, axis) > 1:
+                text = "parameter servers of replicas that are split are not predicted yet; set it to 1"
+                raise ConfigError(f"config: strategy.network.{axis}: {text}")
     if config.train.solver is not None:
         text = "evaluates a batch as often as its line search or its products need, which is not predicted"
         raise ConfigError(f"config: train.solver: {config.train.solver.type} {text}; give train.optimizer to plan")

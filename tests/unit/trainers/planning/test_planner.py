@@ -383,6 +383,14 @@ def test_steps_of_a_solver_are_not_predicted() -> None:
             predict()
 
 
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_parameter_servers_of_replicas_that_are_split_are_not_predicted(axis: str) -> None:
+    strategy = {"network": {"data": 2, axis: 2}, "exchange": {"type": "parameter_server", "shards": 2}}
+    config = load_train_config({**CONFIG.model_dump(), "strategy": strategy})
+    with pytest.raises(ConfigError, match=rf"strategy\.network\.{axis}: .* not predicted yet; set it to 1"):
+        planner(Known()).this(config)
+
+
 PIPELINE = "pipeline 2, 1f1b, 4 micro-batches"
 
 
