@@ -78,7 +78,8 @@ class ClassOptimizer(Optimizer):
         named = list(named_params)
         self._names = [name for name, _ in named]
         self._templates = [parameter for _, parameter in named]
-        self._held = [parameter.detach() for parameter in self._templates]
+        # Each has a version of its own: a pipeline steps on copies of weights while autograd keeps the originals.
+        self._held = [parameter.data for parameter in self._templates]
         self._optimizer = self._of_held()
 
     def _of_held(self) -> torch.optim.Optimizer:

@@ -130,6 +130,7 @@ def profile(settings: ReplicaSettings, start: Callable[[], None] = lambda: None)
         boundary_bytes=tuple(cost.boundary_bytes for cost in costs),
         forbidden_cuts=tuple(sorted(layers.forbidden_cuts)),
         micro_batch_samples=micro_batch.num_samples,
+        num_parameters=tuple(cost.num_parameters for cost in costs),
     )
 
 
@@ -355,7 +356,10 @@ def held_bytes(replica: Replica) -> tuple[int, int, int]:
     """Return the bytes of the parameters that a worker holds, of the gradients, and of its optimizer's state."""
     names = {name for name, _ in replica.model.named_parameters()}
     parameters = [held.tensor for name, held in replica.exchange.held().items() if name in names]
-    gradients = [each for each in replica.exchange.gradients() if each is not None]
+    if replica.network.streams:  # each stage moves its parameters by itself
+        gradients = parameters
+    else:
+        gradients = [each for each in replica.exchange.gradients() if each is not None]
     return _num_bytes(parameters), _num_bytes(gradients), _num_bytes(replica.optimizer.state_tensors().values())
 
 

@@ -243,6 +243,7 @@ class LayerProfile:
         boundary_bytes: bytes that cross a cut after each.
         forbidden_cuts: layers that must not begin a stage.
         micro_batch_samples: samples of the micro-batch.
+        num_parameters: number of the parameters of each, as tensors.
     """
 
     names: tuple[str, ...]
@@ -255,6 +256,7 @@ class LayerProfile:
     boundary_bytes: tuple[int, ...]
     forbidden_cuts: tuple[int, ...]
     micro_batch_samples: int
+    num_parameters: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

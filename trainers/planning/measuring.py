@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from orchestray.trainers.config.settings import ReplicaSettings
 
-_FORMAT = 4
+_FORMAT = 5
 """Version of the results on disk; those of another one are measured again."""
 _PRELOADED = "orchestray.trainers.planning.preloaded"
 _MOST_AT_ONCE = 8

@@ -33,6 +33,7 @@ class PipelineStep:
         span_s: seconds from its first action to its last.
         busy_s: seconds that the worker with most work spends in its actions.
         parameter_bytes: bytes of the parameters of each worker.
+        num_parameters: number of the parameters of each worker, as tensors.
         activation_bytes: bytes that each worker keeps for the backward pass at most.
         link_bytes: bytes that one pipeline sends over its cuts.
         staleness: mean number of updates between a forward pass and its own update.
@@ -42,6 +43,7 @@ class PipelineStep:
     span_s: float
     busy_s: float
     parameter_bytes: tuple[int, ...]
+    num_parameters: tuple[int, ...]
     activation_bytes: tuple[int, ...]
     link_bytes: int
     staleness: float
@@ -96,7 +98,8 @@ def pipeline_step(
     return PipelineStep(
         span_s,
         busy_s,
-        tuple(sum(stages.parameter_bytes[stage] // tensor for stage in held) for held in placed),
+        tuple(sum(stages.parameter_bytes[stage] for stage in held) for held in placed),
+        tuple(sum(stages.num_parameters[stage] for stage in held) for held in placed),
         tuple(peak_bytes(program, kept, profiles[0].loss_bytes) for program in programs),
         2 * count * sum(sent),
         stale,
@@ -127,6 +130,7 @@ class _Stages:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     parameter_bytes: tuple[int, ...]
+    num_parameters: tuple[int, ...]
     kept_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
     """Bytes that cross the cut after each stage but the last."""
@@ -151,6 +155,7 @@ def _stages(profiles: tuple[LayerProfile, ...], split: str | tuple[str, ...], nu
         tuple(fmean(sum(profile.forward_s[slice(*part)]) for profile in profiles) for part in bounds),
         tuple(fmean(sum(profile.backward_s[slice(*part)]) for profile in profiles) for part in bounds),
         tuple(sum(first.parameter_bytes[slice(*part)]) for part in bounds),
+        tuple(sum(first.num_parameters[slice(*part)]) for part in bounds),
         tuple(own + sum(first.activation_bytes[slice(*part)]) for own, part in zip(received, bounds, strict=True)),
         tuple(first.boundary_bytes[stop - 1] for _, stop in bounds[:-1]),
         tuple(first.names[start] for start, _ in bounds[1:]),

@@ -28,6 +28,7 @@ from orchestray.trainers.planning.servers import ServerLoad, ServerStep, asynchr
 if TYPE_CHECKING:
     from orchestray.trainers.config.schema import TrainConfig, TrainSection
     from orchestray.trainers.planning.cluster import Cluster
+    from orchestray.trainers.planning.found import DryRun
     from orchestray.trainers.planning.measuring import Measurements
 
 
@@ -161,7 +162,7 @@ class Predictor:
         _, whole, count = self._wanted(config, settings)
         known, counted = self._measurements.dry_runs(whole)[0], self._measurements.counted(count)
         size, layout = settings.layout.size, settings.layout
-        share = max(step.parameter_bytes) / max(1, known.parameter_bytes)
+        share = max(step.parameter_bytes) / max(1, known.parameter_bytes) / layout.tensor
         crowd = _crowd(size, self._at_once(size, threads), self._cluster)
         time_of, whole_s = partial(self._cluster.time_of, num_workers=size), known.exchanging
         parts = Parts(
@@ -171,16 +172,16 @@ class Predictor:
             optimizer_s=whole_s.optimizer_s * share,
             loop_s=max(0.0, whole_s.step_s - whole_s.backward_s - whole_s.optimizer_s),
         )
-        own = max(step.parameter_bytes), max(step.parameter_bytes), round(known.optimizer_bytes * share)
+        held = _held_bytes(step, known)
         sent = {axis: counted.num_bytes(axis) for axis in ("data", "tensor", "model", "world", "pipeline")}
         if countable(settings, step.begins)[1]:
-            own = max((each.held_bytes for each in counted.workers), key=sum)
+            held = max((each.held_bytes for each in counted.workers), key=sum)
         else:
             sent["pipeline"] = step.link_bytes * layout.data
         sent["world"] += agreed_bytes(settings, run_length(config.train, known.num_samples))
         return _Made(
             parts,
-            Memory(*own, max(step.activation_bytes), memory_of(known, self._process_bytes).process),
+            Memory(*held, max(step.activation_bytes), memory_of(known, self._process_bytes).process),
             by_axis(sent, layout),
             num_samples=known.num_samples,
             staleness=step.staleness,
@@ -333,6 +334,20 @@ def _whole(settings: ReplicaSettings) -> ReplicaSettings:
         accumulate=1,
         recompute="none",
     )
+
+
+def _held_bytes(step: PipelineStep, whole: DryRun) -> tuple[int, int, int]:
+    """Return the bytes of parameters, gradients and the optimizer's state of the worker with most parameters.
+
+    The state is so many values for each of a parameter's, and a few more for each parameter.
+
+    Args:
+        step: step of the pipeline.
+        whole: dry run of the whole model.
+    """
+    own, num = max(zip(step.parameter_bytes, step.num_parameters, strict=True))
+    times, beside = divmod(whole.optimizer_bytes, max(1, whole.parameter_bytes))
+    return own, own, times * own + beside * num // max(1, sum(step.num_parameters))
 
 
 def _crowd(num_workers: int, at_once: int, cluster: Cluster) -> float:

@@ -37,6 +37,8 @@ class LayerCost:
     """Bytes that the loss saves; 0 before the last layer."""
     boundary_bytes: int
     """Bytes of the values that travel on if the pipeline is cut after this layer; 0 after the last."""
+    num_parameters: int = 0
+    """Number of its parameters, as tensors, that are counted in `parameter_bytes`."""
 
     @property
     def compute_s(self) -> float:
@@ -73,15 +75,15 @@ def profile_layers(
         for _ in range(warm_up):
             _measure(stages, tensors, loss, clock)
         passes = [_measure(stages, tensors, loss, clock) for _ in range(repeats)]
-    parameter_bytes = _parameter_bytes(stages)
     return [
         replace(
             costs[0],
             forward_s=median(cost.forward_s for cost in costs),
             backward_s=median(cost.backward_s for cost in costs),
-            parameter_bytes=size,
+            parameter_bytes=sum(parameter.nbytes for parameter in own),
+            num_parameters=len(own),
         )
-        for size, costs in zip(parameter_bytes, zip(*passes, strict=True), strict=True)
+        for own, costs in zip(_own_parameters(stages), zip(*passes, strict=True), strict=True)
     ]
 
 
@@ -168,14 +170,15 @@ def _memory(tensor: Tensor) -> tuple[torch.device, int]:
     return tensor.device, tensor.untyped_storage().data_ptr()
 
 
-def _parameter_bytes(stages: Sequence[nn.Module]) -> list[int]:
+def _own_parameters(stages: Sequence[nn.Module]) -> list[list[nn.Parameter]]:
+    """Return the parameters of each stage that none before it has."""
     seen: set[int] = set()
-    sizes = []
+    found = []
     for stage in stages:
         own = [parameter for parameter in stage.parameters() if id(parameter) not in seen]
         seen |= {id(parameter) for parameter in own}
-        sizes.append(sum(parameter.nbytes for parameter in own))
-    return sizes
+        found.append(own)
+    return found
 
 
 def _now_s(device: torch.device, clock: Callable[[], float]) -> float:

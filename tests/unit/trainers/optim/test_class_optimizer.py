@@ -187,6 +187,14 @@ def test_any_layout_trains_to_the_weights_of_one_process(chosen: dict[str, Any],
         torch.testing.assert_close(together[name], weights, rtol=1e-9, atol=1e-11)
 
 
+def test_one_steps_on_newer_weights_while_a_stream_goes_back_through_older_ones() -> None:
+    network = {"pipeline": 3, "schedule": "pipedream", "microbatches": 4}
+    keys = {"lr": 0.1, "momentum": 0.9}
+    torchs, ours = (trained({"type": kind, **keys}, network) for kind in ("torch.optim:SGD", "sgd"))
+    for name, weights in ours.items():
+        torch.testing.assert_close(torchs[name], weights, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("chosen", CLASSES, ids=name_of)
 def test_one_that_is_loaded_goes_on_bit_for_bit(chosen: dict[str, Any]) -> None:
     start, *gradients = torch.randn(12, 4, 3, generator=torch.Generator().manual_seed(2))

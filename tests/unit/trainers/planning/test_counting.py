@@ -11,8 +11,9 @@ from orchestray.platform.comm.thread_group import run_members
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.planning.agreements import agreed_bytes
 from orchestray.trainers.planning.counting import count, countable
-from orchestray.trainers.planning.dry_run import WatchedHost, held_bytes, profile
+from orchestray.trainers.planning.dry_run import WatchedHost, dry_run, held_bytes, profile
 from orchestray.trainers.planning.pipelines import pipeline_step
+from orchestray.trainers.planning.predict import _held_bytes, _whole
 from orchestray.trainers.planning.run_length import RunLength
 from support.real_steps import Host, bytes_a_step, settings_of
 
@@ -60,6 +61,14 @@ def test_a_step_of_real_workers_sends_what_is_counted_and_what_they_agree_by(nam
     num_steps = EPOCH if settings.diverges or settings.is_streaming else 4
     few = 10.0 if settings.diverges else 0.1  # they validate by texts of numbers, which differ in length
     assert planned == pytest.approx(bytes_a_step(settings, num_steps), abs=few)
+
+
+@pytest.mark.parametrize("name", ["alone and clipped", "pipedream", "interleaved"])
+def test_a_pipeline_holds_what_follows_from_a_dry_run_of_the_whole_model(name: str) -> None:
+    settings = made(name)
+    step = pipeline_step([profile(settings)], settings, lambda _: 0.0)
+    held = _held_bytes(step, dry_run(_whole(settings)))
+    assert held == max((worker.held_bytes for worker in count(settings).workers), key=sum)
 
 
 @pytest.mark.parametrize("name", ["sharded and clipped", "tensor and replicas"])

@@ -28,6 +28,7 @@ LAYERS = LayerProfile(
     boundary_bytes=(7,) * 7 + (0,),
     forbidden_cuts=(),
     micro_batch_samples=4,
+    num_parameters=(1,) * 8,
 )
 
 
@@ -91,10 +92,14 @@ def test_a_stage_holds_what_it_receives_although_the_one_before_it_holds_it_too(
     assert step.activation_bytes == (8 * 10, 8 * 13, 8 * 13, 8 * 13)
 
 
-def test_a_tensor_group_shares_the_work_and_the_weights_of_a_stage() -> None:
+def test_a_tensor_group_shares_the_work_of_a_stage() -> None:
     step = pipeline_step([LAYERS], settings(2, 4, tensor=2), lambda _: 0.0)
     assert step.busy_s == pytest.approx(4 * 4 * 3.0 / 2)
-    assert step.parameter_bytes == (20, 20)
+
+
+def test_workers_hold_the_parameters_of_all_their_stages() -> None:
+    step = pipeline_step([LAYERS], settings(2, 4, "interleaved_1f1b"), lambda _: 0.0)
+    assert (step.parameter_bytes, step.num_parameters) == ((40, 40), (4, 4))
 
 
 def test_pipedream_has_no_bubble_in_its_steady_state_and_staleness_instead() -> None:

@@ -109,7 +109,17 @@ class Known(Measurements):
         layers = tuple("abcdefgh")
         return [
             LayerProfile(
-                layers, (each_s,) * 8, (each_s,) * 8, (MB,) * 8, (MB,) * 8, (0,) * 8, 0, (1,) * 8, (), micro_batch
+                layers,
+                (each_s,) * 8,
+                (each_s,) * 8,
+                (MB,) * 8,
+                (MB,) * 8,
+                (0,) * 8,
+                0,
+                (1,) * 8,
+                (),
+                micro_batch,
+                (1,) * 8,
             )
         ]
 
