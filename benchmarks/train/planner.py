@@ -171,7 +171,7 @@ def _of_four_workers(predictor: Predictor, options: benchmark.Options) -> list[C
     for kind, network in [*_FOUR.items()][: 1 if options.quick else None]:
         data = {**_MODELS[name], "strategy": {"network": network}, "resources": {"cpus_per_worker": 0.5}}
         config = load_train_config({**data, "train": {**data["train"], "steps": _MOST_STEPS}})
-        cases.append(case := Case(name, predictor.predict(config, kind, {})))
+        cases.append(case := Case(name, predictor.predict(config, kind, {"strategy.network": network})))
         for number in range(2):
             _say(f"{name}: {kind}, length {number + 1}")
             _train(case, case.num_steps(number), options.workspace / f"four-{len(cases)}-{number}")
