@@ -24,6 +24,12 @@ MAX_BYTES = 100 * 1024 * 1024
 """Largest total size sent with a job, in bytes: Ray keeps the files in the memory of the head node."""
 
 _YAML = (".yaml", ".yml")
+_OF_RAY = (".gitignore", ".rayignore")
+"""Files by which Ray would leave out others of their folder."""
+_PLACES = (("train", "init_from"), ("distill", "teacher"))
+"""Keys of places that are named otherwise than paths."""
+_MAYBE_PLACES = (("task", "model"), ("task", "tokenizer"))
+"""Keys of places, or of names that are no places."""
 
 
 @dataclass
@@ -113,7 +119,7 @@ class JobFiles:
                 f"{label}: {'.'.join(keys)}: {value!r} would be inside the job's own files, which the cluster deletes. "
                 "Give an absolute path that every node can write, or a URI such as s3://bucket/checkpoints."
             )
-        elif keys[-1] == "path" or keys[-1].endswith("_path"):
+        elif _is_place(keys) or (keys[-2:] in _MAYBE_PLACES and place.exists()):
             return self._add_data(place, value, f"{label}: {'.'.join(keys)}")
         return None
 
@@ -121,7 +127,7 @@ class JobFiles:
         if place.is_file():
             self.paths.add(place)
         elif place.is_dir():
-            self.paths.update(file for file in place.rglob("*") if file.is_file())
+            self.paths.update(_files_in(place))
         else:
             self.problems.append(
                 f"{label}: there is no {value} here to send along. "
@@ -144,6 +150,19 @@ class JobFiles:
                 self.paths.update(part for part in inside if part.is_file())
 
 
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder, and of folders that it links to; of a run those that its model needs."""
+    seen = set[str]()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:  # a link back
+            folders.clear()
+            continue
+        seen.add(real)
+        if root == str(folder) and "model" in folders and "checkpoints" in folders:
+            folders.remove("checkpoints")
+        yield from (file for name in names if name not in _OF_RAY and (file := Path(root) / name).is_file())
+
+
 def copy_package(directory: Path) -> Path:
     """Copy the source of this package to `directory`/orchestray, following links, and return that path."""
     import orchestray
@@ -159,6 +178,10 @@ def copy_package(directory: Path) -> Path:
 def _absolute(place: str | Path, base: Path) -> Path:
     # Lexical, as the configs' own paths are: links keep the names that the user gave them.
     return Path(os.path.abspath(base / Path(place).expanduser()))  # noqa: PTH100
+
+
+def _is_place(keys: tuple[str, ...]) -> bool:
+    return keys[-1] == "path" or keys[-1].endswith("_path") or keys[-2:] in _PLACES
 
 
 def _is_anchored(value: str) -> bool:

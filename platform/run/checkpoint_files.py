@@ -8,6 +8,7 @@ state.
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import zlib
@@ -35,6 +36,8 @@ CHUNK_BYTES = 16 * 1024 * 1024
 BEST_STEP = "best_step"
 """Key of a checkpoint's state for the step of the best one so far, which is kept besides the newest ones."""
 
+_OF_THE_FILE = (errno.EIO, errno.EISDIR, errno.ENOTDIR)
+"""Errors of a file that is damaged: others are those of its storage, and may pass."""
 _NAME = re.compile(rf"step-(\d{{8,}})({re.escape(REPLACED)})?")
 
 
@@ -202,9 +205,23 @@ def _read_state(store: Store, name: str) -> Found | str:
         files = {file: FileSum(entry["bytes"], entry["crc32"]) for file, entry in content["files"].items()}
         return Found(store.location, name, content["step"], files, content["state"])
     except StorageError as error:
-        return f"{STATE_FILE}: missing" if isinstance(error.__cause__, FileNotFoundError) else str(error)
+        return f"{STATE_FILE}: {_damage(error)}"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{STATE_FILE}: not readable"
+
+
+def _damage(error: StorageError) -> str:
+    """Return what is wrong with a file that could not be read.
+
+    Raises:
+        StorageError: nothing, but the storage did not give it: a checkpoint that may be good must not be passed over.
+    """
+    cause = error.__cause__
+    if isinstance(cause, FileNotFoundError):
+        return "missing"
+    if isinstance(cause, OSError) and cause.errno in _OF_THE_FILE:
+        return f"not readable ({cause.strerror})"
+    raise error
 
 
 def _wrong_size(store: Store, found: Found) -> str:
@@ -226,7 +243,7 @@ def _wrong_checksum(store: Store, found: Found) -> str:
                     crc = zlib.crc32(buffer[:num_read], crc)
                     PULSE.beats += 1
         except StorageError as error:
-            return str(error)
+            return f"{file}: {_damage(error)}"
         if crc != expected.crc32:
             return f"{file}: checksum differs"
     return ""

@@ -229,7 +229,7 @@ class RunDirectory:
         """Open `events.jsonl` for appending; `clock` returns seconds since the start of the run."""
         return EventLog(self.paths.events, clock)
 
-    def tensorboard_log(self, started_s: float | None = None) -> TensorBoardLog:
+    def tensorboard_log(self, started_s: Callable[[], float] | None = None) -> TensorBoardLog:
         """Return a TensorBoard log, whose file is created with the first line."""
         return TensorBoardLog(self.paths.tensorboard, started_s)
 

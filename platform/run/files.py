@@ -29,6 +29,8 @@ def storage_error(error: OSError, what: str) -> StorageError:
         return StorageError(
             f"could not {what}: {why}; free some space (or lower checkpoint.keep) and go on with --resume"
         )
+    if what.startswith("read ") and error.errno in (errno.EACCES, errno.EPERM):
+        return StorageError(f"could not {what}: no permission to read it; ask its owner for that")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StorageError(f"could not {what}: no permission to write there; choose another place with --runs-dir")
     return StorageError(f"could not {what}: {error.strerror or error}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from orchestray.platform.run.files import storage_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 # Keys of a metric line that locate it and are not drawn as curves.
@@ -31,10 +31,16 @@ _TEXT, _FLAG, _NUMBER = 1, 2, 3
 class TensorBoardLog:
     """An event file in `directory`, made with the first line; a continued run adds a further file."""
 
-    def __init__(self, directory: Path, started_s: float | None = None) -> None:
-        """Prepare the log; `started_s` is the start of the run (Unix time), to which a line's `time_s` is added."""
+    def __init__(self, directory: Path, started_s: Callable[[], float] | None = None) -> None:
+        """Prepare the log.
+
+        Args:
+            directory: directory of the file.
+            started_s: returns the start of the run (Unix time), to which a line's `time_s` is added; default: now.
+        """
         self._directory = directory
-        self._started_s = time.time() if started_s is None else started_s
+        now_s = time.time()
+        self._started_s: Callable[[], float] = (lambda: now_s) if started_s is None else started_s
         self._file: BinaryIO | None = None
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -44,7 +50,7 @@ class TensorBoardLog:
             split = str(line.get("split", "train"))
             values = b"".join(_field(1, _scalar(f"{split}/{key}", value)) for key, value in _curves(line))
             if values:
-                time_s = self._started_s + float(line.get("time_s") or 0.0)
+                time_s = self._started_s() + float(line.get("time_s") or 0.0)
                 records.append(_record(_event(time_s, int(line["step"]), _field(5, values))))
         self._write(b"".join(records))
 

@@ -40,7 +40,8 @@ class RunWriter:
         self._run = run
         self._metrics = run.metrics_log()
         self._events = run.event_log(self._clock)
-        self._tensorboard = run.tensorboard_log(time.time() - self._clock())
+        # Not yet: a run that goes on moves its start back to when it was first started.
+        self._tensorboard = run.tensorboard_log(lambda: time.time() - self._clock())
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._closed = False

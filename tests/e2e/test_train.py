@@ -246,20 +246,22 @@ def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path,
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_is_trained_for_longer_on_other_workers_and_finds_checkpoints_moved_twice(
+def test_a_finished_run_is_trained_for_longer_on_other_workers_and_finds_its_checkpoints_in_their_old_place(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     def train(place: str, run: Command, *more: str) -> subprocess.CompletedProcess[str]:
         storage = f"checkpoint.storage={tmp_path / place}"
         return run("train", DIGITS, *QUICK, storage, "--runs-dir", tmp_path, *more)
 
-    first = train("one", orchestray_here)
+    (tmp_path / "digits").mkdir()  # by a start that ended before it had written its config
+    first = train("one", orchestray_here, "--resume")
     assert first.returncode == 0, first.stderr
     before = losses(tmp_path / "digits")
     longer = ("train.epochs=3", "strategy.network.data=1", "--resume")
-    # Nobody answers there: nothing is saved in the new place.
+    # Nobody answers there: the run stays what it is.
     died = train("two", orchestray, *longer, "--address", "127.0.0.1:1")
     assert died.returncode == 1, died.stderr
+    assert load_run(tmp_path / "digits").result["epochs"] == 2
     again = train("two", orchestray_here, *longer)
     assert again.returncode == 0, again.stderr
     assert "going on from the checkpoint of step 46" in again.stderr

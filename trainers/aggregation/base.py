@@ -43,6 +43,21 @@ class Aggregation:
         return self.rule(vectors, weights)
 
 
+def too_few(rule: Aggregation, num_workers: str, step: int) -> str:
+    """Return the error of a batch of which too few workers have samples.
+
+    Args:
+        rule: rule that needs more.
+        num_workers: number of those that have some, in words.
+        step: step of the batch.
+    """
+    return (
+        f"Only {num_workers} workers have samples of the batch of step {step}, and strategy.aggregation "
+        f"{rule.kind!r} needs {rule.min_workers} to withstand {rule.byzantine} Byzantine ones. Choose train.batch_size "
+        "so that the last batch of an epoch has a sample for each, or set train.drop_last to true."
+    )
+
+
 def mean() -> Aggregation:
     """Return the weighted mean, which trusts every worker."""
     return Aggregation("mean", 0, 1, True, rules.mean)

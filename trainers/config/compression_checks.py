@@ -132,6 +132,17 @@ def _dgc(view: View) -> Iterator[Problem]:
             yield Problem(f"{place}.momentum", text)
 
 
+def _dgc_clip(view: View) -> Iterator[Problem]:
+    compression, exchange, network = view("strategy.compression"), view("strategy.exchange"), view("strategy.network")
+    if not isinstance(compression, Dgc) or compression.clip is None:
+        return
+    shards = exchange.shards if isinstance(exchange, ParameterServer) else 1
+    if shards > 1 or network.tensor * network.pipeline > 1:
+        parts = f"shards: {shards}, tensor: {network.tensor} and pipeline: {network.pipeline}"
+        text = f"needs the norm of a whole gradient, of which parts are coded apart with {parts}"
+        yield Problem("strategy.compression.clip", f"{text}; use 1 for each, or take it out")
+
+
 def _pipedream(view: View) -> Iterator[Problem]:
     network, exchange = view("strategy.network"), view("strategy.exchange")
     if network.schedule != "pipedream" or network.pipeline == 1 or not isinstance(exchange, AllReduce):
@@ -217,6 +228,7 @@ COMPRESSION_RULES: tuple[Rule, ...] = (
     _gradients_only,
     _step_size,
     _dgc,
+    _dgc_clip,
     _pipedream,
     _robust,
     _byzantine,

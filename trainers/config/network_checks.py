@@ -100,8 +100,8 @@ def _pipedream(view: View) -> Iterator[Problem]:
     if view("train.optimizer.type") == "yellowfin":
         text = "yellowfin measures the whole gradient, and pipedream's stages update at different moments; use sgd"
         yield Problem("train.optimizer.type", text)
-    if network.tensor > 1 and view("train.optimizer.type") == "lars":
-        text = "lars needs the norms of whole parameters, which the workers of a tensor group hold parts of; use adamw"
+    if network.tensor > 1 and (kind := view("train.optimizer.type")) in ("lars", "lamb", "muon", "soap"):
+        text = f"{kind} looks at whole parameters, which the workers of a tensor group hold parts of; use adamw"
         yield Problem("train.optimizer.type", text)
     if view("engine") == "ray_train":
         yield Problem("engine", "ray_train runs synchronous schemes only; use engine: actors for pipedream")
@@ -152,6 +152,9 @@ def _init_keeps(view: View) -> Iterator[Problem]:
     for key in ("train.quantize", "train.weight_norm", "train.solver"):
         if view(key):
             yield Problem(path, f"holds for weights that an optimizer moves as they are; take {key} out, or init_keeps")
+    if keeps == "zeros" and (kind := view("strategy.compression.type")) in ("onebit", "powersgd"):
+        text = f"needs gradients of zero where weights are, and {kind} sends others; use qsgd or topk, or take this out"
+        yield Problem(path, text)
     if keeps == "values" and view("strategy.compression.type") != "none":
         text = "needs the same gradient for each of the weights that share a value, and compression sends parts of it"
         yield Problem(path, f"{text}; use strategy.compression.type: none, or init_keeps: zeros")

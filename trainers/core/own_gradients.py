@@ -112,7 +112,8 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
 
     Both are called once. What `untouched` restores and the generators are as before. What fails takes none: training
     reports it. Modules whose parameters the pass uses from outside are marked, see `parameter_uses`. The kinds of the
-    parameters that the loss uses, and has not got from the model, are added, and `returned` if the model returns some.
+    parameters that the loss uses, and has not got from the model, are added, `returned` if the model returns some, and
+    `writes` if the pass changes some that are not trained.
 
     Args:
         forward: calls the model, which is not split yet, in the modes of training.
@@ -122,7 +123,7 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
         TrainingError: the forward pass writes to a parameter that is trained.
     """
     found: set[str] = set()
-    versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
+    before = [(name, p, p._version, p.data_ptr()) for name, p in forward.model.named_parameters()]
     try:
         with generators_put_back(), torch.enable_grad(), untouched(forward.model):
             with Noting() as noting, noting_uses(forward.model):
@@ -132,11 +133,14 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
             with Noting() as noting, noting_uses(forward.model, tensors_in(outputs)) as uses, forward.precision():
                 loss_of(forward.task, outputs, placed)
             found |= uses.kinds | ({"loss"} if noting.has_noted else set())
+            found |= {"writes"} if any(p.data_ptr() != place for _, p, _, place in before) else set()
     except Exception:  # noqa: BLE001 - the user's code
         return frozenset(found)
-    for name, parameter, version in versions:
-        if parameter.requires_grad and parameter._version != version:
-            raise writes_parameter(name)
+    for name, parameter, version, _ in before:
+        if parameter._version != version:
+            if parameter.requires_grad:
+                raise writes_parameter(name)
+            found.add("writes")
     return frozenset(found)
 
 

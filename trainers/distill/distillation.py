@@ -187,8 +187,14 @@ def problem_of(outputs: Any, teacher_outputs: Any, targets: Tensor | None) -> st
         return "the task's batches have no `targets`, which tell logits of classes from numbers"
     if targets.is_floating_point():
         return None
-    shapes = [(*outputs.shape[:dim], *outputs.shape[dim + 1 :]) for dim in range(1, outputs.dim())]
-    if tuple(targets.shape) in shapes:
+    dims = range(1, outputs.dim())
+    fitting = [dim for dim in dims if (*outputs.shape[:dim], *outputs.shape[dim + 1 :]) == tuple(targets.shape)]
+    if fitting and max(outputs.shape[dim] for dim in fitting) == 1:
+        return (
+            "the outputs have one logit a sample, whose softmax is 1 whatever it is, so that nothing could be learned "
+            "from the teacher; answer with a logit for each of two classes, or give the targets as numbers"
+        )
+    if fitting:
         return None
     return (
         f"the targets are integers, {described(targets)}, but no dimension of the outputs, {described(outputs)}, "

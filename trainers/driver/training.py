@@ -83,6 +83,9 @@ def train(
             _attempt(config, directory, address, quiet, started_at, trackers, resume_from=None)
             return load_run(directory.path)
     with RunDirectory.open_existing(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
+        if not directory.paths.config.exists():  # it ended before it had written that, as on a full disk
+            _attempt(config, directory, address, quiet, started_at, trackers, resume_from=None)
+            return load_run(directory.path)
         previous = load_train_config(str(directory.paths.config))
         # Before its first step a run has nothing that another config could spoil.
         if read_lines(directory.paths.metrics) and (differences := resume_differences(previous, config)):
@@ -130,6 +133,8 @@ def _attempt(
     resume_from: str | None,
 ) -> None:
     """Run the engine, and leave a result whatever happens."""
+    if resume_from is not None:  # a cluster that does not answer must not take the result of a run that has one
+        connect(address)
     directory.write_config(dump_yaml(config))
     directory.remove_result()
     run_progress = RunProgress(started_at)

@@ -29,15 +29,34 @@ def make_fitting(chosen: Mapping[str, Any], model: nn.Module) -> Optimizer:
     """
     optimizer = make_optimizer(**chosen)
     optimizer.prepare(model)
+    optimizer.first_names = first_names(model)
     if groups := chosen.get("groups", ()):
         check_matches(groups, model.named_parameters())
-        optimizer.first_names = first_names(model)
     return optimizer
 
 
 def num_trained(model: nn.Module) -> int:
     """Return the number of elements of the parameters that are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def refuse_cuts(optimizer: Optimizer, kind: str, updates: Sequence[OptimizedTensor]) -> None:
+    """Refuse an optimizer that looks at whole parameters where a worker moves a part of one by itself.
+
+    Args:
+        optimizer: optimizer of this worker.
+        kind: its type, for the message.
+        updates: tensors that this worker updates.
+
+    Raises:
+        ConfigError: one is a part.
+    """
+    cut = next((update.name for update in updates if not update.piece.is_whole), None)
+    if optimizer.needs_whole and cut is not None:
+        raise ConfigError(
+            f"config: train.optimizer.type: {kind} looks at whole parameters, and pipedream's stages move a part of "
+            f"{cut!r} each; use strategy.network.tensor: 1, another schedule, or adamw"
+        )
 
 
 def refuse_parts(optimizer: Optimizer, kind: str, updates: Sequence[OptimizedTensor], num_elements: int) -> None:

@@ -29,7 +29,7 @@ from orchestray.trainers.loop.agreement import agree_on_state, load_sharded
 from orchestray.trainers.loop.averages import averaged
 from orchestray.trainers.loop.device_metrics import metrics_of
 from orchestray.trainers.loop.evaluation import evaluate
-from orchestray.trainers.loop.fitting_optimizer import make_fitting, num_trained, refuse_parts
+from orchestray.trainers.loop.fitting_optimizer import make_fitting, num_trained, refuse_cuts, refuse_parts
 from orchestray.trainers.loop.growing_batches import plan_of
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
@@ -314,7 +314,9 @@ class Replica:
         updates = self.exchange.updates()
         refuse_parts(self.optimizer, self.settings.optimizer["type"], updates, num_elements)
         holders = groups.model if self.exchange.diverges else world
-        if not network.streams:  # a streaming stage updates by itself, and holds whole parameters
+        if network.streams:  # each stage updates by itself
+            refuse_cuts(self.optimizer, self.settings.optimizer["type"], updates)
+        else:
             self.optimizer = with_whole_parameters(self.optimizer, updates, holders)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
         replicas = SoloCollective() if self.exchange.diverges else groups.data
@@ -423,7 +425,8 @@ class Replica:
 
         If the run averages the weights, they are those of the average.
         """
-        with averaged(self):
+        is_measured = self.position.validated_step == self.position.step
+        with averaged(self, measured=not is_measured):
             if not self.settings.is_replicated:
                 kinds = changed_kinds(self)
                 return ModelState(sharded_state.gather_plain(self.world, self.exchange.held()), buffers=kinds)

@@ -63,7 +63,7 @@ def save_checkpoint(replica: Replica) -> None:
             model, slots = replica.state(), replica.optimizer.state_tensors()
             if model.buffers:
                 state[BUFFERS] = model.buffers
-            changing = [*places_of(replica.model), *model.beside]
+            changing = [*places_of(replica.model), *replica.keeper.changing, *model.beside]
             replica.checkpoints.save_async(step, model.tensors, slots, state, buffers=changing, resume=model.beside)
         return
     if kinds := changed_kinds(replica):

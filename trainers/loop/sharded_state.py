@@ -183,7 +183,8 @@ def load(replica: Replica, found: Streams | None) -> Mapping[str, Any] | None:
 def load_own(world: Collective, source: Source | None, wanted: Mapping[str, TensorSlice]) -> dict[str, Tensor]:
     """Return this replica's own state from the checkpoint that rank 0 has found. All workers call.
 
-    State of the optimizer may be missing: it has none for a parameter that never had a gradient, and checks the rest.
+    State of an optimizer may be missing: it has none for a parameter that never had a gradient, or before the first
+    meeting, and checks the rest.
     So may buffers that a model's state leaves out.
 
     Args:
@@ -195,7 +196,7 @@ def load_own(world: Collective, source: Source | None, wanted: Mapping[str, Tens
         CheckpointError: a tensor is missing, or does not fit.
     """
     loaded = dict(scatter(world, source, wanted))
-    may_lack = ("optimizer/", "buffer/")
+    may_lack = ("optimizer/", "buffer/", "exchange/outer.")
     must_be = [name for name, piece in wanted.items() if piece.shape and not name.startswith(may_lack)]
     if missing := sorted(set(must_be) - set(loaded)):
         raise CheckpointError(f"The saved state of the exchange lacks {', '.join(missing[:5])}.")

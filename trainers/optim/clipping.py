@@ -27,6 +27,8 @@ def clip(gradients: Sequence[Tensor | None], max_norm: float) -> float | Tensor:
     The norm of gradients on a device stays there, as a tensor of one element: no number of them is read.
     """
     present = [values_of(gradient) for gradient in gradients if gradient is not None]
+    if not present:  # a share without samples
+        return 0.0
     norms = torch.stack(torch._foreach_norm(present))
     total = torch.linalg.vector_norm(norms)
     if total.device.type != "cpu":

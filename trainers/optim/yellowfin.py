@@ -57,7 +57,16 @@ class YellowFin(Optimizer):
         known = [tuner for tuner in self._state["tuner"] if tuner is not None]
         return Measured.of(max(known, key=lambda tuner: float(tuner[0])).tolist())
 
+    @torch.no_grad()
+    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:
+        if self.total_reducer is not None and all(grad is None for grad in grads):
+            self.total_reducer([], torch.zeros(3, 0, dtype=torch.float64))  # others wait for this worker's sums
+        else:
+            super().step(params, grads, lr)
+
     def step_metrics(self) -> dict[str, float]:
+        if all(tuner is None for tuner in self._state["tuner"]):  # a stage that trains nothing
+            return {}
         measured = self.measured
         return {"tuned_lr": measured.lr, "tuned_momentum": measured.momentum}
 

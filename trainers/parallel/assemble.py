@@ -201,6 +201,13 @@ class Assembler:
         # Scalars are neither sharded nor split, but only one stage of a pipeline has them.
         if "parameters" in found or ("scalars" in found and settings.layout.pipeline > 1):
             raise ConfigError(_of_whole_parameters(settings))
+        is_whole = settings.exchange.get("shard") != "parameters"
+        if "writes" in found and not (is_whole and (not settings.is_streaming or settings.layout.data == 1)):
+            key, other = ("network.schedule", "1f1b") if is_whole else ("exchange.shard", "gradients")
+            raise ConfigError(
+                f"config: strategy.{key}: the model's forward pass changes a parameter that is not trained, which the "
+                f"replicas would not agree on; make it a buffer, or set this to {other}"
+            )
         if "returned" in found and settings.exchange.get("shard") == "parameters":
             raise ConfigError(
                 "config: strategy.exchange.shard: the model returns a parameter, whose memory is given back by then; "

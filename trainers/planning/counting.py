@@ -55,6 +55,7 @@ def count(settings: ReplicaSettings) -> CountedRun:
         replica = hosts[stage.rank].replica
         try:
             replica.connect(world)
+            stage.barrier()  # threads share torch's generator: none may draw before all are connected
             counts = _Counts(replica, calls, _WARM_UP + period)
             replica.run(time.time())
             return CountedWorker(*held_bytes(replica), tuple(counts.steps[_WARM_UP:]))

@@ -63,9 +63,8 @@ class Predictor:
             made = _grown(made, self._made(config, largest[0]), config.train, length.samples)
         exact = config.strategy.compression.type == "none" and not made.diverges and made.staleness == 0.0
         data = config.model_dump(mode="json")
-        if (
-            changes and made.begins and network.split == "balanced"
-        ):  # a run would measure again, and perhaps cut elsewhere
+        # A run would measure again, and perhaps cut elsewhere.
+        if changes and made.begins and network.split == "balanced":
             data["strategy"]["network"]["split"] = split = [*made.begins]
             changes = {**changes, "strategy.network": {**changes["strategy.network"], "split": split}}
         return Plan(
@@ -78,9 +77,7 @@ class Predictor:
             samples=length.samples,
             steps_per_epoch=length.steps_per_epoch,
             num_steps=length.num_steps,
-            parts=made.parts.scaled(1.0)
-            if self._cluster.slowness == 1.0
-            else _slower(made.parts, self._cluster.slowness),
+            parts=_slower(made.parts, self._cluster.slowness),
             memory=made.memory,
             num_bytes=made.num_bytes,
             staleness=made.staleness,
@@ -185,6 +182,7 @@ class Predictor:
             by_axis(sent, layout),
             num_samples=known.num_samples,
             staleness=step.staleness,
+            diverges=settings.diverges and layout.data > 1,
             notes=(_TENSOR_NOTE,) if layout.tensor > 1 else (),
             begins=step.begins,
         )

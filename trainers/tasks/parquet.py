@@ -203,15 +203,12 @@ class ParquetTable:
         return open_files(self._path, "task.path")
 
     def _label_values(self) -> set[Any]:
-        """Return the label values of the training rows."""
+        """Return the label values of all rows: a class may be in the part that is held out for validation alone."""
         self.features  # noqa: B018 - checks the columns
-        rows = self.dataset("train")
-        if isinstance(rows, pa.Table):
-            return set(pc.unique(rows[self._label]).drop_null().to_pylist())
 
         def read() -> set[Any]:
             values: set[Any] = set()
-            for batch in rows.to_batches(columns=[self._label]):
+            for batch in self._data.to_batches(columns=[self._label]):
                 values.update(pc.unique(batch.column(0)).drop_null().to_pylist())
             return values
 

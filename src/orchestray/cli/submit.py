@@ -27,7 +27,7 @@ _EPILOG = (  # one paragraph each: within one, line breaks would be kept
     "Examples:\n\n"
     "orchestray submit --address http://127.0.0.1:8265 --follow train configs/train/digits.yaml train.epochs=3\n\n"
     "orchestray submit --address http://127.0.0.1:8265 --follow runs list\n\n"
-    "orchestray submit --manifest train configs/train/digits.yaml | kubectl apply -f -\n\n"
+    "orchestray submit --manifest train configs/train/digits.yaml | kubectl apply --server-side -f -\n\n"
     "Sent along are the config, the files it names by relative paths, a task file with the modules beside it that "
     "it imports, and orchestray itself; what else it needs (torch, ...) must be installed on the cluster. Absolute "
     "paths and URIs of data are those of the cluster.\n\n"

@@ -15,7 +15,7 @@ Gather = Callable[[Path], tuple[list[str], Path | None]]
 
 
 def manifest_yaml(words: Sequence[str], positional: Sequence[int], gather: Gather, *, image: str) -> str:
-    """Return the manifest of a command as YAML documents, for `kubectl apply -f -`.
+    """Return the manifest of a command as YAML documents, for `kubectl apply --server-side -f -`.
 
     Args:
         words: the command and its arguments, without `--runs-dir`.

@@ -69,6 +69,18 @@ def test_the_sparse_sum_is_the_dense_sum_and_the_same_bits_everywhere(way: Way, 
         assert all(torch.equal(of_rank[step - 1], found[0][step - 1]) for of_rank in found)
 
 
+@pytest.mark.parametrize(("way", "size"), WAYS)
+def test_indices_that_a_dense_message_left_out_are_not_taken_for_known(way: Way, size: int) -> None:
+    def vector(rank: int, step: int) -> Vector:
+        indices = drawn(0, 1, LENGTH - 1)[0]
+        return indices, drawn(rank, step, LENGTH - 1)[1]
+
+    found, _ = summed(vector, size, 3, way)
+    for step in (1, 2, 3):
+        wanted = torch.stack([dense(vector(rank, step)) for rank in range(size)]).sum(0)
+        assert float((found[0][step - 1] - wanted).abs().max()) <= 1e-12
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_message_turns_dense_exactly_when_sparse_is_longer(dtype: torch.dtype) -> None:
     dense_bytes = HEADER_BYTES + LENGTH * dtype.itemsize

@@ -95,25 +95,25 @@ def add_up(
         gradients[index] = gradient if gradient is None else dense(gradient)
     parts = [gradients[index] for index in indices]
     chosen = [tensors[index] for index in indices]
-    flat = torch.cat(
-        [
-            *(
-                tensor.new_zeros(tensor.numel()) if part is None else part.reshape(-1)
-                for tensor, part in zip(chosen, parts, strict=True)
-            ),
-            chosen[0].new_tensor([float(part is not None) for part in parts]),
-        ]
-    )
+    zeros_or_parts = [
+        torch.zeros_like(tensor) if part is None else part for tensor, part in zip(chosen, parts, strict=True)
+    ]
+    reals = [_real(each) for each in zeros_or_parts]
+    used_here = reals[0].new_tensor([float(part is not None) for part in parts])
+    flat = torch.cat([*(real.reshape(-1) for real in reals), used_here])
     collective.all_reduce(flat)
     is_used = (flat[-len(parts) :] > 0).tolist()
     start = 0
-    for index, tensor, part, used in zip(indices, chosen, parts, is_used, strict=True):
-        total = flat[start : start + tensor.numel()].view(tensor.shape)
-        start += tensor.numel()
-        if part is not None:
-            part.copy_(total)
-        elif used:
-            gradients[index] = total.clone()
+    for index, whole, real, used in zip(indices, zeros_or_parts, reals, is_used, strict=True):
+        real.copy_(flat[start : start + real.numel()].view(real.shape))
+        start += real.numel()
+        if used:
+            gradients[index] = whole
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor as real ones, in its own memory."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _aliases(model: nn.Module) -> dict[str, list[str]]:

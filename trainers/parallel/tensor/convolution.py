@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.dropout import AlphaDropout, FeatureAlphaDropout, _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from orchestray.platform.data.even_split import split_evenly
@@ -124,6 +124,8 @@ def _style_between(module: nn.Module, num_workers: int) -> str | None:
         return "channels" if _on_borders(module.num_channels, module.num_groups, num_workers) else None
     if has_forward_of(module, (nn.PReLU,)) or isinstance(module, _BatchNorm | _InstanceNorm):
         return "channels"
+    if isinstance(module, AlphaDropout | FeatureAlphaDropout):
+        return None
     if isinstance(module, _DropoutNd):
         return "dropout" if module.p > 0 else ""
     return "" if has_forward_of(module, (*ELEMENTWISE, *MAX_POOLS, *AVERAGE_POOLS, *_ADAPTIVE_POOLS)) else None

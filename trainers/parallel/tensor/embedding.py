@@ -25,10 +25,14 @@ class _Vocabulary(SplitModule):
     group: GroupRef
     start: int
     """Index of the first row this worker holds."""
+    num_rows: int
+    """Number of rows of the whole table."""
     padding_row: int | None
     """Index, among this worker's rows, of the one that gets no gradient."""
 
     def forward(self, indices: Tensor) -> Tensor:
+        if indices.device.type == "cpu" and indices.numel() and not 0 <= indices.min() <= indices.max() < self.num_rows:
+            raise IndexError(f"index out of range: the table has {self.num_rows} rows")
         rows = indices - self.start
         elsewhere = (rows < 0) | (rows >= self.weight.shape[0])
         found = functional.embedding(rows.masked_fill(elsewhere, 0), self.weight, self.padding_row)
@@ -50,7 +54,7 @@ def split_vocabulary(module: nn.Module, name: str, split: Split) -> None:
     start, stop = bounds(name, "rows", module.num_embeddings, split)[split.rank]
     keep(module, name, split, "weight", 0, (start, stop))
     padding, module.padding_idx = module.padding_idx, None
-    module.num_embeddings = stop - start
+    num_rows, module.num_embeddings = module.num_embeddings, stop - start
     made = become(module, _Vocabulary)
-    made.group, made.start = split.group, start
+    made.group, made.start, made.num_rows = split.group, start, num_rows
     made.padding_row = padding - start if padding is not None and start <= padding < stop else None

@@ -111,7 +111,7 @@ class FactorCapture:
             if name not in known and own & {id(each) for each in module._parameters.values()}
         ]
         """Names of the modules that always send gradients."""
-        self._handles = [modules[layer.name].register_forward_hook(layer.hook) for layer in self._layers]
+        self._handles = [layer.watch(modules[layer.name]) for layer in self._layers]
 
     def begin(self) -> None:
         """Forget what was captured, before the next share."""

@@ -49,12 +49,12 @@ def make_at_home(layer: nn.Linear, home: Home, factored: Factored | None = None)
         return None
     weight = layer.weight
 
-    def forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-        if layer.weight is not weight or not _is_plain(inputs, weight):
-            return nn.functional.linear(inputs, layer.weight, layer.bias)
+    def forward(layer: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002 - torch's name, which callers may use
+        if layer.weight is not weight or not _is_plain(input, weight):
+            return nn.functional.linear(input, layer.weight, layer.bias)
         if factored is not None and weight.requires_grad:
             factored.use()
-        return _Linear.apply(inputs, weight, layer.bias, home, factored)  # type: ignore[no-any-return,no-untyped-call]
+        return _Linear.apply(input, weight, layer.bias, home, factored)  # type: ignore[no-any-return,no-untyped-call]
 
     layer.forward = MethodType(forward, layer)  # type: ignore[method-assign]  # a copy of the layer gets one of its own
     return partial(vars(layer).pop, "forward", None)

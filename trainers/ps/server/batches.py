@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.aggregation.base import Aggregation
+from orchestray.trainers.aggregation.base import Aggregation, too_few
 from orchestray.trainers.ps.protocol.buffers import BufferPush
 from orchestray.trainers.ps.protocol.json_state import Numbers
 from orchestray.trainers.ps.protocol.requests import Part
@@ -69,12 +69,17 @@ class _Batch:
         return next(share for share in range(len(there) + 1) if share not in there)
 
 
-def _combined(batch: _Batch, aggregation: Aggregation) -> _Batch:
+def _combined(batch: _Batch, aggregation: Aggregation, step: int) -> _Batch:
     """Combine the shares of a complete batch into one.
 
     Each is divided by its weight first, so that means over samples are compared with each other.
+
+    Raises:
+        TrainingError: too few workers had samples of it.
     """
     pushes = [batch.early[share] for share in sorted(batch.early)]
+    if len(pushes) < aggregation.min_workers:
+        raise TrainingError(too_few(aggregation, str(len(pushes)), step))
     rows = torch.stack([push.gradient / push.weight for push in pushes])
     weights = torch.tensor([push.weight for push in pushes], dtype=rows.dtype)
     total, *others = pushes
@@ -119,7 +124,7 @@ class Batches:
         """
         batch = self._batches.pop(step)
         if self._aggregation is not None:
-            batch = _combined(batch, self._aggregation)
+            batch = _combined(batch, self._aggregation, step)
         if batch.total is None or batch.early:
             raise TrainingError(f"Batch {step} is complete, and some of its shares are not there.")
         return batch.total

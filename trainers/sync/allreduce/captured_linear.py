@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from orchestray.platform.comm.flat_tensors import flatten
 
@@ -39,9 +40,14 @@ class FullyConnected:
     def clear(self) -> None:
         self.inputs, self.errors = [], []
 
-    def hook(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def watch(self, module: nn.Module) -> RemovableHandle:
+        """Capture what the module gets and what comes back, until the handle's `remove`."""
+        return module.register_forward_hook(self._after_forward, with_kwargs=True)
+
+    def _after_forward(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
         if torch.is_grad_enabled() and output.requires_grad:
-            output.register_hook(partial(self._capture, arguments[0].detach()))  # type: ignore[no-untyped-call]
+            inputs = given[0] if given else named["input"]
+            output.register_hook(partial(self._capture, inputs.detach()))  # type: ignore[no-untyped-call]
 
     def _capture(self, inputs: Tensor, error: Tensor) -> None:
         # The gradient of a gradient reaches the parameters by more ways than this one.

@@ -56,7 +56,7 @@ class Factored(CombinedGradients):
     def prepare(self, model: nn.Module) -> None:
         self._layers = fully_connected_layers(model, self._parameters)
         modules = dict(model.named_modules())
-        self._handles = [modules[layer.name].register_forward_hook(layer.hook) for layer in self._layers]
+        self._handles = [layer.watch(modules[layer.name]) for layer in self._layers]
 
     def num_flags(self, model: nn.Module) -> int:
         return len(fully_connected_layers(model, self._parameters))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.compression.base import SparseCompressor, as_bytes, from_bytes
-from orchestray.trainers.compression.sparse import pack, unpack
+from orchestray.trainers.compression.sparse import is_dense, pack, unpack
 from orchestray.trainers.sync.common.messages import message_of, trade
 
 Way = Literal["auto", "gather", "doubling"]
@@ -68,7 +68,7 @@ class SparseSum:
             raise ValueError(f"recursive doubling needs a power of two of ranks, got {collective.size}")
         self.way = way if way != "auto" else "doubling" if is_power and collective.size > 2 else "gather"
         self._indices: Tensor | None = None
-        """Indices of this rank's last vector."""
+        """Indices of this rank's last vector, as the others know them; None: they do not."""
         self._all_indices: list[Tensor] = []
         """Indices of every rank's last vector, by rank, if all were gathered."""
         self._merges: list[_Merge] = []
@@ -80,7 +80,7 @@ class SparseSum:
 
     def run_report(self) -> dict[str, Any]:
         """Return the `way` of the sums, and how many were of unchanged indices, `repeats`; empty before a sum."""
-        return {} if self._indices is None else {"way": self.way, "repeats": self._num_repeats}
+        return {} if not (self._all_indices or self._merges) else {"way": self.way, "repeats": self._num_repeats}
 
     def all_reduce(self, indices: Tensor, values: Tensor) -> Tensor:
         """Return the sum of every rank's vector.
@@ -101,9 +101,11 @@ class SparseSum:
         self._num_repeats += repeats
         message = as_bytes(values.contiguous()) if repeats else self._coded(indices, values)
         headers = self._collective.all_gather(torch.tensor([message.numel(), int(repeats)]))
-        self._indices = indices
         if self.way == "gather":
-            return self._gathered(message, headers)
+            total = self._gathered(message, headers)
+            self._indices = self._all_indices[self._collective.rank]
+            return total
+        self._indices = indices
         self._repeats = bool(headers[:, 1].all())
         return self._doubled(indices, values)
 
@@ -173,6 +175,8 @@ class SparseSum:
 
     def _swap(self, peer: int, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         message, known = self._message(indices, values), self._known()
+        if not self._repeats and is_dense(message):
+            self._indices = None
         if known is not None:  # both lengths are known
             arrived = message_of(known.theirs.numel() * self._dtype.itemsize, message.device)
         else:
@@ -181,6 +185,8 @@ class SparseSum:
             self._collective.start_exchange({peer: mine}, {peer: size}).wait()
             arrived = message_of(int(size), message.device)
         self._collective.start_exchange({peer: message}, {peer: arrived}).wait()
+        if known is None and is_dense(arrived):
+            self._indices = None
         return self._read(arrived, known)
 
     def _dense(self, indices: Tensor, values: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from orchestray.trainers.core.exchange import LocalTensor
 from orchestray.trainers.core.unread import read_together
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.optim.factory import make_optimizer
-from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.sync.common.local_tensors import held_slots, wanted_slots
 from orchestray.trainers.sync.common.local_updates import LocalUpdates
 
@@ -134,7 +133,7 @@ class Averaging(LocalUpdates):
         kept = {"met": LocalTensor(torch.tensor(float(self._met)), TensorSlice.whole("met", ()))}
         if self._outer is not None:
             kept |= {f"met_at.{name}": held for name, held in self._starts().items()}
-            kept |= {f"outer.{key}": held for key, held in self._outer_slots(self._outer).items()}
+            kept |= {f"outer.{key}": held for key, held in held_slots(self._outer, self._updates).items()}
         return kept
 
     def wanted(self) -> dict[str, TensorSlice]:
@@ -151,14 +150,6 @@ class Averaging(LocalUpdates):
                 held.tensor.copy_(tensors[f"met_at.{name}"])
             slots = {key.removeprefix("outer."): tensor for key, tensor in tensors.items() if key.startswith("outer.")}
             self._outer.load_state_tensors(slots)
-
-    def _outer_slots(self, outer: Optimizer) -> dict[str, LocalTensor]:
-        """Return the state of the outer optimizer; what its first step will set is zero, which comes to the same."""
-        held = held_slots(outer, self._updates)
-        for key, piece in wanted_slots(outer, self._updates).items():
-            if key not in held and piece.shape:
-                held[key] = LocalTensor(self._met_at[0].new_zeros(piece.local_shape), piece)
-        return held
 
     def _starts(self) -> dict[str, LocalTensor]:
         """Return the parameters of the last meeting; before the first step those that training begins from."""

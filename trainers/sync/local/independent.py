@@ -20,6 +20,7 @@ from orchestray.trainers.core.exchange import LocalTensor, OptimizedTensor
 from orchestray.trainers.core.members import member_name
 from orchestray.trainers.ensemble.ensemble import Average
 from orchestray.trainers.layout.tensor_slice import TensorSlice
+from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.sync.common.local_updates import LocalUpdates
 
 _GROUP = "independent"
@@ -88,7 +89,7 @@ class Independent(LocalUpdates):
             return
         # A parameter that no member used keeps no gradient, so that weight decay and momentum leave it alone.
         used = [0.0 if parameter.grad is None else 1.0 for parameter in self._trunk]
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trunk]
+        parts = [torch.zeros_like(p) if p.grad is None else dense(p.grad) for p in self._trunk]
         parts.append(parts[0].new_tensor(used))
         flat = flatten(parts)
         collective.all_reduce(flat)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.aggregation.base import Aggregation
+from orchestray.trainers.aggregation.base import Aggregation, too_few
 from orchestray.trainers.compression.base import Compressor
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.sync.common.combined_gradients import CombinedGradients, typed, units_of
@@ -102,9 +102,4 @@ class Gathered(CombinedGradients):
     def _check(self, num_workers: int) -> None:
         rule = self._aggregation
         if num_workers < rule.min_workers:
-            raise TrainingError(
-                f"Only {num_workers} of {self.joined().size} workers have samples of the batch of step {self._step}, "
-                f"and strategy.aggregation {rule.kind!r} needs {rule.min_workers} to withstand {rule.byzantine} "
-                "Byzantine ones. Choose train.batch_size so that the last batch of an epoch has a sample for each, or "
-                "set train.drop_last to true."
-            )
+            raise TrainingError(too_few(rule, f"{num_workers} of {self.joined().size}", self._step))

@@ -85,6 +85,31 @@ def test_relative_data_is_sent_and_absolute_data_is_the_clusters(tmp_path: Path)
     assert _sent(files, tmp_path / "sent") == {"a.yaml", "rows/part-0.parquet"}
 
 
+def test_weights_to_begin_with_and_a_teacher_are_sent_without_the_checkpoints_of_their_runs(tmp_path: Path) -> None:
+    for name in ("base", "teacher"):
+        _write(tmp_path / f"runs/{name}/model/model.safetensors", "x")
+        _write(tmp_path / f"runs/{name}/checkpoints/step-00000001/state.json", "x")
+    _write(tmp_path / "bert/config.json", "x")
+    text = "train: {init_from: runs/base}\ndistill: {teacher: runs/teacher}\ntask: {model: bert, tokenizer: gpt2}"
+    config = _write(tmp_path / "a.yaml", text)
+    files = JobFiles()
+    files.add_config(config, "a.yaml")
+    models = {f"runs/{name}/model/model.safetensors" for name in ("base", "teacher")}
+    assert _sent(files, tmp_path / "sent") == {"a.yaml", "bert/config.json", *models}
+
+
+def test_linked_folders_are_sent_and_what_would_hide_files_from_ray_is_not(tmp_path: Path) -> None:
+    _write(tmp_path / "elsewhere/2.png", "x")
+    _write(tmp_path / "project/photos/cat/1.png", "x")
+    _write(tmp_path / "project/photos/.gitignore", "*")
+    (tmp_path / "project/photos/dog").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "project/photos/cat/round").symlink_to(tmp_path / "project/photos")
+    config = _write(tmp_path / "project/a.yaml", "task: {path: photos}")
+    files = JobFiles()
+    files.add_config(config, "a.yaml")
+    assert _sent(files, tmp_path / "sent") == {"a.yaml", "photos/cat/1.png", "photos/dog/2.png"}
+
+
 def test_every_problem_with_what_is_to_be_sent_is_named(tmp_path: Path) -> None:
     config = _write(tmp_path / "a.yaml", "task: {path: missing.parquet}\ncheckpoint: {storage: saved}")
     files = JobFiles()

@@ -197,6 +197,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: P
     assert warning.endswith("; using step-00000100")
 
 
+def test_a_checkpoint_that_the_storage_does_not_give_is_not_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 100, 200)
+    path = tmp_path / "step-00000200" / "state.json"
+    path.unlink()
+    path.symlink_to(path)  # it cannot be read, which does not say that it is damaged
+    for look in (latest_good, list_checkpoints):
+        with pytest.raises(StorageError, match="could not read"):
+            look(tmp_path)
+
+
 def test_without_an_undamaged_checkpoint_there_is_none_and_each_is_named(tmp_path: Path) -> None:
     assert latest_good(tmp_path / "nothing") == (None, [])
     save(tmp_path, 1, 2)

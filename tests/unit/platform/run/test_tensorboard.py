@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.tensorboard import TensorBoardLog, _masked_crc
+from orchestray.platform.run.writer import RunWriter
 
 
 def read_events(path: Path) -> list[Any]:
@@ -26,7 +29,7 @@ def read_events(path: Path) -> list[Any]:
 
 
 def test_scalars_are_read_back_by_another_reader(tmp_path: Path) -> None:
-    log = TensorBoardLog(tmp_path, started_s=1000.0)
+    log = TensorBoardLog(tmp_path, started_s=lambda: 1000.0)
     log.append(
         [
             {
@@ -92,6 +95,16 @@ def test_nothing_is_made_before_the_first_line_and_a_run_that_goes_on_has_a_furt
         log.close()
     paths = sorted(directory.iterdir())
     assert [read_events(path)[-1].step for path in paths] == [1, 2]
+
+
+def test_curves_of_a_run_that_goes_on_count_from_when_it_was_first_started(tmp_path: Path) -> None:
+    earlier_s = [0.0]
+    with RunDirectory.create(tmp_path, "a") as run, RunWriter(run, clock=lambda: earlier_s[0]) as writer:
+        earlier_s[0] = 3600.0  # it has found its checkpoint
+        writer.metrics([{"step": 9, "loss": 1.0, "time_s": 3600.0}])
+        writer.flush()
+        [path] = run.paths.tensorboard.iterdir()
+        assert abs(read_events(path)[-1].wall_time - time.time()) < 600
 
 
 @pytest.mark.parametrize("data", [b"", b"123456789", bytes(range(256))])

@@ -180,6 +180,18 @@ def test_dgc_and_an_optimizer_do_not_both_have_momentum(optimizer: str) -> None:
     load_train_config(GOOD, [*config, f"train.optimizer={{type: {optimizer}, lr: 0.1, momentum: 0.0}}"])
 
 
+def test_a_clip_of_dgc_needs_the_whole_gradient_in_one_place() -> None:
+    clipped = [compression("dgc, clip: 1.0"), "train.optimizer={type: sgd, lr: 0.1}"]
+    servers = exchange("parameter_server, shards: 4")
+    assert problems_of(GOOD, _DATA.format(2), *clipped, servers) == [
+        (
+            "config: strategy.compression.clip: needs the norm of a whole gradient, of which parts are coded apart "
+            "with shards: 4, tensor: 1 and pipeline: 1; use 1 for each, or take it out"
+        )
+    ]
+    load_train_config(GOOD, [_DATA.format(2), *clipped])
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", "adam", "adamw"])
 @pytest.mark.parametrize("kind", ["dgc", "topk"])
 def test_optimizers_without_a_momentum_of_that_kind_go_with_sparse_gradients(kind: str, optimizer: str) -> None:

@@ -44,6 +44,15 @@ def test_what_cannot_hold_is_refused(overrides: tuple[str, ...], sentence: str) 
     assert f"config: train.init_keeps: {sentence}" in problems_of(GOOD, *_KEPT, *overrides)
 
 
+@pytest.mark.parametrize("kind", ["onebit", "powersgd"])
+def test_zeros_are_refused_under_compression_that_does_not_send_them_as_zeros(kind: str) -> None:
+    overrides = ("strategy.network.data=2", f"strategy.compression.type={kind}")
+    assert problems_of(GOOD, _KEPT[0], "train.init_keeps=zeros", *overrides) == [
+        f"config: train.init_keeps: needs gradients of zero where weights are, and {kind} sends others; use qsgd or "
+        "topk, or take this out"
+    ]
+
+
 def test_zeros_are_kept_under_compression_and_sharded_optimizers() -> None:
     for strategy in ("strategy.compression.type=topk", "strategy.exchange.shard=gradients"):
         load_train_config(GOOD, (_KEPT[0], "train.init_keeps=zeros", "strategy.network.data=2", strategy))

@@ -18,7 +18,13 @@ from orchestray.platform.task import TaskSource
 from orchestray.trainers.config.load import dump_yaml, load_train_config
 from orchestray.trainers.core.members import describe_members
 from orchestray.trainers.core.weights import model_tensors
-from orchestray.trainers.distill.distillation import DistilledTask, distance, soft_divergence, with_distillation
+from orchestray.trainers.distill.distillation import (
+    DistilledTask,
+    distance,
+    problem_of,
+    soft_divergence,
+    with_distillation,
+)
 from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.validate.refuse import check_layout
 from support.layouts import layout_settings, train_laid_out
@@ -55,6 +61,14 @@ def test_the_loss_is_that_of_the_paper_computed_sample_by_sample(temperature: fl
         hard = -math.log(math.exp(z[row]) / sum(math.exp(a) for a in z))
         expected += ((1 - weight) * hard + weight * temperature**2 * divergence) / 6
     assert float(task.loss(outputs, batch)) == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+def test_one_logit_a_sample_is_refused_as_its_softmax_says_nothing() -> None:
+    outputs, targets = torch.randn(6, 1), torch.arange(6) % 2
+    assert "the outputs have one logit a sample" in str(problem_of(outputs, outputs, targets))
+    assert problem_of(outputs, outputs, targets.float()) is None
+    two = torch.randn(6, 2)
+    assert problem_of(two, two, targets) is None
 
 
 def test_at_high_temperatures_the_divergence_matches_logits() -> None:

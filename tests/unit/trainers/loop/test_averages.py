@@ -188,6 +188,15 @@ def test_statistics_of_batch_normalisation_are_measured_for_the_mean_of_the_weig
     assert furthest(found, measured(found)) <= TOLERANCE
 
 
+def test_statistics_of_a_task_without_validation_are_measured_for_the_model_that_is_kept() -> None:
+    class Blind(TinyTask):
+        def dataset(self, split: str) -> Any:
+            return super().dataset(split) if split == "train" else None
+
+    found = train_laid_out(lambda: Blind(batch_norm=True), settings_of("one", SWA)).weights
+    assert furthest(found, measured(found)) <= TOLERANCE
+
+
 def test_statistics_of_workers_that_normalise_alone_are_brought_together() -> None:
     found = train_normalised("one micro-batch", batch_norm="local").weights
     (mean,) = (name for name in found if "running_mean" in name)

@@ -375,6 +375,24 @@ def test_passes_before_the_first_step_do_not_move_a_parameter_without_gradients(
     assert furthest(found, dict(single.model.state_dict())) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("network", "exchange", "key"),
+    [
+        ({"data": 2, "microbatches": 1}, {"shard": "parameters"}, "exchange.shard"),
+        ({"data": 2, "pipeline": 2, "schedule": "pipedream", "microbatches": 2}, {}, "network.schedule"),
+    ],
+    ids=["ZeRO-3", "pipedream"],
+)
+def test_a_parameter_without_gradients_that_the_pass_moves_is_refused_where_its_moves_would_be_lost(
+    network: dict[str, Any], exchange: dict[str, Any], key: str
+) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(Codebook(0, by_samples=True), nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    with pytest.raises(ConfigError, match=rf"strategy\.{key}: .* changes a parameter that is not trained"):
+        train_laid_out(lambda: rows_of(build), layout_settings(network, exchange, batch_size=8, steps=2))
+
+
 SGD = {"type": "sgd", "lr": 0.01}
 
 

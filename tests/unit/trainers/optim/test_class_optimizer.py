@@ -269,6 +269,12 @@ def test_one_that_looks_at_whole_parameters_makes_the_same_steps_where_they_are_
             torch.testing.assert_close(found[name], weights, rtol=1e-9, atol=1e-11)
 
 
+def test_one_that_looks_at_whole_parameters_is_refused_in_a_stream_of_stages_that_are_split() -> None:
+    network = {"pipeline": 2, "tensor": 2, "schedule": "pipedream", "microbatches": 2}
+    with pytest.raises(ConfigError, match=r"looks at whole parameters, and pipedream's stages move a part of '"):
+        trained({"type": "own.py:Normed", "lr": 0.01}, network)
+
+
 def test_one_that_mixes_parameters_is_refused_where_no_process_has_all_of_them(tmp_path: Path) -> None:
     chosen = {"type": "own.py:Clipped", "lr": 0.01}
     for name, weights in trained(chosen).items():

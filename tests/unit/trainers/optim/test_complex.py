@@ -116,6 +116,12 @@ def test_complex_parameters_train_as_in_plain_pytorch(layout: str, optimizer: st
     assert apart(found.weights, right.weights) <= 1e-10
 
 
+def test_replicas_of_a_stream_sum_complex_gradients() -> None:
+    network = {"pipeline": 2, "schedule": "pipedream", "microbatches": 1}
+    alone, both = (trained(network={**network, "data": data}, optimizer=OPTIMIZERS["sgd"][0]) for data in (1, 2))
+    assert apart(both.weights, alone.weights) <= 1e-10
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "averaging": {"exchange": {"type": "averaging", "every": 2}},
     "gossip": {"exchange": {"type": "gossip"}},

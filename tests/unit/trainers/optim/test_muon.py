@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.factory import make_optimizer
 from support.configs import GOOD, problems_of
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import digits, furthest, same_bits
+from support.training import digits, furthest, regression, same_bits
 
 LR = 0.02
 
@@ -70,6 +72,23 @@ def test_layouts_make_the_steps_of_one_process_and_resume_exactly(
     resumed = trained(network, exchange, load=lambda: Loaded(found))
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, whole.weights)
+
+
+def test_a_tied_weight_of_several_stages_moves_by_the_optimizer_of_its_first_name() -> None:
+    class Tied(nn.Sequential):
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            middle = {str(number): nn.Linear(5, 5) for number in range(4)}
+            super().__init__(OrderedDict(embed=nn.Linear(5, 5), **middle, out=nn.Linear(5, 5), last=nn.Linear(5, 1)))
+            self.out.weight = self.embed.weight
+
+    rows = regression()
+    rows.build_model = Tied  # type: ignore[method-assign]
+    alone, together = (
+        train_laid_out(lambda: rows, layout_settings(network, optimizer={"type": "muon", "lr": LR}, steps=4)).weights
+        for network in ({}, {"pipeline": 2})
+    )
+    assert furthest(together, alone) <= 1e-10
 
 
 def test_a_run_goes_on_in_another_layout(alone: LaidOut, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.curvature import cubic_root, single_step
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.yellowfin import YellowFin
-from support.training import digits, furthest, regression, same_bits, train
+from support.layouts import layout_settings, train_laid_out
+from support.training import digits, few_digits, furthest, regression, same_bits, train
 
 YELLOWFIN = {"type": "yellowfin", "beta": 0.99, "window": 5}
 
@@ -117,6 +118,13 @@ def test_sharded_replicas_tune_as_one_process_does(shard: str) -> None:
     alone = train(task, steps=20, optimizer=YELLOWFIN)[0]
     for replica in train(task, 2, steps=20, optimizer=YELLOWFIN, exchange={"shard": shard}):
         assert furthest(alone.after, replica.after) < 1e-12
+
+
+def test_a_stage_that_trains_nothing_takes_part_in_the_sums() -> None:
+    train_ = {"optimizer": YELLOWFIN, "freeze": ["0.*", "2.*"], "steps": 4}
+    alone = train_laid_out(few_digits, layout_settings(**train_))
+    staged = train_laid_out(few_digits, layout_settings({"pipeline": 2, "split": ["4"]}, **train_))
+    assert furthest(staged.weights, alone.weights) < 1e-12
 
 
 def test_what_it_tuned_is_in_the_lines_and_in_the_checkpoint(tmp_path: Any) -> None:

@@ -439,6 +439,13 @@ def test_a_pipeline_of_split_layers_has_the_memory_and_bytes_that_were_counted_a
     assert plan.notes == ("what a stage's own workers exchange takes time as well, which is not in it",)
 
 
+def test_a_pipeline_among_replicas_that_diverge_does_not_keep_the_result() -> None:
+    data = pipeline("balanced", data=2).model_dump(mode="json")
+    data["strategy"]["exchange"] = {"type": "averaging", "every": 4}
+    assert planner(Known()).this(pipeline("balanced", data=2)).keeps_result
+    assert not planner(Known()).this(load_train_config(data)).keeps_result
+
+
 def test_the_replicas_of_a_pipeline_exchange_for_as_long_as_what_was_counted_takes() -> None:
     plans = planner(Known(exchanged=4 * MB))
     both, alone = (plans.this(pipeline("balanced", data=data)) for data in (2, 1))

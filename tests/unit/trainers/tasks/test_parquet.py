@@ -98,6 +98,16 @@ def test_categories_and_truth_values_are_classes_too(tmp_path: Path) -> None:
         assert [classes[index] for index in task.to_batch(part)["targets"]] == part[label].to_pylist()
 
 
+def test_a_class_that_only_rows_held_out_have_is_a_class(tmp_path: Path) -> None:
+    whole = people(20)
+    path = str(tmp_path / "rows.parquet")
+    pq.write_table(whole, path)
+    held_out = rows_of(ParquetTable(path, "number").dataset("validation"))["number"].to_pylist()
+    kinds = ["rare" if number == held_out[0] else "often" for number in whole["number"].to_pylist()]
+    pq.write_table(whole.append_column("class", pa.array(kinds)), path)
+    assert ParquetTable(path, "class").classes == ["often", "rare"]
+
+
 def test_regression_predicts_a_number(table: str) -> None:
     task = ParquetTable(table, label="height", features=["number"], kind="regression", hidden=[])
     rows = task.dataset("validation")

@@ -37,6 +37,17 @@ def test_a_split_embedding_trains_as_the_plain_one(size: int) -> None:
     check_split(embedded, {"0": "embedding"}, TOKENS, size)
 
 
+@pytest.mark.parametrize("index", [-1, ROWS])
+def test_an_index_that_the_whole_table_has_not_is_an_error_as_in_a_plain_one(index: int) -> None:
+    def run(group: Collective) -> None:
+        model = build(embedded)
+        split_model(model, {"0": "embedding"}, lambda: group, group.rank, group.size)
+        model(torch.tensor([[0, index]]))
+
+    with pytest.raises(IndexError, match=f"the table has {ROWS} rows"):
+        run_replicas(2, run)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_tied_output_layer_stays_tied(size: int) -> None:
     workers = check_split(Tied, {"tokens": "embedding", "head": "output_gathered"}, TOKENS, size)

@@ -31,7 +31,7 @@ class Twice(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.again(self.first(inputs).tanh()).tanh()
-        return self.last(self.again(hidden))  # type: ignore[no-any-return]
+        return self.last(input=self.again(hidden))  # type: ignore[no-any-return]
 
 
 def _gradients(

@@ -48,6 +48,19 @@ def test_a_sum_of_no_higher_rank_is_sent_without_loss(size: int) -> None:
             assert float((found - wanted).abs().max()) <= 1e-11 * float(wanted.abs().max())
 
 
+def test_a_matrix_is_sent_again_after_a_step_in_which_its_gradient_was_zero() -> None:
+    def given(replica: int, step: int) -> list[Tensor]:
+        """Return gradients of zero, and then some without their first two rows."""
+        every = of_rank(1)(replica, 1)
+        for tensor in every:
+            tensor *= step > 1
+        every[0][:2] = 0.0
+        return every
+
+    seen = exchange_by_hand(lambda: PowerSgd(rank=1), 2, 3, gradients=given)
+    assert bool(given_to(seen[0].gradients, 3, 0).any())
+
+
 def test_what_is_given_to_the_optimizers_has_the_rank_asked_for() -> None:
     seen = exchange_by_hand(lambda: PowerSgd(rank=2), 2, 2)
     for number in (0, 3):

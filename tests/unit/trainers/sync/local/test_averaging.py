@@ -14,7 +14,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import Rows, digits, few_digits, furthest, same_bits
+from support.training import Rows, digits, few_digits, furthest, regression, same_bits
 
 
 def task() -> Any:
@@ -53,6 +53,12 @@ def test_averaging_after_every_step_is_synchronous_sgd_bit_for_bit_where_no_sum_
     assert same_bits(averaging.weights, synchronous.weights)
     assert averaging.losses == synchronous.losses
     assert not same_bits(averaging.weights, train_laid_out(exact, averaged(2, every=2, **chosen)).weights)
+
+
+def test_a_replica_without_samples_has_no_gradient_to_clip() -> None:
+    """The second batch of an epoch has one sample."""
+    settings = averaged(2, every=2, steps=4, batch_size=8, grad_clip=1.0)
+    assert len(train_laid_out(lambda: regression(9), settings).losses) == 4
 
 
 def of_halves(layer: nn.Linear) -> nn.Linear:
@@ -122,10 +128,13 @@ def resumed(settings: Any, tmp_path: Path, *, first_steps: int, then: Any) -> La
 
 
 OUTER = {"type": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+NADAM = {"type": "torch.optim:NAdam", "lr": 0.1}
 
 
 # Within a round, at a meeting, after one.
-@pytest.mark.parametrize(("first_steps", "outer"), [(2, OUTER), (3, OUTER), (4, OUTER), (2, None), (4, None)])
+@pytest.mark.parametrize(
+    ("first_steps", "outer"), [(2, OUTER), (3, OUTER), (4, OUTER), (2, NADAM), (4, NADAM), (2, None), (4, None)]
+)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, first_steps: int, outer: Any) -> None:
     settings = averaged(2, every=3, steps=6, exchange={"outer_optimizer": outer})
     whole = train_laid_out(task, settings)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import ConfigError
@@ -17,7 +17,7 @@ from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.layouts import LaidOut, layout_settings, train_laid_out
-from support.training import few_digits, furthest, same_bits, stream_of
+from support.training import few_digits, furthest, regression, same_bits, stream_of
 from support.training import train as train_watched
 
 
@@ -176,6 +176,23 @@ def test_the_gradient_of_the_trunk_is_the_mean_over_the_members() -> None:
     mean = torch.stack([move for move in moves if move is not None]).mean(0)
     expected = start[0][0].weight.detach() - mean
     assert float((expected - found.weights["members.1.0.weight"]).abs().max()) <= 1e-12
+
+
+def test_a_trunk_may_have_a_table_of_sparse_gradients() -> None:
+    class Signs(nn.Module):
+        def __init__(self, *, sparse: bool) -> None:
+            super().__init__()
+            self.table = nn.Embedding(2, 4, sparse=sparse)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.as_tensor(self.table((x > 0).long()).sum(1))
+
+    found = []
+    for sparse in (True, False):
+        rows = regression()
+        rows.build_model = lambda sparse=sparse: nn.Sequential(Signs(sparse=sparse), nn.Linear(4, 1))  # type: ignore[misc]
+        found.append(train_laid_out(lambda rows=rows: rows, apart(2, exchange={"trunk": 1}, steps=3)).weights)
+    assert furthest(*found) <= 1e-12
 
 
 def test_only_the_trunk_is_sent_in_a_step() -> None:
