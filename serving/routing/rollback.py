@@ -10,7 +10,10 @@ SLOW_PER_CENT = 1.0
 _RECENT_S = 5.0
 _EVIDENCE = math.log(1000.0)
 """Evidence that is enough: a version at its bound shows as much in one of 1,000 looks at the most."""
+_REFUSED = 400
+"""Least status of requests that the model has not answered; of those from here on, only `_FAILED` is of its own."""
 _FAILED = 500
+"""Status of requests on which the model failed, and the least one that counts as a failure."""
 
 
 class Verdict:
@@ -26,7 +29,7 @@ class Verdict:
     """
 
     def __init__(self, began_s: float, *, error_rate: float | None, p99_ms: float | None) -> None:
-        self._began_s = self._answered_s = began_s
+        self._began_s = self._lived_s = began_s
         self._error_rate = error_rate
         self._p99_s = math.inf if p99_ms is None else p99_ms / 1e3
         self._all = [0, 0, 0]
@@ -38,7 +41,8 @@ class Verdict:
         """Count an answer with this HTTP status, `seconds` after its request came."""
         if now_s - seconds < self._began_s:
             return
-        self._answered_s = now_s
+        if status < _REFUSED or status == _FAILED:  # a hung version has clients that give up, and a queue that refuses
+            self._lived_s = now_s
         answer = (now_s, status >= _FAILED, seconds > self._p99_s)
         self._recent.append(answer)
         self._add(self._all, answer, 1)
@@ -63,7 +67,7 @@ class Verdict:
             return None
         if self._pending_since_s is None:
             self._pending_since_s = now_s
-        silent_s = now_s - max(self._answered_s, self._pending_since_s)
+        silent_s = now_s - max(self._lived_s, self._pending_since_s)
         if silent_s > max(_RECENT_S, 0.0 if self._p99_s == math.inf else self._p99_s):
             return f"no request was answered for {silent_s:.0f} s"
         return None

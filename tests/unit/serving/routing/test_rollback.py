@@ -75,3 +75,21 @@ def test_a_version_that_answers_nothing_goes_back_within_ten_seconds() -> None:
     looks = [round(0.25 * step, 2) for step in range(1, 41)]
     gone_s = next(at_s for at_s in looks if verdict.reason(at_s, 1 if at_s > 2.0 else 0) is not None)
     assert 5.0 < gone_s <= 10.0
+
+
+@pytest.mark.parametrize("status", [499, 503, 504, 422])
+def test_clients_that_give_up_and_refusals_are_no_signs_of_life(status: int) -> None:
+    verdict = Verdict(0.0, error_rate=None, p99_ms=None)
+    for step in range(1, 41):
+        verdict.answered(0.25 * step, status, 0.1)
+        if (reason := verdict.reason(0.25 * step, 1)) is not None:
+            break
+    assert reason == "no request was answered for 5 s"
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_version_that_answers_or_fails_is_not_silent(status: int) -> None:
+    verdict = Verdict(0.0, error_rate=None, p99_ms=None)
+    for step in range(1, 241):
+        verdict.answered(0.25 * step, status, 0.1)
+        assert verdict.reason(0.25 * step, 1) is None
