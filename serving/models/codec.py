@@ -143,9 +143,8 @@ class Codec:
         import torch
 
         try:
-            values = {
-                name: torch.tensor(each) if isinstance(each, np.ndarray) else each for name, each in values.items()
-            }
+            numbers = (np.ndarray, np.generic)  # numpy's rows of a column are scalars
+            values = {name: torch.tensor(each) if isinstance(each, numbers) else each for name, each in values.items()}
             return json_values(encode(next(iter(values.values())) if len(values) == 1 else values))
         except BaseException as error:
             raise _failure(self._signature.name, "encode", error) from error

@@ -93,6 +93,16 @@ def test_an_answer_is_what_the_task_encodes_as_json() -> None:
             answer(wrong, outputs=[1, 2])
 
 
+def test_one_number_a_sample_is_a_tensor_to_encode() -> None:
+    for outputs in (np.float32(0.5), np.array(0.5, np.float32)):
+        assert asyncio.run(Codec(ONE, None, lambda each: each.sigmoid().item()).answer_of({"outputs": outputs})) == (
+            pytest.approx(0.6225, abs=1e-4)
+        )
+    is_large = {"outputs": np.zeros(2, np.float32), "is_large": np.bool_(True)}
+    found = asyncio.run(Codec(ONE, None, lambda each: each["is_large"].logical_not().item()).answer_of(is_large))
+    assert found is False
+
+
 def test_texts_among_the_outputs_are_texts_to_encode() -> None:
     outputs = {"label": boxed("cat"), "score": np.float32(0.5)}
     encoded = asyncio.run(Codec(ONE, None, lambda found: [found["label"], found["score"]]).answer_of(outputs))
