@@ -52,7 +52,7 @@ class Batcher(Generic[In, Out]):
         listener: BatchListener | None = None,
     ) -> None:
         _check(max_batch_size, max_queue, objective, run_timeout_s)
-        self.max_batch_size = max_batch_size
+        self.max_batch_size, self.max_queue = max_batch_size, max_queue
         self._core: Core[In, Out] = Core(policy or Adaptive(), max_batch_size, objective, listener or BatchListener())
         self.model = self._core.model
         self._dispatch = Dispatch(self._core, run_timeout_s, isolate=isolate)

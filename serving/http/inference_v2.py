@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestray.serving.http.body import parse_object, read_body
-from orchestray.serving.http.predictor import MOST_SAMPLES, Predictor
+from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.problems import HttpProblem, wrong_input
 from orchestray.serving.http.request_context import Call, call_of
 from orchestray.serving.http.responses import json_answer, to_json
@@ -75,7 +75,7 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose(call, *_asked(request))
         head, blob = _divide(body, call, settings)
-        samples = _samples(head, blob, version.signature)
+        samples = _samples(head, blob, version)
         wanted = _wanted_outputs(head, version.signature)
         outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
         if answered is not version:
@@ -148,9 +148,9 @@ def _divide(body: bytes, call: Call, settings: HttpSettings) -> tuple[dict[str, 
     return parse_object(whole[:num_json], settings.max_json_depth, _WANTED), whole[num_json:]
 
 
-def _samples(head: dict[str, Any], blob: memoryview, signature: Signature) -> list[Sample]:
+def _samples(head: dict[str, Any], blob: memoryview, version: ModelVersion) -> list[Sample]:
     """Return the samples of a request, whose tensors have a batch dimension before those of the model."""
-    given = head.get("inputs")
+    given, signature = head.get("inputs"), version.signature
     if not isinstance(given, list):
         raise wrong_input("inputs", "a list of tensors", "nothing" if given is None else kind_of(given))
     arrays: dict[str, Array] = {}
@@ -164,8 +164,7 @@ def _samples(head: dict[str, Any], blob: memoryview, signature: Signature) -> li
         raise wrong_input("the body", "no bytes behind those of the tensors", f"{len(blob)} more")
     _check_shapes(arrays, signature)
     num_samples = len(next(iter(arrays.values())))
-    if not 1 <= num_samples <= MOST_SAMPLES:
-        raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{num_samples}")
+    Predictor.check_number(num_samples, version)
     alone = len(signature.inputs) == 1
     rows = [{name: _row(array, row) for name, array in arrays.items()} for row in range(num_samples)]
     return [

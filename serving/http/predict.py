@@ -52,7 +52,7 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         else:
             value = parse_object(body, settings.max_json_depth, '{"inputs": <list of samples>}')
             rows = rows_of_json(value, version.signature)
-        predictor.check_number(len(rows))
+        predictor.check_number(len(rows), version)
         sample_of, deadline_s = version.codec.sample_of, call.deadline_s
         samples = await all_of(sample_of(row, field=place, deadline_s=deadline_s) for place, row in rows)
         outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)

@@ -20,8 +20,12 @@ T = TypeVar("T")
 MODEL_HEADER = "X-Model"
 VERSION_HEADER = "X-Model-Version"
 _MODEL_KEY, _VERSION_KEY = MODEL_HEADER.lower().encode(), VERSION_HEADER.lower().encode()
-MOST_SAMPLES = 1024
-"""Most samples in one request: each is a request to the batcher, whose queue holds about as many."""
+_MOST_SAMPLES = 1024
+
+
+def most_samples(version: ModelVersion) -> int:
+    """Return the most samples in one request: each is a request to the batcher, whose queue must hold them all."""
+    return min(_MOST_SAMPLES, version.batcher.max_queue)
 
 
 class Predictor:
@@ -68,14 +72,15 @@ class Predictor:
                 raise deserted(version)
 
     @staticmethod
-    def check_number(num_samples: int) -> None:
-        """Check the number of samples of one request.
+    def check_number(num_samples: int, version: ModelVersion) -> None:
+        """Check the number of samples of one request to a version.
 
         Raises:
             HttpProblem: 422, none or too many.
         """
-        if not 1 <= num_samples <= MOST_SAMPLES:
-            raise wrong_input("inputs", f"1 to {MOST_SAMPLES} samples in a request", f"{num_samples}")
+        most = most_samples(version)
+        if not 1 <= num_samples <= most:
+            raise wrong_input("inputs", f"1 to {most} samples in a request", f"{num_samples}")
 
     def choose_by_request(self, request: Request, call: Call) -> tuple[Endpoint, ModelVersion]:
         """Choose as in `choose`, by `?model=` and `?version=` or the headers of the same meaning."""
@@ -104,7 +109,7 @@ class Predictor:
             HttpProblem: 422, none or too many.
             BatchingError, ModelError: see `Endpoint.predict`.
         """
-        self.check_number(len(samples))
+        self.check_number(len(samples), version)
         priority, deadline_s = call.priority, call.deadline_s
         async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
             if len(samples) == 1:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from orchestray.serving.http.frames import FORMS, takes_any
-from orchestray.serving.http.predictor import MOST_SAMPLES
+from orchestray.serving.http.predictor import most_samples
 from orchestray.serving.http.tensors import BFLOAT16, DATATYPES, TEXTS, datatype_of
 from orchestray.serving.models.signature import ANY, Signature, TensorSpec, num_elements
 from orchestray.serving.routing.endpoint import Endpoint
@@ -40,8 +41,8 @@ def schemas_of(endpoints: Sequence[Endpoint]) -> Json:
         )
         classes = f"scores of the classes {', '.join(map(str, signature.class_names))}" if signature.class_names else ""
         schemas[f"{endpoint.name}.output"] = {**({"description": classes} if classes else {}), **output}
-        schemas[f"{endpoint.name}.v2"] = _v2_request(signature)
-        schemas[f"{endpoint.name}.invocations"] = _invocations(signature)
+        schemas[f"{endpoint.name}.v2"] = _v2_request(signature, most_samples(endpoint.main))
+        schemas[f"{endpoint.name}.invocations"] = _invocations(signature, most_samples(endpoint.main))
     return schemas
 
 
@@ -76,25 +77,26 @@ def _tensor(spec: TensorSpec, *, nullable: bool) -> Json:
     return {**schema, "description": str(spec)}
 
 
-def _invocations(signature: Signature) -> Json:
-    """Return the schema of a request in each form of MLflow; columns may come in any order."""
+def _invocations(signature: Signature, most: int) -> Json:
+    """Return the schema of a request of up to `most` samples in each form of MLflow; columns may come in any order."""
+    many = partial(_list, most=most)
     if takes_any(signature):
-        rows = {"anyOf": [_list({}), _OBJECT]}
+        rows = {"anyOf": [many({}), _OBJECT]}
         return {"anyOf": [{**_OBJECT, "required": [name], "properties": {name: rows}} for name in FORMS]}
     sample = _sample(signature.inputs)
     columns = _columns(signature)
     row = {**_OBJECT, "required": [*columns], "properties": columns, "additionalProperties": False}
-    by_column = {**row, "properties": {name: _list(each) for name, each in columns.items()}}
+    by_column = {**row, "properties": {name: many(each) for name, each in columns.items()}}
     count = len(columns)
     names = {"type": "array", "items": {"enum": [*columns]}, "minItems": count, "maxItems": count, "uniqueItems": True}
     line = {"type": "array", "items": {"anyOf": [*columns.values()]}, "minItems": count, "maxItems": count}
-    split = {**_OBJECT, "required": ["columns", "data"], "properties": {"columns": names, "data": _list(line)}}
-    rows = {"anyOf": [_list(sample), _list(row)]}
+    split = {**_OBJECT, "required": ["columns", "data"], "properties": {"columns": names, "data": many(line)}}
+    rows = {"anyOf": [many(sample), many(row)]}
     forms = {
         "inputs": {"anyOf": [*rows["anyOf"], by_column]},
         "instances": rows,
         "dataframe_split": split,
-        "dataframe_records": _list(row),
+        "dataframe_records": many(row),
     }
     return {
         "anyOf": [
@@ -120,12 +122,12 @@ def _columns(signature: Signature) -> Json:
     return {name: {"anyOf": [number, lists[name]]} if n == 1 else lists[name] for name, n in features.items()}
 
 
-def _list(each: Json) -> Json:
-    return {"type": "array", "items": each, "minItems": 1, "maxItems": MOST_SAMPLES}
+def _list(each: Json, most: int) -> Json:
+    return {"type": "array", "items": each, "minItems": 1, "maxItems": most}
 
 
-def _v2_request(signature: Signature) -> Json:
-    """Return the schema of a request: of one sample, or of many, whose tensors are flat or nested, in any order."""
+def _v2_request(signature: Signature, most: int) -> Json:
+    """Return the schema of a request: one sample, or up to `most`; its tensors are flat or nested, in any order."""
     specs = signature.inputs
     names = {"enum": [spec.name for spec in signature.outputs]}
     tensors: Json = {"type": "array", "minItems": len(specs)}
@@ -137,8 +139,8 @@ def _v2_request(signature: Signature) -> Json:
             "id": {"type": "string"},
             "inputs": {
                 "anyOf": [
-                    {**tensors, "prefixItems": [_v2_tensor(spec, one=True) for spec in specs], "items": False},
-                    {**tensors, "items": {"anyOf": [_v2_tensor(spec) for spec in specs]}, "maxItems": len(specs)},
+                    {**tensors, "prefixItems": [_v2_tensor(spec, 1, one=True) for spec in specs], "items": False},
+                    {**tensors, "items": {"anyOf": [_v2_tensor(spec, most) for spec in specs]}, "maxItems": len(specs)},
                 ]
             },
             "outputs": {"type": "array", "items": outputs},
@@ -147,19 +149,19 @@ def _v2_request(signature: Signature) -> Json:
     }
 
 
-def _v2_tensor(spec: TensorSpec, *, one: bool = False) -> Json:
+def _v2_tensor(spec: TensorSpec, most: int, *, one: bool = False) -> Json:
     if spec.dtype == ANY:
-        texts = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1 if one else MOST_SAMPLES}
+        texts = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": most}
         shape: Json = {"const": [1]} if one else {"type": "array", "items": {"type": "integer"}}
         given: Json = {"name": {"const": spec.name}, "shape": shape, "datatype": {"const": TEXTS}, "data": texts}
         return {**_OBJECT, "required": [*given], "properties": given}
     num = num_elements(spec)
     value = _tensor(TensorSpec(spec.name, spec.dtype, ()), nullable=False)
-    flat = {"type": "array", "items": value, "minItems": num, "maxItems": num if one else num * MOST_SAMPLES}
+    flat = {"type": "array", "items": value, "minItems": num, "maxItems": num * most}
     if spec.is_variable:
         flat = {"type": "array", "items": value, "minItems": 1}
     rank = len(spec.shape) + 1
-    sizes = [{"type": "integer", "minimum": 1, "maximum": MOST_SAMPLES}, *map(_size, spec.shape)]
+    sizes = [{"type": "integer", "minimum": 1, "maximum": most}, *map(_size, spec.shape)]
     shape = {"type": "array", "prefixItems": sizes, "items": False, "minItems": rank, "maxItems": rank}
     kinds = {"f": ("FP", "BF", "INT", "UINT"), "b": ("BOOL",)}.get(spec.numpy_dtype.kind, ("INT", "UINT"))
     taken = [name for name in (*DATATYPES, BFLOAT16) if name.startswith(kinds)]
@@ -170,7 +172,7 @@ def _v2_tensor(spec: TensorSpec, *, one: bool = False) -> Json:
             "name": {"const": spec.name},
             "shape": {"const": [1, *spec.shape]} if one and not spec.is_variable else shape,
             "datatype": {"const": datatype_of(spec.dtype)} if one else {"enum": taken},
-            "data": flat if one else {"anyOf": [flat, _list(_tensor(spec, nullable=False))]},
+            "data": flat if one else {"anyOf": [flat, _list(_tensor(spec, nullable=False), most)]},
         },
     }
 

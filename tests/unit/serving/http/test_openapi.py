@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
@@ -83,7 +84,45 @@ def test_the_schema_refuses_what_is_refused(path: str, body: Any) -> None:
 
     status, document = asyncio.run(ask())
     assert status == 422
+    refuse(path, body, document)
+
+
+def refuse(path: str, body: Any, document: dict[str, Any]) -> None:
     content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
     schema = {**content["schema"], "components": document["components"]}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(body, schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/invocations", {"inputs": [ONE] * 4}),
+        ("/invocations", {"inputs": {str(place): [place] * 4 for place in range(6)}}),
+        (V2, v2(tensor(shape=[4, 2, 3], data=[ONE] * 4))),
+    ],
+)
+def test_more_samples_than_the_queue_holds_are_422_on_an_idle_endpoint_and_no_request_of_the_schema(
+    path: str, body: Any
+) -> None:
+    async def ask() -> tuple[httpx.Response, dict[str, Any]]:
+        async with endpoint(max_queue=3) as asked:
+            answer = await asked.client.post(path.format(name="sums"), json=body)
+            return answer, (await asked.client.get("/openapi.json")).json()
+
+    answer, document = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]) == (
+        422,
+        "inputs: wanted 1 to 3 samples in a request, got 4.",
+    )
+    refuse(path, body, document)
+
+
+@pytest.mark.parametrize("path", ["/invocations", V2])
+def test_as_many_samples_as_the_queue_holds_are_answered(path: str) -> None:
+    async def ask() -> int:
+        async with endpoint(max_queue=3, max_batch_size=1) as asked:
+            body = {"inputs": [ONE] * 3} if path == "/invocations" else v2(tensor(shape=[3, 2, 3], data=[ONE] * 3))
+            return (await asked.client.post(path.format(name="sums"), json=body)).status_code
+
+    assert asyncio.run(ask()) == 200
