@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ INFLATED = (b"gzip", b"x-gzip", b"deflate")
 """Codings of bodies that are decompressed."""
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 """The header of the data says which of the two it is."""
+_PIECE_BYTES = 4096
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("["), ord("{")]] = 1
@@ -72,6 +73,53 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
         message = await receive()
 
 
+class _Inflater:
+    """A decompressor of a body, in one member or several, as parallel compressors write it.
+
+    Args:
+        max_bytes: largest body, as it comes and decompressed.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_left = self._num_unread = max_bytes
+        self._member = zlib.decompressobj(_GZIP_OR_ZLIB)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if what has come may be all."""
+        return self._member.eof
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what the next bytes hold.
+
+        Raises:
+            HttpProblem: 413 or 422, the body exceeds the limit, or is damaged.
+        """
+        self._num_unread -= len(data)
+        if self._num_unread < 0:  # members that hold nothing would never end
+            raise too_large(self._max_bytes)
+        try:
+            return b"".join(
+                part
+                for begin in range(0, len(data), _PIECE_BYTES)  # each member copies what is left of a piece
+                for part in self._parts(data[begin : begin + _PIECE_BYTES])
+            )
+        except zlib.error:
+            raise HttpProblem(422, "The body is not what its Content-Encoding says.") from None
+
+    def _parts(self, piece: bytes) -> Iterator[bytes]:
+        while piece:
+            if self._member.eof:
+                self._member = zlib.decompressobj(_GZIP_OR_ZLIB)
+            part = self._member.decompress(piece, self._num_left + 1)  # never more than that in memory
+            self._num_left -= len(part)
+            if self._num_left < 0:
+                raise too_large(self._max_bytes)
+            yield part
+            piece = self._member.unused_data
+
+
 def inflated(receive: Receive, max_bytes: int) -> Receive:
     """Return a `receive` that decompresses the body of a request, by gzip or zlib.
 
@@ -82,21 +130,14 @@ def inflated(receive: Receive, max_bytes: int) -> Receive:
     Raises:
         HttpProblem: 413 or 422, when it is called: the body exceeds the limit, or is damaged.
     """
-    inflater, left = zlib.decompressobj(_GZIP_OR_ZLIB), max_bytes
+    inflater = _Inflater(max_bytes)
 
     async def receive_inflated() -> Any:
-        nonlocal left
         message = await receive()
         if message["type"] != "http.request":
             return message
-        try:
-            body = inflater.decompress(message.get("body", b""), left + 1)  # never more than that in memory
-        except zlib.error:
-            raise HttpProblem(422, "The body is not what its Content-Encoding says.") from None
-        left -= len(body)
-        if left < 0:
-            raise too_large(max_bytes)
-        if not message.get("more_body", False) and not inflater.eof:
+        body = inflater.feed(message.get("body", b""))
+        if not message.get("more_body", False) and not inflater.is_whole:
             raise HttpProblem(422, "The compressed body ends too early.")
         return {**message, "body": body}
 
