@@ -163,6 +163,8 @@ def _number(text: str) -> float:
     """Parse a number; an integer stays one, since models that take integers accept nothing else."""
     if text in _FLAGS:
         return _FLAGS[text]
+    if "_" in text:  # which Python takes in numbers, and 0_1 is a name
+        raise ValueError(f"{text[:60]!r} is no number")
     try:
         return int(text)
     except ValueError:

@@ -81,6 +81,19 @@ def test_a_header_of_csv_names_the_columns() -> None:
     assert asyncio.run(ask()).json() == {"predictions": [[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 0.0, 0.0, 1.0, 0.5]]}
 
 
+def test_a_text_with_an_underscore_is_no_number_of_csv() -> None:
+    pixels = replace(ROW_SUMS, feature_names={f"{row}_{column}": 1 for row in range(2) for column in range(3)})
+
+    async def ask(body: str) -> httpx.Response:
+        async with endpoint((pixels, row_sums)) as asked:
+            return await asked.client.post("/invocations", content=body, headers={"Content-Type": "text/csv"})
+
+    header = ",".join(reversed([*pixels.feature_names]))
+    assert asyncio.run(ask(f"{header}\n6,5,4,3,2,1\n")).json() == {"predictions": [[6.0, 15.0]]}
+    wrong = asyncio.run(ask(f"{header}\n6,5,4,3,2,1_5\n"))
+    assert (wrong.status_code, "'1_5' is no number" in wrong.json()["error"]) == (422, True)
+
+
 def test_columns_of_another_name_are_422() -> None:
     def error(*rows: dict[str, Any], model: str = "named") -> Any:
         answer = post({"dataframe_records": rows}, model)
