@@ -173,12 +173,14 @@ def _flat(data: Any, shape: tuple[int, ...], field: str) -> list[Any]:
     """Return the values of a tensor in JSON, which are one list or nested as the shape says."""
     if not isinstance(data, list):
         raise wrong_input(field, "a list of values", "nothing" if data is None else kind_of(data))
-    try:
-        for _ in range(len(shape) - 1):
-            if data and isinstance(data[0], list):
-                data = list(chain.from_iterable(data))
-    except TypeError:
-        raise wrong_input(field, "lists of the same depth", "lists and values beside each other") from None
+    if data and isinstance(data[0], list):
+        parts: list[Any] = [data]
+        for size in shape:
+            if any(not isinstance(part, list) or len(part) != size for part in parts):
+                wanted = f"one list of values, or lists nested as the shape {list(shape)} says"
+                raise wrong_input(field, wanted, "lists nested in another way")
+            parts = list(chain.from_iterable(parts))
+        data = parts
     if len(data) != math.prod(shape):
         raise wrong_input(field, f"{math.prod(shape)} values (shape {list(shape)})", str(len(data)))
     return [*data]

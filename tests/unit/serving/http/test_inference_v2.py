@@ -149,6 +149,30 @@ def test_all_outputs_come_as_bytes_where_the_request_says_so() -> None:
     assert struct.unpack("<2f", answer.content[length:]) == (6.0, 15.0)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        [[[1, 2], [3, 4], [5, 6]]],
+        [[1, 2, 3], [4, 5, 6]],
+        [[[1, 2, 3]], [[4, 5, 6]]],
+        [[[1, 2, 3, 4], [5, 6]]],
+        [[[1, 2, 3], 4, 5, 6]],
+        [[[[1, 2, 3], [4, 5, 6]]]],
+    ],
+)
+def test_values_nested_in_another_way_than_the_shape_says_are_422(data: Any) -> None:
+    answer = post(json.dumps(with_input(data=data)).encode())
+    assert (answer.status_code, answer.json()["field"].startswith("inputs[0].data")) == (422, True)
+
+
+@pytest.mark.parametrize("data", [[["ab"]], [["a"], "b"], [[["a"], ["b"]]], [["a", "b", "c"]], ["ab"], [["a", ["b"]]]])
+def test_texts_are_never_split_into_letters(data: Any) -> None:
+    given = {"name": "inputs", "datatype": "BYTES", "shape": [1, 2]}
+    assert read_tensor({**given, "data": [["ab", "c"]]}, "inputs[0]", memoryview(b""))[1].tolist() == [["ab", "c"]]
+    with pytest.raises(HttpProblem, match=r"^inputs\[0\]\.data: "):
+        read_tensor({**given, "data": data}, "inputs[0]", memoryview(b""))
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "no inputs": ({}, "inputs: wanted a list of tensors, got nothing"),
     "no list": ({"inputs": {}}, "inputs: wanted a list of tensors, got an object"),
@@ -172,7 +196,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "huge empty shape": (with_input(shape=[0, 2**40, 2**40], data=[]), "sizes whose product is at most"),
     "no data": (with_input(data=None), "inputs[0].data: wanted a list of values, got nothing"),
     "text": (with_input(data=[1, 2, 3, 4, 5, "6"]), "inputs[0].data[5]: wanted a value of type float32, got text"),
-    "ragged": (with_input(data=[[1, 2, 3], 4, 5, 6]), "inputs[0].data: wanted lists of the same depth"),
+    "ragged": (with_input(data=[[1, 2, 3], 4, 5, 6]), "inputs[0].data: wanted one list of values, or lists nested as"),
     "fraction": (with_input(datatype="INT32", data=[1, 2, 3, 4, 5, 6.5]), "inputs[0].data[5]: wanted a value of type"),
     "overflow": (with_input(datatype="INT8", data=[1, 2, 3, 4, 5, 600]), "wanted values that fit int8"),
     "truth values": (with_input(datatype="BOOL", data=[True] * 6), "values of type bool"),
