@@ -7,8 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
+from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching.batcher import Batcher
 from orchestray.serving.batching.policies import Adaptive, Fixed
+
+_BATCHERS = "_batchers_of_orchestray"
+"""Attribute of an instance, or of a function, that maps what was decorated to its batcher."""
 
 
 def batch(
@@ -41,10 +45,12 @@ def batch(
             batch_wait_timeout_s=batch_wait_timeout_s,
             max_concurrent_batches=max_concurrent_batches,
         )
+    numbers = {"max_batch_size": max_batch_size, "max_concurrent_batches": max_concurrent_batches}
+    if problems := [f"{name}: must be >= 1, got {number}" for name, number in numbers.items() if number < 1]:
+        raise ConfigError(problems)
     parameters = list(inspect.signature(function).parameters)
     if not inspect.iscoroutinefunction(function) or (parameters[:1] == ["self"] and len(parameters) != 2):
         raise TypeError(f"{function.__qualname__} must be an async function that takes a list of items")
-    batchers = f"_batcher_of_{function.__name__}"
 
     def make(run: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]) -> Batcher[Any, Any]:
         policy = Adaptive() if batch_wait_timeout_s is None else Fixed(1e3 * batch_wait_timeout_s)
@@ -56,9 +62,9 @@ def batch(
     @wraps(function)
     async def ask(*arguments: Any) -> Any:
         *owner, item = arguments
-        kept = vars(owner[0] if owner else ask)
-        if batchers not in kept:
-            kept[batchers] = make(partial(function, *owner))
-        return await kept[batchers].submit(item)
+        batchers = vars(owner[0] if owner else ask).setdefault(_BATCHERS, {})
+        if ask not in batchers:  # not its name: a class may override a method and call that of its base
+            batchers[ask] = make(partial(function, *owner))
+        return await batchers[ask].submit(item)
 
     return ask

@@ -68,7 +68,24 @@ def test_a_function_that_is_not_async_is_refused() -> None:
             return [item**2 for item in items]
 
 
+@pytest.mark.parametrize("name", ["max_batch_size", "max_concurrent_batches"])
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_number_that_takes_nothing_is_refused_before_any_call(name: str, number: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: must be >= 1, got {number}"):
+
+        @batch(**{name: number})
+        async def double(items: Sequence[int]) -> list[int]:
+            return [2 * item for item in items]
+
+
+class Twice(Doubling):
+    @batch(max_batch_size=4)
+    async def double(self, items: Sequence[Any]) -> list[Any]:
+        return [2 * item for item in await asyncio.gather(*map(super().double, items))]
+
+
 @in_virtual_time
-async def test_a_size_that_takes_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_batch_size: must be >= 1"):
-        await batch(Doubling().double, max_batch_size=0)(1)
+async def test_a_batched_method_may_call_the_batched_method_that_it_overrides() -> None:
+    model = Twice()
+    assert await asyncio.wait_for(asyncio.gather(*map(model.double, range(4))), 60) == [0, 4, 8, 12]
+    assert model.sizes == [4]
