@@ -45,6 +45,8 @@ class Watch:
             )
             for version in versions
         }
+        self._num_steps: dict[ModelVersion, int] = {}
+        """Steps that each generator had made at the last look: a long answer is no silence."""
         monitor.on_answer = self._answered
         self._task = self._loop.create_task(self._run())
 
@@ -64,9 +66,20 @@ class Watch:
         while self._loop.time() < self._until_s:
             await asyncio.sleep(_LOOK_S)
             for version, verdict in self._verdicts.values():
-                stats = version.batcher.stats
-                reason = verdict.reason(self._loop.time(), stats.num_queued + stats.num_in_flight)
+                reason = verdict.reason(self._loop.time(), self._num_pending(version, verdict))
                 if reason is not None:
                     await self._go_back(version, reason)
                     return
         await self._is_over()
+
+    def _num_pending(self, version: ModelVersion, verdict: Verdict) -> int:
+        """Return the number of a version's requests that wait or run; tokens since the last look are signs of life."""
+        stats = version.batcher.stats
+        num_pending = stats.num_queued + stats.num_in_flight
+        if version.generator is not None:
+            generated = version.generator.stats
+            num_pending += generated.num_waiting + generated.num_running
+            if generated.num_steps != self._num_steps.get(version):
+                self._num_steps[version] = generated.num_steps
+                verdict.lives(self._loop.time())
+        return num_pending

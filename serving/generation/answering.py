@@ -118,7 +118,7 @@ class _EventStream(StreamingResponse):
 
     def __init__(self, call: Call, generation: Generation, first: Output | None, form: AnswerForm) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        self._events = _events(generation, first, form)
+        self._events = _events(call, generation, first, form)
         super().__init__(self._events, headers=headers, media_type="text/event-stream")
         self._call = call
         self._generation = generation
@@ -131,13 +131,15 @@ class _EventStream(StreamingResponse):
             self._generation.cancel()
 
 
-async def _events(generation: Generation, first: Output | None, form: AnswerForm) -> AsyncGenerator[bytes]:
+async def _events(call: Call, generation: Generation, first: Output | None, form: AnswerForm) -> AsyncGenerator[bytes]:
     try:
         if first is not None:
             yield form.step(first)
         async for output in generation:
             yield form.step(output)
     except Exception as error:  # noqa: BLE001 - the status is sent already: the error becomes an event
-        yield form.failed(as_problem(error))
+        problem = as_problem(error)
+        call.status = problem.status  # for the metrics, the log and the watch on a new version, as of a whole answer
+        yield form.failed(problem)
     else:
         yield form.end(generation)

@@ -42,11 +42,15 @@ class Verdict:
         if now_s - seconds < self._began_s:
             return
         if status < _REFUSED or status == _FAILED:  # a hung version has clients that give up, and a queue that refuses
-            self._lived_s = now_s
+            self.lives(now_s)
         answer = (now_s, status >= _FAILED, seconds > self._p99_s)
         self._recent.append(answer)
         self._add(self._all, answer, 1)
         self._add(self._recent_sums, answer, 1)
+
+    def lives(self, now_s: float) -> None:
+        """Note a sign of life: the model has answered, or a part of an answer has come."""
+        self._lived_s = now_s
 
     def reason(self, now_s: float, num_pending: int) -> str | None:
         """Return why the version must go back, as a clause, or None.

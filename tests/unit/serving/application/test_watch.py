@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
@@ -12,10 +13,19 @@ from typing import Any
 import pytest
 
 from orchestray.serving.api import update
+from orchestray.serving.application.watch import Watch
+from orchestray.serving.config.schema import RollbackSection
+from orchestray.serving.generation.engine import Engine
+from orchestray.serving.generation.sampling import Sampling
+from orchestray.serving.http import Monitor
+from orchestray.serving.routing import rollback
+from orchestray.serving.routing.endpoint import ModelVersion
 from support import bad_task
+from support.http_endpoint import ROW_SUMS, row_sums, version_of
 from support.patience import PATIENCE_S
 from support.served import written_run
 from unit.serving.application.test_endpoint import ask, serving
+from unit.serving.generation.test_router_versions import Held
 
 BODY = {"inputs": [1.0] * 4}
 
@@ -98,3 +108,34 @@ def test_versions_that_stand_the_watch_stay_and_those_before_them_end(tmp_path: 
         assert ask(port, "/predict?version=1", BODY)[0] == 404
         assert ask(port, body=BODY)[0] == 200
         assert "orchestray_rollbacks_total{" not in text_of(port, "/metrics")
+
+
+@pytest.mark.parametrize(("stands", "watch_s"), [(True, 20.0), (False, 4.0)])
+def test_a_generator_that_stands_still_goes_back_and_a_long_answer_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch, stands: bool, watch_s: float
+) -> None:
+    monkeypatch.setattr(rollback, "_RECENT_S", 2.0)
+
+    async def reason() -> str | None:
+        decoder, version, monitor = Held(0), version_of(ROW_SUMS, row_sums), Monitor()
+        version.generator = Engine(decoder, num_threads=1)
+        found: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+
+        async def go_back(_: ModelVersion, why: str) -> None:
+            found.set_result(why)
+
+        async def is_over() -> None:
+            found.set_result(None)
+
+        if not stands:
+            decoder.go_on.set()
+        answer = version.generator.generate("x", Sampling(max_tokens=10**6))
+        await anext(answer)
+        Watch([version], RollbackSection(error_rate=1.0, watch_s=watch_s), monitor, go_back, is_over)
+        try:
+            return await found
+        finally:
+            decoder.go_on.set()
+            await version.close(drain=False)
+
+    assert asyncio.run(reason()) == ("no request was answered for 2 s" if stands else None)

@@ -21,7 +21,7 @@ from orchestray.serving.routing.endpoint import Share
 from orchestray.serving.routing.registry import Registry
 from support.generation import engine_of, small_model
 from support.http_endpoint import ROW_SUMS, Asked, row_sums, version_of
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until
 
 MODEL = small_model(context=32, depth=1)
 
@@ -146,6 +146,23 @@ def test_a_deadline_that_passes_is_504_whole_and_an_error_event_streamed() -> No
     assert post(body, headers={"X-Request-Timeout-Ms": "2000"}).status_code == 504
     name, value = events(post({**body, "stream": True}, headers={"X-Request-Timeout-Ms": "2000"}).text)[-1]
     assert (name, value["status"]) == ("error", 504)
+
+
+def test_a_stream_that_fails_after_its_first_token_counts_as_a_failure() -> None:
+    async def ask() -> None:
+        async with generating() as (asked, engine):
+            counted: list[tuple[str, str, int]] = []
+            asked.monitor.on_answer = lambda model, version, status, _: counted.append((model, version, status))
+            body = {"prompt": "x", "max_tokens": 10**9, "stream": True}
+            streaming = asyncio.create_task(asked.client.post("/generate", json=body))
+            await until("a token", lambda: engine.stats.num_tokens > 0)
+            await engine.close(drain=False)
+            assert events((await streaming).text)[-1][0] == "error"
+            assert counted == [("sums", "1", 503)]
+            metrics = asked.monitor.text()[0].decode()
+            assert 'orchestray_requests_total{model="sums",status="503",version="1"} 1.0' in metrics
+
+    asyncio.run(ask())
 
 
 def test_a_full_queue_is_503_with_retry_after_streamed_too() -> None:
