@@ -60,12 +60,18 @@ class Watch:
 
     def _answered(self, model: str, version: str, status: int, seconds: float) -> None:
         if (found := self._verdicts.get((model, version))) is not None:
+            self._look_for_replicas(*found)
             found[1].answered(self._loop.time(), status, seconds)
+
+    def _look_for_replicas(self, version: ModelVersion, verdict: Verdict) -> None:
+        if version.rests and version.batcher.is_starting:  # it has scaled to zero, which is no fault
+            verdict.starts(self._loop.time())
 
     async def _run(self) -> None:
         while self._loop.time() < self._until_s:
             await asyncio.sleep(_LOOK_S)
             for version, verdict in self._verdicts.values():
+                self._look_for_replicas(version, verdict)
                 reason = verdict.reason(self._loop.time(), self._num_pending(version, verdict))
                 if reason is not None:
                     await self._go_back(version, reason)

@@ -165,6 +165,12 @@ class Batcher(Generic[In, Out]):
         core = self._core
         return not core.runners and core.admission.start.is_overdue(core.loop.time())
 
+    @property
+    def is_starting(self) -> bool:
+        """True if requests wait for a first runner, which may yet come in the time that takes."""
+        core = self._core
+        return not core.runners and core.admission.start.is_awaited(core.loop.time())
+
     def look_again(self) -> None:
         """Look for work again, because what a runner may do has changed."""
         self._dispatch.look_soon()

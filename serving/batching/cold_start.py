@@ -40,7 +40,15 @@ class ColdStart:
 
     def is_overdue(self, now_s: float) -> bool:
         """Return True if the last runner has been gone clearly longer than a new one takes to start."""
-        return self._gone_s is not None and now_s - self._gone_s > max(_LEAST_OUTAGE_S, 2 * (self.seconds or 0.0))
+        return self._gone_s is not None and now_s - self._gone_s > self._longest_s
+
+    def is_awaited(self, now_s: float) -> bool:
+        """Return True if requests found no runner, not longer ago than a new one may well take to start."""
+        return self._asked_s is not None and now_s - self._asked_s <= self._longest_s
+
+    @property
+    def _longest_s(self) -> float:
+        return max(_LEAST_OUTAGE_S, 2 * (self.seconds or 0.0))
 
     def ended(self, now_s: float) -> None:
         """Note that a first runner exists."""

@@ -29,7 +29,7 @@ class Verdict:
     """
 
     def __init__(self, began_s: float, *, error_rate: float | None, p99_ms: float | None) -> None:
-        self._began_s = self._lived_s = began_s
+        self._began_s = self._lived_s = self._started_s = began_s
         self._error_rate = error_rate
         self._p99_s = math.inf if p99_ms is None else p99_ms / 1e3
         self._all = [0, 0, 0]
@@ -39,10 +39,13 @@ class Verdict:
 
     def answered(self, now_s: float, status: int, seconds: float) -> None:
         """Count an answer with this HTTP status, `seconds` after its request came."""
-        if now_s - seconds < self._began_s:
+        came_s = now_s - seconds
+        if came_s < self._began_s:
             return
         if status < _REFUSED or status == _FAILED:  # a hung version has clients that give up, and a queue that refuses
             self.lives(now_s)
+        if came_s < self._started_s and status != _FAILED:
+            return  # it waited for a first replica, or was refused for want of one
         answer = (now_s, status >= _FAILED, seconds > self._p99_s)
         self._recent.append(answer)
         self._add(self._all, answer, 1)
@@ -51,6 +54,10 @@ class Verdict:
     def lives(self, now_s: float) -> None:
         """Note a sign of life: the model has answered, or a part of an answer has come."""
         self._lived_s = now_s
+
+    def starts(self, now_s: float) -> None:
+        """Note that a first replica is still to come: requests wait for it, or are refused for want of it."""
+        self._started_s = now_s
 
     def reason(self, now_s: float, num_pending: int) -> str | None:
         """Return why the version must go back, as a clause, or None.
@@ -71,7 +78,7 @@ class Verdict:
             return None
         if self._pending_since_s is None:
             self._pending_since_s = now_s
-        silent_s = now_s - max(self._lived_s, self._pending_since_s)
+        silent_s = now_s - max(self._lived_s, self._started_s, self._pending_since_s)
         if silent_s > max(_RECENT_S, 0.0 if self._p99_s == math.inf else self._p99_s):
             return f"no request was answered for {silent_s:.0f} s"
         return None

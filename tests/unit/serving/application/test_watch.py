@@ -21,11 +21,12 @@ from orchestray.serving.http import Monitor
 from orchestray.serving.routing import rollback
 from orchestray.serving.routing.endpoint import ModelVersion
 from support import bad_task
-from support.http_endpoint import ROW_SUMS, row_sums, version_of
+from support.batching import in_virtual_time
+from support.http_endpoint import ROW_SUMS, Held, row_sums, version_of
 from support.patience import PATIENCE_S
 from support.served import written_run
 from unit.serving.application.test_endpoint import ask, serving
-from unit.serving.generation.test_router_versions import Held
+from unit.serving.generation.test_router_versions import Held as HeldDecoder
 
 BODY = {"inputs": [1.0] * 4}
 
@@ -117,7 +118,7 @@ def test_a_generator_that_stands_still_goes_back_and_a_long_answer_is_no_silence
     monkeypatch.setattr(rollback, "_RECENT_S", 2.0)
 
     async def reason() -> str | None:
-        decoder, version, monitor = Held(0), version_of(ROW_SUMS, row_sums), Monitor()
+        decoder, version, monitor = HeldDecoder(0), version_of(ROW_SUMS, row_sums), Monitor()
         version.generator = Engine(decoder, num_threads=1)
         found: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
@@ -139,3 +140,37 @@ def test_a_generator_that_stands_still_goes_back_and_a_long_answer_is_no_silence
             await version.close(drain=False)
 
     assert asyncio.run(reason()) == ("no request was answered for 2 s" if stands else None)
+
+
+@in_virtual_time
+async def test_a_version_that_rests_is_not_taken_back_for_its_own_start_and_one_that_hangs_after_it_is() -> None:
+    version, monitor, gone = version_of(ROW_SUMS, row_sums), Monitor(), []
+    version.rests = True
+    version.batcher.expect_start(8.0)
+    await version.batcher._core.runners[0].remove()
+
+    async def go_back(_: ModelVersion, why: str) -> None:
+        gone.append(why)
+
+    async def is_over() -> None:
+        gone.append("it is over")
+
+    Watch([version], RollbackSection(error_rate=1.0, p99_ms=100.0), monitor, go_back, is_over)
+    sample = ROW_SUMS.parse(ROW_SUMS.example)
+    asked = [asyncio.ensure_future(version.predict(sample)) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    for _ in range(3):  # before the watch has looked
+        monitor.answered("sums", "1", 503, 0.001)
+    await asyncio.sleep(9.0)
+    version.batcher.add_runner(row_sums)
+    for answer in asked:
+        await answer
+        monitor.answered("sums", "1", 200, 9.1)
+    await asyncio.sleep(1.0)
+    assert gone == []
+    await version.batcher._core.runners[0].remove()
+    version.batcher.add_runner(Held())
+    hangs = asyncio.ensure_future(version.predict(sample))
+    await asyncio.sleep(6.0)
+    assert gone == ["no request was answered for 5 s"]
+    hangs.cancel()

@@ -91,3 +91,20 @@ async def test_a_loss_that_is_made_good_in_seconds_is_no_desertion_however_short
     await asyncio.sleep(1000)
     assert batcher.is_deserted
     await batcher.close()
+
+
+@in_virtual_time
+async def test_a_batcher_is_starting_while_requests_wait_for_a_first_runner_no_longer_than_it_may_take() -> None:
+    batcher = without_runners(20.0)
+    await batcher.add_runner(doubled).remove()
+    await asyncio.sleep(1000)
+    assert not batcher.is_starting  # nobody asks
+    waiting = asyncio.ensure_future(batcher.submit(1))
+    await asyncio.sleep(39)
+    assert batcher.is_starting
+    await asyncio.sleep(2)
+    assert not batcher.is_starting  # it is late
+    batcher.add_runner(doubled)
+    assert await waiting == 2
+    assert not batcher.is_starting
+    await batcher.close()

@@ -93,3 +93,27 @@ def test_a_version_that_answers_or_fails_is_not_silent(status: int) -> None:
     for step in range(1, 241):
         verdict.answered(0.25 * step, status, 0.1)
         assert verdict.reason(0.25 * step, 1) is None
+
+
+def test_what_waits_for_a_first_replica_is_no_silence_and_not_late_and_what_comes_after_it_is() -> None:
+    verdict = Verdict(0.0, error_rate=1.0, p99_ms=100.0)
+    for step in range(1, 81):
+        verdict.starts(0.25 * step)
+        verdict.answered(0.25 * step, 503, 0.001)
+        assert verdict.reason(0.25 * step, 1) is None
+    for _ in range(10):
+        verdict.answered(21.0, 200, 15.0)
+    assert verdict.reason(21.0, 1) is None
+    assert verdict.reason(26.0, 1) is None
+    assert verdict.reason(26.25, 1) == "no request was answered for 5 s"
+    verdict.answered(26.5, 200, 0.2)
+    verdict.answered(26.5, 200, 0.2)
+    assert verdict.reason(26.5, 1) == "2 of 2 requests took more than 100 ms"
+
+
+def test_a_version_that_fails_whenever_a_replica_has_come_goes_back() -> None:
+    verdict = Verdict(0.0, error_rate=1.0, p99_ms=None)
+    verdict.starts(10.0)
+    verdict.answered(10.5, 500, 5.0)
+    verdict.answered(10.5, 500, 5.0)
+    assert verdict.reason(10.5, 0) == "2 of 2 requests failed, more than 1 %"
