@@ -135,7 +135,7 @@ class Predictor:
         priority: int,
         deadline_s: float | None,
     ) -> tuple[Output, ModelVersion]:
-        """Ask a version, or its successor if it was replaced meanwhile and the successor takes the same inputs.
+        """Ask a version, or its successor if it was replaced meanwhile and the successor reads requests in its way.
 
         Returns:
             the output, and the version that answered.
@@ -151,7 +151,7 @@ class Predictor:
             now = self.models[endpoint.name]
             successor = now.pick(call.asked_version)
             check_not_replaced((successor,))
-            if successor is version or successor.signature.inputs != version.signature.inputs:
+            if successor is version or not successor.signature.reads_like(version.signature):
                 raise
             call.reaches(successor)
             return await now.predict(sample, version=successor, priority=priority, deadline_s=deadline_s), successor

@@ -145,6 +145,14 @@ class Signature:
             for name, spec in mine.items()
         )
 
+    def reads_like(self, other: Signature) -> bool:
+        """Return True if both make the same sample of a request, so that this model can run what the other has read.
+
+        What a task decodes depends on its code and its data: it is never the same for certain.
+        """
+        mine, others = ((each.inputs, [*each.feature_names.items()], each.padding) for each in (self, other))
+        return mine == others and "decode" not in (*self.own_forms, *other.own_forms)
+
     def as_taken(self, sample: Sample) -> Sample:
         """Convert a sample that another signature has parsed to the types of this one (see `takes_samples_of`)."""
         return {spec.name: np.asarray(sample[spec.name], spec.numpy_dtype) for spec in self.inputs}

@@ -12,9 +12,10 @@ import httpx
 import pytest
 
 from orchestray.serving.http import Monitor
-from orchestray.serving.models.signature import Output, Sample
+from orchestray.serving.models.codec import Codec
+from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.routing.endpoint import ModelVersion, Share
-from support.http_endpoint import ROW_SUMS, Asked, Run, endpoint, version_of
+from support.http_endpoint import ROW_SUMS, Asked, Run, endpoint, row_sums, version_of
 
 SAMPLE = ROW_SUMS.example
 TENSOR = {"name": "inputs", "shape": [1, 2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}
@@ -102,6 +103,52 @@ def test_a_new_version_whose_outputs_have_another_name_answers_under_it() -> Non
             assert answer.status_code == 422
             assert "outputs[0].name" in answer.text
             assert "negated" in answer.text
+
+
+DECODED = replace(ROW_SUMS, own_forms=("decode",))
+COLUMNS = replace(ROW_SUMS, feature_names=dict.fromkeys("abcdef", 1))
+TURNED = replace(ROW_SUMS, feature_names=dict.fromkeys("fedcba", 1))
+FRAME = {"dataframe_records": [dict(zip("abcdef", range(6), strict=True))]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "path", "body"),
+    [
+        (DECODED, DECODED, "/predict", {"inputs": "a text"}),
+        (DECODED, DECODED, "/invocations", {"inputs": ["a text"]}),
+        (DECODED, ROW_SUMS, "/predict", {"inputs": "a text"}),
+        (ROW_SUMS, DECODED, "/predict", {"inputs": SAMPLE}),
+        (COLUMNS, TURNED, "/invocations", FRAME),
+        (COLUMNS, ROW_SUMS, "/invocations", FRAME),
+    ],
+)
+def test_what_one_version_has_read_is_never_run_by_another_that_reads_it_otherwise(
+    old: Signature, new: Signature, path: str, body: Any
+) -> None:
+    def decoding(version: ModelVersion) -> ModelVersion:
+        if "decode" in version.signature.own_forms:
+            version.codec = Codec(version.signature, lambda _: SAMPLE)
+        return version
+
+    async def ask() -> list[httpx.Response]:
+        async with endpoint((old, row_sums)) as asked:
+            decoding(asked.registry.default.main)
+            replacing(asked, decoding(version_of(replace(new, version="2"), negated, Monitor())))
+            return [await asked.client.post(path, json=body) for _ in range(2)]
+
+    between, after = asyncio.run(ask())
+    assert (between.status_code, between.headers["retry-after"]) == (503, "1")
+    assert after.headers["x-model-version"] == "2"
+    assert after.status_code == (422 if new is ROW_SUMS else 200)
+
+
+def test_columns_of_the_same_names_in_the_same_order_are_answered_by_the_new_version() -> None:
+    async def ask() -> httpx.Response:
+        async with endpoint((COLUMNS, row_sums)) as asked:
+            replacing(asked, version_of(replace(COLUMNS, version="2"), negated, Monitor()))
+            return await asked.client.post("/invocations", json=FRAME)
+
+    assert asyncio.run(ask()).json() == {"predictions": [[-3.0, -12.0]]}
 
 
 def test_the_samples_of_a_request_are_answered_by_one_version_although_it_is_replaced_amid_them() -> None:
