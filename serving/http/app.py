@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from orchestray.serving.http.cors import add_cors
 from orchestray.serving.http.direct import Direct
 from orchestray.serving.http.inference_v2 import v2_routes
 from orchestray.serving.http.middleware import RequestMiddleware
@@ -140,10 +140,7 @@ def make_app(
         lifespan=lifespan,
     )
     if settings.cors_origins:
-        origins, told = list(settings.cors_origins), ["x-request-id", "x-model-version", "retry-after"]
-        app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=told
-        )
+        add_cors(app, settings.cors_origins)
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)
     # Routes are tried in order, so the most frequent ones come first.

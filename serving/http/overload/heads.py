@@ -16,7 +16,7 @@ _NAMES_A_MODEL = frozenset({b"x-model", b"x-model-version"})
 _CHANGES_READING = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"proxy-connection"})
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(rb"/[!-~]*")
-_PREDICT = b"/predict"
+_PREDICT, _OPENAI = b"/predict", b"/v1/completions"
 _MOST_BYTES, _MOST_KNOWN, _MOST_DIGITS = 2048, 512, 18
 
 
@@ -33,6 +33,13 @@ class RequestHints:
     """Path without the query, unmodified; only for the log."""
     priority: int = 0
     """Priority of the request; higher goes first."""
+    origin: bytes | None = None
+    """Origin of the page that asks from a browser; None: no page does."""
+
+    @property
+    def is_openai(self) -> bool:
+        """True if the client expects the form of OpenAI's API, under whatever prefix a proxy shows the endpoint."""
+        return self.path.endswith(_OPENAI)
 
 
 @dataclass(frozen=True)
@@ -51,17 +58,19 @@ def wish_of(target: bytes, headers: Iterable[tuple[bytes, bytes]]) -> RequestHin
         target: path and query.
         headers: pairs of lower-case name and value.
     """
-    timeout_s, given_id, priority, is_plain = None, None, 0, target == _PREDICT
+    timeout_s, given_id, origin, priority, is_plain = None, None, None, 0, target == _PREDICT
     for name, value in headers:
         if name == _TIMEOUT:
             timeout_s = _seconds(value)
         elif name == b"x-request-id":
             given_id = value
+        elif name == b"origin":
+            origin = value
         elif name == _PRIORITY:
             priority, is_plain = priority_of(value) or 0, False  # the application reports an invalid one
         elif name in _NAMES_A_MODEL:
             is_plain = False
-    return RequestHints(timeout_s, given_id, is_plain, target.partition(b"?")[0], priority)
+    return RequestHints(timeout_s, given_id, is_plain, target.partition(b"?")[0], priority, origin)
 
 
 class Heads:

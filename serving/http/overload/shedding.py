@@ -13,10 +13,13 @@ from orchestray.serving.batching import Batcher
 from orchestray.serving.batching.errors import DeadlineError
 from orchestray.serving.batching.listener import SHED_INFEASIBLE, SHED_OVERLOAD, SHED_QUEUE_FULL
 from orchestray.serving.http.access_log import AccessLog
+from orchestray.serving.http.cors import Headers, cors_headers
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.overload.heads import RequestHints, wish_of
 from orchestray.serving.http.overload.pressure import OverloadDetector
+from orchestray.serving.http.problems import HttpProblem, openai_error
 from orchestray.serving.http.request_context import ARRIVED_KEY, id_of, new_id
+from orchestray.serving.http.responses import to_json
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.routing.endpoint import ModelVersion
 from orchestray.serving.routing.registry import Registry
@@ -43,6 +46,8 @@ class Refusal:
         request_id: id of the request.
         reason: reason in the metrics.
         model, version: model version of the request; empty: unknown.
+        is_openai: True if its body is to be in the form of OpenAI's API.
+        more: further headers.
     """
 
     text: str
@@ -51,9 +56,13 @@ class Refusal:
     reason: str = SHED_OVERLOAD
     model: str = ""
     version: str = ""
+    is_openai: bool = False
+    more: Headers = ()
 
     @property
     def body(self) -> bytes:
+        if self.is_openai:
+            return to_json({**openai_error(HttpProblem(503, self.text)), "request_id": self.request_id})
         values = (self.text.encode(), self.request_id.encode(), self.retry_s)
         return b'{"error":"%s","request_id":"%s","retry_after_s":%.6f}\n' % values
 
@@ -68,6 +77,7 @@ class Refusal:
             (b"content-length", b"%d" % num_body_bytes),
             (b"retry-after", b"%d" % self._retry_header_s),
             (b"x-request-id", self.request_id.encode()),
+            *self.more,
         ]
 
     def to_bytes(self, *, keep: bool, num_id_bytes: int | None = None) -> bytes:
@@ -77,7 +87,8 @@ class Refusal:
             keep: True if the connection stays open.
             num_id_bytes: length of the id that will replace the placeholder.
         """
-        body, end = self.body, b"" if keep else b"connection: close\r\n"
+        body, more = self.body, self.more if keep else (*self.more, (b"connection", b"close"))
+        end = b"".join(b"%s: %s\r\n" % each for each in more)
         num_bytes = len(body) + (0 if num_id_bytes is None else num_id_bytes - len(self.request_id))
         return _HEAD % (num_bytes, self._retry_header_s, self.request_id.encode(), end, body)
 
@@ -131,7 +142,7 @@ class LoadShedder:
 
     def follow(self, settings: HttpSettings) -> None:
         """Use other settings from now on."""
-        self._timeout_s = settings.timeout_s
+        self._timeout_s, self._origins = settings.timeout_s, settings.cors_origins
         self._is_open = not settings.tokens  # clients without a token must not learn about queues
         self.refusals.follow(settings)
 
@@ -170,6 +181,8 @@ class LoadShedder:
         known = self._again
         if known is None or self._pressure.number != known.round or not wish.is_plain or wish.given_id is not None:
             return None
+        if cors_headers(self._origins, wish.origin):
+            return None  # its answer has headers of its own
         timeout_s = self._timeout_s if wish.timeout_s is None else wish.timeout_s
         if not known.least_s <= (_ANY_TIME_S if timeout_s is None else timeout_s) <= known.most_s:
             return None
@@ -202,7 +215,7 @@ class LoadShedder:
             retry_s = self._pressure.taken_s + self.waited_s
             text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
             self._monitor.shed_early(*names, SHED_OVERLOAD)
-            refusal = Refusal(text, retry_s, id_of(wish.given_id), SHED_OVERLOAD, *names)
+            refusal = self._made(text, retry_s, SHED_OVERLOAD, names, wish)
             least_s = 0.0 if self._pressure.refuses_less else allowed_s
             return self._refused(refusal, wish, client, (least_s, allowed_s), None)
         if version is None:
@@ -212,9 +225,13 @@ class LoadShedder:
             return None
         self._pressure.refused()
         reason = SHED_INFEASIBLE if isinstance(error, DeadlineError) else SHED_QUEUE_FULL
-        refusal = Refusal(str(error), error.retry_after_s or 0.0, id_of(wish.given_id), reason, *names)
+        refusal = self._made(str(error), error.retry_after_s or 0.0, reason, names, wish)
         # A request with less time precedes those that wait, and may be in time when this one is not.
         return self._refused(refusal, wish, client, (allowed_s, allowed_s), version.batcher)
+
+    def _made(self, text: str, retry_s: float, reason: str, names: tuple[str, str], wish: RequestHints) -> Refusal:
+        more = cors_headers(self._origins, wish.origin)
+        return Refusal(text, retry_s, id_of(wish.given_id), reason, *names, is_openai=wish.is_openai, more=more)
 
     def _refused(
         self,
@@ -226,7 +243,7 @@ class LoadShedder:
     ) -> Refusal:
         """Record a refusal, and keep it for plain requests of this round of the loop whose time is in `range_s`."""
         if wish.is_plain:
-            self._again = _Again(self._pressure.number, *range_s, refusal, batcher)
+            self._again = _Again(self._pressure.number, *range_s, replace(refusal, more=()), batcher)
         self._note(refusal, refusal.request_id, len(refusal.body), wish, client)
         return refusal
 

@@ -33,6 +33,7 @@ def request(*headers: str, first: str = "POST /predict HTTP/1.1", body: bytes = 
         (request(first="POST /predict?version=2 HTTP/1.1"), RequestHints(None, None, False)),
         (request(first="POST /invocations HTTP/1.1"), RequestHints(None, None, False)),
         (request(body=b""), RequestHints(None, None, True)),
+        (request("Origin: https://a.example"), RequestHints(None, None, True, origin=b"https://a.example")),
     ],
 )
 def test_what_a_request_says_of_itself_is_known_from_its_bytes(data: bytes, wish: RequestHints) -> None:

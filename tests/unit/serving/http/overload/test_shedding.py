@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,6 +136,34 @@ def test_a_refusal_says_why_when_to_come_back_and_which_request_it_was() -> None
         "retry_after_s": pytest.approx(0.03),
     }
     assert 'status="503"' in asking.monitor.text()[0].decode()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/text/v1/completions"])
+def test_a_refusal_has_the_form_of_openai_where_that_is_asked(path: str) -> None:
+    asking = Asking(1e9)
+    assert asyncio.run(asking({"X-Request-Id": "mine"}, path=path)) == 503
+    headers, body = dict(asking.sent[0]["headers"]), asking.sent[1]["body"]
+    text = "More requests come than this endpoint can read. Retry in 0.03 s."
+    error = {"message": text, "type": "server_error", "param": None, "code": None}
+    assert json.loads(body) == {"error": error, "request_id": "mine"}
+    assert int(headers[b"content-length"]) == len(body)
+
+
+def test_a_refusal_that_a_page_may_read_is_not_given_to_others_of_its_round() -> None:
+    async def ask() -> None:
+        version, _ = held_version()
+        asking = Asking(0.2, version, settings=HttpSettings(cors_origins=("https://a.example",)))
+        page = RequestHints(0.1, None, True, origin=b"https://a.example")
+        refusal = asking.shedding.refusal(asyncio.get_running_loop(), page)
+        assert refusal is not None
+        assert HttpAnswer(refusal.to_bytes(keep=True)).headers["access-control-allow-origin"] == "https://a.example"
+        assert asking.shedding.again(page) is None
+        for origin in (None, b"https://b.example"):
+            again = asking.shedding.again(replace(page, origin=origin))
+            assert again is not None
+            assert "access-control-allow-origin" not in HttpAnswer(again).headers
+
+    asyncio.run(ask())
 
 
 def test_under_load_a_request_of_higher_priority_is_taken_on_where_one_of_lower_priority_is_refused() -> None:
