@@ -7,9 +7,10 @@ import contextlib
 import logging
 import math
 import statistics
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.application import serve_apps
@@ -25,6 +26,9 @@ from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.replicas.autoscaler import ask_for_replica, report_load
 from orchestray.serving.replicas.batchers import ListenerOf, make_batcher
 from orchestray.serving.routing.endpoint import ModelVersion
+
+if TYPE_CHECKING:
+    from ray.serve import Application
 
 _log = logging.getLogger("orchestray.serving")
 
@@ -53,6 +57,9 @@ class ApplicationStarters(Starters):
         self.deployments = deployments
         self._reserves_cpus = reserves_cpus
         self._all_replicas: set[DeployedReplicas] = set()
+        self._num_users: Counter[str] = Counter()
+        """Versions of each application of their own: one that comes back shares it with what drains of it."""
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
         """Start a version, and return it when it is loaded and warm.
@@ -69,14 +76,8 @@ class ApplicationStarters(Starters):
             if name == self.deployments.get(model_key(model))
             else f"{serve_apps.version_prefix(_application())}{name}"
         )
-        if own is not None and not await asyncio.to_thread(serve_apps.is_running, own):
-            made = partial(model_deployment, model, config, name, reserves_cpus=self._reserves_cpus)
-            application = await asyncio.to_thread(made)  # it may wait for that of another version
-            try:
-                await asyncio.to_thread(serve_apps.run_application, application, own)
-            except BaseException:
-                await asyncio.to_thread(serve_apps.delete, own)
-                raise
+        if own is not None:
+            await self._use(own, partial(model_deployment, model, config, name, reserves_cpus=self._reserves_cpus))
         version = await self._version(model, config, name, own)
         try:
             listener = self._listener_of(model.name, str(model.version))
@@ -86,6 +87,28 @@ class ApplicationStarters(Starters):
             await version.close(drain=False)
             raise
         return version
+
+    async def _use(self, own: str, made: Callable[[], Application]) -> None:
+        """Have an application of a version's own run, for one more user; if it is about to end, once it has ended.
+
+        Raises:
+            OrchestrayError: it did not start.
+        """
+        async with self._turns[own]:
+            self._num_users[own] += 1
+            try:
+                if not await asyncio.to_thread(serve_apps.is_running, own):
+                    application = await asyncio.to_thread(made)  # it may wait for that of another version
+                    await asyncio.to_thread(serve_apps.run_application, application, own)
+            except BaseException:
+                await self._let_go(own)
+                raise
+
+    async def _let_go(self, own: str) -> None:
+        """End an application of a version's own, unless it has other users."""
+        self._num_users[own] -= 1
+        if not self._num_users[own]:
+            await asyncio.to_thread(serve_apps.delete, own)
 
     async def replace(self, replica: str) -> None:
         """Have a replica answer what it has, and end; Serve puts another in its place.
@@ -111,7 +134,7 @@ class ApplicationStarters(Starters):
             model: the model's section of the config.
             config: config of the endpoint.
             name: name of the deployment.
-            own: application of the version, which ends with it; None: the ingress's.
+            own: application of the version, which ends with the last that uses it; None: the ingress's.
         """
         listener = self._listener_of(model.name, str(model.version))
         batcher = make_batcher(config.batching, listener)
@@ -125,7 +148,8 @@ class ApplicationStarters(Starters):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             if own is not None:
-                await asyncio.to_thread(serve_apps.delete, own)
+                async with self._turns[own]:
+                    await self._let_go(own)
 
         try:
             if isinstance(config.replicas, Scaling):

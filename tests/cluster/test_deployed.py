@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +17,15 @@ import pytest
 
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import OrchestrayError
-from orchestray.serving.application import batch_channel, deployed, doors
+from orchestray.serving.application import batch_channel, deployed, doors, serve_apps
 from orchestray.serving.application.batch_channel import BatchServer
-from orchestray.serving.application.deployed import DeployedReplicas
+from orchestray.serving.application.deployed import ApplicationStarters, DeployedReplicas
 from orchestray.serving.application.doors import Door, announce, doors_of, new_doors, remove, write
-from orchestray.serving.batching import Batcher
+from orchestray.serving.batching import Batcher, BatchListener
+from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.replicas.batch_thread import BatchThread
+from orchestray.serving.routing.endpoint import ModelVersion
 from support.patience import PATIENCE_S, until
 
 SIGNATURE = Signature("doubling", "1", (), (), [0.0])
@@ -114,5 +119,49 @@ def test_a_version_whose_replicas_cannot_be_reached_is_given_up(
         async with announced(door_at(place, port)), following(place) as (replicas, _):
             with pytest.raises(OrchestrayError, match=f"one does not answer at 127.0.0.1:{port}: .*reach each other"):
                 await replicas.signature
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def applications(cluster: Cluster) -> Iterator[None]:
+    from ray import serve
+
+    serve_apps.wait_for_controller(serve_apps.start_serve(cluster))
+    yield
+    serve.shutdown()
+
+
+@pytest.mark.usefixtures("applications")
+def test_a_version_that_comes_back_while_it_drains_answers_after_that_and_its_application_ends_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"deployed-{os.getpid()}"
+    monkeypatch.setattr(deployed, "_application", lambda: name)
+    (tmp_path / "own.py").write_text("def words(batch):\n    return [text.split() for text in batch]\n")
+    models = [{"name": "words", "run": f"{tmp_path / 'own.py'}:words"}]
+    config = load_serve_config({"name": name, "models": models, "replicas": 2, "resources": {"cpus_per_worker": 0.1}})
+
+    def num_running() -> int:
+        from ray import serve
+
+        applications = serve.status().applications
+        return sum(each.startswith(serve_apps.version_prefix(name)) for each in applications)
+
+    async def answer(version: ModelVersion) -> Any:
+        return await version.codec.answer_of(await version.predict(version.signature.parse("a b")))
+
+    async def scenario() -> None:
+        starters = ApplicationStarters(lambda *_: BatchListener(), {}, reserves_cpus=False)
+        start = partial(starters.start, config.models[0], config)
+        first, again = await start(), await start()
+        await first.close()
+        assert (await answer(again), num_running()) == (["a", "b"], 1)
+        closing = asyncio.create_task(again.close())
+        await asyncio.sleep(0)
+        third, _ = await asyncio.gather(start(), closing)
+        assert (await answer(third), num_running()) == (["a", "b"], 1)
+        await third.close()
+        assert num_running() == 0
 
     asyncio.run(scenario())
