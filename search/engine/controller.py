@@ -309,10 +309,7 @@ class SearchController:
 
     def _resume(self) -> None:
         """Restore a search from its journal: record ends that were due, and schedule the unfinished trials."""
-        lines = self._records.lines
-        self._records.reopen(
-            [trial for trial in self.session.live if lines.get(trial, {}).get("reason") == OUT_OF_TIME]
-        )
+        self._account.reopen_cut_off()
         for trial, standing in self.session.trials.items():
             self._account.began(trial)
             self._account.members_became(trial)

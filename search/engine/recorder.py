@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestray.search.results.schema import TrialChange, TrialLine
+from orchestray.search.results.schema import OUT_OF_TIME, TrialChange, TrialLine
 from orchestray.search.spaces.registry import text_of
 
 if TYPE_CHECKING:
@@ -102,10 +102,16 @@ class Account:
 
     def ended(self, trial: int, status: Any, *, error: str | None = None, reason: str | None = None) -> None:
         """Record the end of a trial."""
-        members, more = self._members(trial), {"reason": reason} if reason else {}
-        lines = [self._member_line(trial, number, status, error, more) for number in range(len(members))]
+        more = {"reason": reason} if reason else {}
+        lines = [self._member_line(trial, number, status, error, more) for number in range(len(self._members(trial)))]
         for line in lines or [self._line(trial, status, error, more)]:
             self._records.finished(line)
+
+    def reopen_cut_off(self) -> None:
+        """Remove the recorded ends of unfinished trials, and of their members, that the search's time limit ended."""
+        numbers = [number for trial in self._session.live for number in (range(len(self._members(trial))) or (trial,))]
+        lines = self._records.lines
+        self._records.reopen([number for number in numbers if lines.get(number, {}).get("reason") == OUT_OF_TIME])
 
     def _member_line(
         self, trial: int, number: int, status: Any, error: str | None, more: Mapping[str, Any]

@@ -20,6 +20,7 @@ from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.engine.session import MemoryJournal, MethodSession, SearchError
 from orchestray.search.methods.base import Method, Proposal
 from orchestray.search.registry.methods import make_method
+from orchestray.search.results.schema import OUT_OF_TIME
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
@@ -237,6 +238,24 @@ def test_a_packed_population_that_was_killed_ends_as_if_it_had_not_been(loops: A
         t: {**line, "seconds": 0} for t, line in whole.records.lines.items()
     }
     assert set(second.records.nodes) == set(whole.records.nodes)
+
+
+@pytest.mark.parametrize("num_reports", [0, 2])
+def test_a_packed_population_that_the_searchs_time_limit_stopped_ends_as_if_it_had_not(
+    loops: Any, num_reports: int
+) -> None:
+    whole = loops(packed(), "whole").run()
+    first = loops(packed())
+    assert begin(first.conductor) is not None if num_reports == 0 else all(first.step() for _ in range(num_reports))
+    first.conductor.suspend()
+    first.close()
+    assert {line["reason"] for line in first.records.lines.values()} == {OUT_OF_TIME}
+    second = loops(packed(), journal=MemoryJournal(first.journal.entries()), records=first.records)
+    assert second.records.lines == {}
+    second.run()
+    assert {t: {**line, "seconds": 0} for t, line in second.records.lines.items()} == {
+        t: {**line, "seconds": 0} for t, line in whole.records.lines.items()
+    }
 
 
 def test_a_wider_network_takes_the_part_of_the_weights_that_both_have_where_it_is_asked_for() -> None:
