@@ -68,6 +68,7 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
     paths: dict[int, _Stretch] = {}
     steps: dict[int, int] = {}
     inheriting: set[int] = set()
+    over: set[int] = set()
     best: tuple[tuple[float, float], int, _Stretch] | None = None
     packed = _Packed()
     failed = {e["finished"]["trial"] for e in journal if e["call"] == "tell" and e["finished"]["status"] == "failed"}
@@ -83,6 +84,7 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
             report = entry["report"]
             reporting = int(report["trial"])
             steps[reporting] = report["step"]
+            over |= {reporting} if entry.get("is_over") else set()
             is_packed = reporting in packed.trials  # the winner is a member of it, not a trial with that number
             path = packed.best(report["told"]) if is_packed else paths[reporting]
             is_wanted = reporting not in failed if trial is None or is_packed else reporting == trial
@@ -92,7 +94,7 @@ def schedule_of(journal: Sequence[Mapping[str, Any]], trial: int | None = None) 
             decided.append((reporting, entry["decision"]))
         decided += [(released, decision) for released, decision in entry.get("released", ())]
         for member, decision in decided:
-            if decision["decision"] == "become":
+            if decision["decision"] == "become" and member not in over:
                 source = decision["source"]
                 steps[member] = steps[source]
                 paths[member] = _Stretch(steps[source], decision["changes"], paths[source])

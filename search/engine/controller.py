@@ -194,18 +194,19 @@ class SearchController:
         evaluations = self._objectives.evaluations([{**result.measures, **each} for each in result.evaluations])
         before = standing.num_reports, dict(standing.changes)
         report = Report(trial, result.step, scores[0], scores, evaluations, dict(result.told), violations)
-        self.session.report(report, seconds=self._account.seconds(trial), copied_bytes=result.copied_bytes)
+        seconds, copied_bytes = self._account.seconds(trial), result.copied_bytes
+        self.session.report(report, seconds=seconds, copied_bytes=copied_bytes, is_over=result.is_over)
         self.states.reported(trial, is_written=result.is_written)
         self._account.members_reported(result)
         if result.is_written:
             self.states.keep(BestCheckpoint(scores[0], trial, result.step, before[0] + 1, before[1], report.violation))
-        waits = isinstance(standing.decision, Pause)
+        waits = isinstance(standing.decision, Pause) and not result.is_over
         status = "waiting" if waits else "running"
         self._account.show(trial, status, scores[0], result.metrics, violation=report.violation)
         if waits:
             self._held.add(trial)
         self._released()
-        if (end := end_of(self.session, trial, is_over=result.is_over)) is not None:
+        if (end := end_of(self.session, trial)) is not None:
             self._end(trial, end[0], reason=end[1])
         if standing.ended is not None or trial in self._held or trial in self._ready:
             return None

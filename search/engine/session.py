@@ -81,6 +81,8 @@ class TrialStanding:
     violations: tuple[float, ...] = ()
     """Violations of the bounds at that report."""
     ended: Finished | None = None
+    is_over: bool = False
+    """True if a condition of its config ended it with its last report: no decision lets it go on."""
     num_reports: int = 0
     seconds: float = 0.0
     """Seconds of work up to its last report."""
@@ -173,18 +175,22 @@ class MethodSession:
         self._journal.append("ask", proposal=None if proposal is None else asdict(proposal))
         return proposal
 
-    def report(self, report: Report, *, seconds: float = 0.0, copied_bytes: int = 0) -> Decision:
+    def report(self, report: Report, *, seconds: float = 0.0, copied_bytes: int = 0, is_over: bool = False) -> Decision:
         """Report a trial's progress to the method.
 
         Args:
             report: its progress.
             seconds: seconds of work on the trial in all; only recorded.
             copied_bytes: bytes of the state that it has taken over since its last report; only recorded.
+            is_over: True if a condition of its config has ended the trial, whatever the method decides.
         """
+        self.trials[report.trial].is_over = is_over
         decision = self.method.report(report)
         self._reported(report, decision, seconds, copied_bytes)
         given = self._release()
-        worked = {"seconds": round(seconds, 6), **({"copied_bytes": copied_bytes} if copied_bytes else {})}
+        worked: dict[str, Any] = {"seconds": round(seconds, 6)}
+        worked |= {"copied_bytes": copied_bytes} if copied_bytes else {}
+        worked |= {"is_over": True} if is_over else {}
         self._journal.append("report", report=asdict(report), decision=_told(decision), released=given, **worked)
         return decision
 
@@ -266,7 +272,7 @@ class MethodSession:
         self._follow(standing, decision)
 
     def _follow(self, standing: TrialStanding, decision: Decision) -> None:
-        if not isinstance(decision, Exploit):
+        if not isinstance(decision, Exploit) or standing.is_over:  # it never trains with other values
             return
         standing.changes = dict(decision.changes)
         if decision.source != standing.proposal.trial:
@@ -308,6 +314,7 @@ class MethodSession:
             return
         if call == "report":
             report = Report(**_tuples(entry["report"], "scores", "evaluations", "violations"))
+            self.trials[report.trial].is_over = entry.get("is_over", False)
             decision = self.method.report(report)
             self._check(number, call, entry["decision"], _told(decision))
             self._reported(report, decision, entry.get("seconds", 0.0), entry.get("copied_bytes", 0))
@@ -391,14 +398,19 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def end_of(session: MethodSession, trial: int, *, is_over: bool = False) -> tuple[str, str | None] | None:
+def end_of(session: MethodSession, trial: int) -> tuple[str, str | None] | None:
     """Return how a trial's last report ends it: (status, reason of a stop); None if it continues or is paused.
 
-    A decision to stop is ignored if no steps are left to train.
+    One that is over by a condition of its config ends, whatever was decided. A decision to stop is ignored if no steps
+    are left to train.
     """
     standing = session.trials[trial]
-    if standing.ended is not None or standing.decision is None or isinstance(standing.decision, Pause):
+    if standing.ended is not None or standing.decision is None:
         return None
-    if is_over or standing.step >= session.budget(trial):
+    if standing.is_over:
+        return "succeeded", None
+    if isinstance(standing.decision, Pause):
+        return None
+    if standing.step >= session.budget(trial):
         return "succeeded", None
     return ("stopped", standing.decision.reason) if isinstance(standing.decision, Stop) else None

@@ -30,6 +30,7 @@ from orchestray.search.engine.program_protocols import (
     Stoppable,
 )
 from orchestray.search.registry.programs import find_program
+from orchestray.search.trials.program import taken_over
 from orchestray.search.trials.task_cache import TaskCache
 
 if TYPE_CHECKING:
@@ -327,8 +328,9 @@ class TrialHost:
         if order.partly and isinstance(self._program, InheritsWeights):
             self._program.inherit(state, overlap=order.overlaps)
         else:
-            self._program.load(state, partly=order.partly)
-            if at.trial != order.trial and not order.partly:
+            is_anothers = at.trial != order.trial and not order.partly
+            self._program.load(taken_over(state) if is_anothers else state, partly=order.partly)
+            if is_anothers:
                 self._copied_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +28,13 @@ class TrialState:
     """Tensors named by `MODEL` or `OPTIMIZER` and a name; programs may add others, such as `EXCHANGE` of gangs."""
     position: Mapping[str, Any] = field(default_factory=dict)
     """Further state as JSON values."""
+
+
+def taken_over(state: TrialState) -> TrialState:
+    """Return a state of one trial with which another goes on: what ended the one does not end the other."""
+    if state.position.get("stopped_by") is None:
+        return state
+    return replace(state, position={**state.position, "stopped_by": None, "num_worse": 0})
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
