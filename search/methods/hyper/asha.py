@@ -160,11 +160,18 @@ class Asha(EarlyStopping):
         for rungs in self.brackets:
             for place in reversed(range(len(rungs))):  # the highest rung first, as in the paper
                 decisions += [(trial, self._promote(trial)) for trial in rungs[place].promotable(self.eta)]
+        decisions += self._stopped()
+        if not decisions and self._is_stalled():
+            # The inner method may have found only now that it has no more to propose.
+            decisions += self._stopped() if self.is_done else [self._make_room()]
+        return decisions
+
+    def _stopped(self) -> list[tuple[int, Decision]]:
+        """Stop the trials that cannot be promoted any more."""
+        decisions: list[tuple[int, Decision]] = []
         for number, rungs in enumerate(self.brackets):
             for place, rung in enumerate(rungs):  # the lowest first: a stopped trial reaches no higher rung
                 decisions += [(trial, self._stop(rung, trial)) for trial in self._hopeless(number, place)]
-        if not decisions and self._is_stalled():
-            decisions.append(self._make_room())
         return decisions
 
     def _promote(self, trial: int) -> Decision:
@@ -189,11 +196,11 @@ class Asha(EarlyStopping):
         return rung.hopeless(self.eta, len(rung.ordered) + unasked + below)
 
     def _is_stalled(self) -> bool:
-        """Return True if all trials wait here while the inner method waits for one to end."""
+        """Return True if all trials wait here, and the inner method proposes no other now, or never again."""
         if not self._held or self._held < len(self._bracket) or self._ahead is not None or self.is_done:
             return False
         self._ahead = super().ask()
-        return self._ahead is None and not self.is_done
+        return self._ahead is None
 
     def _make_room(self) -> tuple[int, Decision]:
         """Stop the worst trial of the lowest rung with waiting trials, or promote the only waiting one.

@@ -11,10 +11,12 @@ import pytest
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Method, Proposal
 from orchestray.search.methods.hyper.asha import Asha
+from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
 from orchestray.search.simulation.virtual_time import Simulated, simulate
-from orchestray.search.spaces.dimensions import Uniform
+from orchestray.search.spaces.dimensions import Choice, Dimension, Uniform
 from support.replayed import replay
+from support.toy_choices import Layers
 
 SPACE = {"x": Uniform(0.0, 1.0)}
 
@@ -139,6 +141,36 @@ def test_a_proposer_that_waits_for_ends_is_not_kept_waiting_by_held_trials() -> 
     searched = simulate(method, lambda proposal, _step: float(proposal.trial), workers=4)
     assert len(searched.trials) == 10
     assert all(trial.status in ("succeeded", "stopped") for trial in searched.trials.values())
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "proposals",
+    [
+        {"type": "random"},
+        {"type": "bayesian", "initial": 4},
+        {"type": "bayesian", "initial": 4, "model": "tpe"},
+        {"type": "particle_swarm", "population": 4},
+        {"type": "regularized_evolution", "population": 4},
+        {"type": "hierarchical_evolution", "population": 4, "initial_mutations": 2},
+        {"type": "reinforce", "children": 4, "repeats": 50},
+        {"type": "q_learning"},
+        {"type": "tree_search"},
+        {"type": "progressive", "beam": 4},
+    ],
+    ids=lambda proposals: "-".join(map(str, proposals.values())),
+)
+def test_nobody_waits_for_ever_when_the_proposer_finds_that_it_has_no_more_points(
+    proposals: dict[str, Any], workers: int
+) -> None:
+    dimensions: dict[str, Dimension] = {"x": Choice((1, 2, 3)), "y": Choice(("a", "b", "c"))}
+    space = Space(dimensions, is_refused=lambda values: values["x"] == 2 and values["y"] == "b")
+    is_of_networks = proposals["type"] == "hierarchical_evolution"
+    given: dict[str, Any] = {"space": {}, "architecture": Layers(1)} if is_of_networks else {"space": space}
+    method = asha(**given, eta=3, proposals=proposals)
+    searched = simulate(method, lambda proposal, _step: drawn(3)[proposal.trial], workers=workers)
+    assert {trial.status for trial in searched.trials.values()} <= {"succeeded", "stopped"}
+    assert method.is_done
 
 
 def test_a_killed_search_goes_on_as_if_it_had_not_been() -> None:
