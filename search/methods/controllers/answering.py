@@ -12,6 +12,7 @@ from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.space import MAX_DRAWS, Space
 from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.spaces.architectures.choices import ChoiceSpace, Decision
+from orchestray.search.spaces.dimensions import Binary, Choice
 from orchestray.search.spaces.registry import OwnSpace
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from orchestray.search.spaces.dimensions import Dimension
 
 LEVELS = 8
-"""Most values that are offered of an ordered dimension, evenly over its range."""
+"""Most values that are offered of a range of numbers, evenly over it; of a choice all are."""
 
 _NUM_KEYS = 4096
 
@@ -54,12 +55,12 @@ class Questions:
     def __init__(self, space: Mapping[str, Dimension], architecture: ArchitectureSpace | None, method: str) -> None:
         """
         Args:
-            space: dimension of each dotted key; at most `LEVELS` values of an ordered one are offered.
+            space: dimension of each dotted key; at most `LEVELS` values of a range are offered.
             architecture: the program of choices; may be None if there are hyper-parameters.
             method: name of the method, for errors.
         """
         self.architecture = None if architecture is None and space else choice_space(architecture, method)
-        self._space = Space.of(space)
+        self._space, self._method = Space.of(space), method
         self._offered = {key: _offered(self._space[key]) for key in self._space.order}
         self._keys: dict[tuple[tuple[str, type, Any], ...], str] = {}
         """Keys of recent answers: a learner draws the same answers often, and a network's key is slow to compute."""
@@ -81,6 +82,16 @@ class Questions:
             if self._space.is_allowed(values):
                 break
         return decisions
+
+    def cautions(self) -> Sequence[str]:
+        """Return a sentence on the ranges of which not all numbers are offered, if there are any."""
+        cut = [key for key, offered in self._offered.items() if len(offered) != self._space[key].num_values]
+        if not cut:
+            return ()
+        text = (
+            f"{self._method} tries at most {LEVELS} numbers of a range, evenly over it, and so of {', '.join(cut)}; "
+            "list those that it should try with type: choice, or take bayesian, which tries any"
+        )
 
     def genome(self, decisions: Sequence[Decision]) -> Any:
         """Return the network of some answers; None if no architecture is searched."""
@@ -114,10 +125,10 @@ class Questions:
 
 
 def _offered(dimension: Dimension) -> tuple[Any, ...]:
-    count = dimension.num_values
-    number = LEVELS if count is None else min(count, LEVELS) if dimension.is_ordered else count
-    values = [dimension.from_unit((index + 0.5) / number) for index in range(number)]
-    return tuple(dict.fromkeys(values))
+    if isinstance(dimension, Choice | Binary):
+        return tuple(dimension.all_values())
+    number = min(dimension.num_values or LEVELS, LEVELS)
+    return tuple(dict.fromkeys(dimension.from_unit((index + 0.5) / number) for index in range(number)))
 
 
 class Evaluations:

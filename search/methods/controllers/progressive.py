@@ -77,6 +77,9 @@ class Progressive(Method):
         self._queue: list[str] = self._chosen()
         self._proposed = self._running = 0
 
+    def cautions(self) -> Sequence[str]:
+        return self._questions.cautions()
+
     @property
     def is_done(self) -> bool:
         is_spent = self.trials is not None and self._proposed >= self.trials

@@ -123,6 +123,9 @@ class QLearning(Method):
         self._proposed = self._drawn = self._num_ended = 0
         self._is_exhausted = False
 
+    def cautions(self) -> Sequence[str]:
+        return self._questions.cautions()
+
     @property
     def is_done(self) -> bool:
         return self._is_exhausted or (self.trials is not None and self._proposed >= self.trials)

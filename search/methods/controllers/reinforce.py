@@ -105,6 +105,9 @@ class Reinforce(Method):
         self._proposed = self._known_in_row = 0
         self._turn = 0
 
+    def cautions(self) -> Sequence[str]:
+        return self._questions.cautions()
+
     @property
     def is_done(self) -> bool:
         return self._known_in_row >= self._repeats or (self.trials is not None and self._proposed >= self.trials)

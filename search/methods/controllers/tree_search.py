@@ -71,6 +71,9 @@ class TreeSearch(Method):
         self._proposed = self._drawn = 0
         self._least, self._most = math.inf, -math.inf
 
+    def cautions(self) -> Sequence[str]:
+        return self._questions.cautions()
+
     @property
     def is_done(self) -> bool:
         return self.root.is_closed or (self.trials is not None and self._proposed >= self.trials)

@@ -88,12 +88,13 @@ class Asha(EarlyStopping):
         return max(1, self.steps_per_trial // int(self.eta ** max(enough, 1)))
 
     def cautions(self) -> Sequence[str]:
-        rungs = len(self.brackets[0])
+        rungs, others = len(self.brackets[0]), super().cautions()
         if self.trials is None or self.trials >= self.eta**rungs:
-            return ()
+            return others
         fewer = int(math.log(self.trials, self.eta) + 1e-9)
         enough = math.ceil(self.steps_per_trial / self.eta**fewer)
         return (
+            *others,
             f"one trial in {self.eta} goes on from each of {rungs} rungs, so of {self.trials} perhaps none is trained "
             f"for all {self.steps_per_trial} steps; raise search.budget.trials to {self.eta**rungs}"
             + (f" or search.method.grace_steps to {enough}" if fewer else ""),

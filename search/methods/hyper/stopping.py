@@ -55,6 +55,9 @@ class EarlyStopping(Method):
             self._budgets[proposal.trial] = proposal.steps
         return proposal
 
+    def cautions(self) -> Sequence[str]:
+        return self.proposer.cautions()
+
     def tally(self) -> Mapping[str, Any]:
         return self.proposer.tally()
 
