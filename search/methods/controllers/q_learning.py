@@ -5,6 +5,7 @@ Block-wise Neural Network Architecture Generation", CVPR 2018: BlockQNN). The sp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +43,8 @@ class QTable:
 
     def state(self, name: str, options: Sequence[Any], before: Sequence[Any]) -> State:
         """Return the state of a choice after some answers."""
-        kept = tuple(before) if self._memory is None else tuple(before[max(len(before) - self._memory, 0) :])
-        return (name, tuple(options), kept)
+        kept = before if self._memory is None else before[max(len(before) - self._memory, 0) :]
+        return (name, tuple(map(_hashable, options)), tuple(map(_hashable, kept)))
 
     def of(self, state: State) -> list[float]:
         """Return the values of a state's options; those of a new state are the mean of all scores."""
@@ -189,3 +190,8 @@ class QLearning(Method):
         self._decisions[trial] = decisions
         self._evaluations.begin(key, trial)
         return self._questions.proposal(trial, decisions, f"drawn with epsilon {epsilon}")
+
+
+def _hashable(value: Any) -> Any:
+    """Return a value, or the JSON of a list or a section, which is no key of a table itself."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | tuple | dict) else value

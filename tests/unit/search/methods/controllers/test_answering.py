@@ -47,3 +47,9 @@ def test_of_a_range_eight_numbers_are_tried_and_the_method_says_so_and_what_help
         [caution] = made.cautions()
         assert caution.startswith(f"{method} tries at most 8 numbers of a range, evenly over it, and so of a, b; list")
     assert make_method(method, space={}, architecture=Layers(1), trials=8, **METHODS[method]).cautions() == ()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("values", [([8], [4, 4], []), ({"type": "sgd", "lr": 0.1}, {"type": "adam"}, "none")])
+def test_a_choice_of_lists_or_sections_is_answered_as_one_of_names_is(method: str, values: tuple[Any, ...]) -> None:
+    assert sorted(map(str, tried(method, Choice(values)))) == sorted(map(str, values))
