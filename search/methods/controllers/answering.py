@@ -92,6 +92,7 @@ class Questions:
             f"{self._method} tries at most {LEVELS} numbers of a range, evenly over it, and so of {', '.join(cut)}; "
             "list those that it should try with type: choice, or take bayesian, which tries any"
         )
+        return (text,)
 
     def genome(self, decisions: Sequence[Decision]) -> Any:
         """Return the network of some answers; None if no architecture is searched."""
@@ -144,11 +145,16 @@ class Evaluations:
     def __len__(self) -> int:
         return len(self._scores) + len(self._failed)
 
-    def known(self, key: str) -> float | None:
-        """Return the score of an answer, or None; a failed one has the worst score so far (0 before any)."""
-        if key in self._failed:
-            return 0.0 if self._worst is None else self._worst
-        return self._scores.get(key)
+    def is_known(self, key: str) -> bool:
+        """Return True if the answer has been evaluated, well or not."""
+        return key in self._scores or key in self._failed
+
+    def score(self, key: str) -> float | None:
+        """Return the score of an answer, or None; a failed one has the worst score so far, if there is any.
+
+        Any other number could be better than all scores to come.
+        """
+        return self._worst if key in self._failed else self._scores.get(key)
 
     def is_pending(self, key: str) -> bool:
         """Return True if the answer is being evaluated."""

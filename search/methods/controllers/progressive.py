@@ -136,21 +136,21 @@ class Progressive(Method):
         return chosen
 
     def _liking(self, keys: Sequence[str]) -> Sequence[float]:
-        if len(self._evaluations) < 2:
+        tried = [key for key in self._decisions if self._evaluations.score(key) is not None]
+        if len(tried) < 2:
             return list(rng_of(self.seed, _CHOOSE).random(len(keys)))
         surrogate = Surrogate(seed=int(rng_of(self.seed, _FIT, len(self._evaluations)).integers(2**31)))
-        tried = [key for key in self._decisions if not self._is_new(key)]
         # On one thread, since sums depend on the number of threads.
         with self._libraries.limit(limits=1, user_api="blas"):
             surrogate.fit([self._described[key] for key in tried], [self._score(key) for key in tried])
             return [float(value) for value in surrogate.predict([self._described[key] for key in keys])]
 
     def _is_new(self, key: str) -> bool:
-        return self._evaluations.known(key) is None
+        return not self._evaluations.is_known(key)
 
     def _score(self, key: str) -> float:
-        known = self._evaluations.known(key)
-        return float("-inf") if known is None else known
+        score = self._evaluations.score(key)
+        return float("-inf") if score is None else score
 
 
 class _Grower:

@@ -91,7 +91,8 @@ class QTable:
 class QLearning(Method):
     """Epsilon-greedy Q-learning with replay; epsilon falls from 1 to 0.1.
 
-    A network that is drawn again has its known score at once; a failed one has the worst score so far. After `repeats`
+    A network that is drawn again has its known score at once; a failed one has the worst score so far, and teaches
+    nothing before there is one. After `repeats`
     known networks in a row answers are drawn evenly. After as many more the search ends: there is nothing new to find.
     Proposals depend on the order in which trials end.
     """
@@ -119,6 +120,8 @@ class QLearning(Method):
         self._exploration, self._replay, self._shaped, self._repeats = exploration, replay, shaped, repeats
         self._evaluations = Evaluations()
         self._decisions: dict[int, list[Decision]] = {}
+        self._untaught: list[tuple[str, list[Decision]]] = []
+        """Keys and answers of trials that have failed before any had a score."""
         self._memory: list[tuple[list[tuple[list[float], int]], float]] = []
         """Values on the path of each evaluated network, and its score."""
         self._proposed = self._drawn = self._num_ended = 0
@@ -149,18 +152,24 @@ class QLearning(Method):
             key = self._questions.key(decisions)
             if self._evaluations.is_pending(key):
                 continue
-            known = self._evaluations.known(key)
-            if known is None:
+            if not self._evaluations.is_known(key):
                 return self._propose(decisions, key, epsilon)
-            self.table.update(self.table.path(decisions), known, shaped=self._shaped)
+            if (score := self._evaluations.score(key)) is not None:
+                self.table.update(self.table.path(decisions), score, shaped=self._shaped)
         self._is_exhausted = not self._decisions  # a running trial may make others worth trying
         return None
 
     def tell(self, finished: Finished) -> None:
-        score = self._evaluations.known(self._evaluations.end(finished))
-        assert score is not None  # it has just been tried
+        self._untaught.append((self._evaluations.end(finished), self._decisions.pop(finished.trial)))
+        for key, decisions in self._untaught:
+            if (score := self._evaluations.score(key)) is None:
+                return  # so have all of them
+            self._teach(decisions, score)
+        self._untaught = []
+
+    def _teach(self, decisions: Sequence[Decision], score: float) -> None:
         self.table.see(score)
-        path = self.table.path(self._decisions.pop(finished.trial))
+        path = self.table.path(decisions)
         self.table.update(path, score, shaped=self._shaped)
         self._memory.append(([(self.table.of(state), index) for state, index in path], score))
         rng = rng_of(self.seed, _REPLAY, self._num_ended)

@@ -125,7 +125,7 @@ class Reinforce(Method):
         while not self.is_done and (replica := self._next_replica()) is not None:
             child = self._draw(replica)
             is_pending = self._evaluations.is_pending(child.key)
-            if self._evaluations.known(child.key) is None and not is_pending:
+            if not self._evaluations.is_known(child.key) and not is_pending:
                 self._known_in_row = 0
                 return self._propose(child, replica)
             self._known_in_row += 1
@@ -163,9 +163,12 @@ class Reinforce(Method):
         return self._questions.proposal(trial, child.decisions, drawn_by)
 
     def _update_if_complete(self, replica: Controller) -> None:
-        known = [self._evaluations.known(child.key) for child in replica.batch]
+        if sum(self._evaluations.is_known(child.key) for child in replica.batch) < self._children:
+            return
+        known = [self._evaluations.score(child.key) for child in replica.batch]
         scores = [score for score in known if score is not None]
-        if len(scores) < self._children:
+        if not scores:  # all have failed, before any had a score: that teaches nothing
+            replica.batch = []
             return
         mean = sum(scores) / len(scores)
         baseline = mean if self.baseline is None else self.baseline

@@ -68,6 +68,8 @@ class TreeSearch(Method):
         self._evaluations = Evaluations()
         self._paths: dict[int, list[Node]] = {}
         """Nodes that each running trial was drawn through, the root first."""
+        self._scoreless: list[tuple[str, list[Node]]] = []
+        """Keys and ways of draws of networks that have failed before any had a score."""
         self._proposed = self._drawn = 0
         self._least, self._most = math.inf, -math.inf
 
@@ -87,18 +89,14 @@ class TreeSearch(Method):
             key = self._questions.key(decisions)
             if self._evaluations.is_pending(key):
                 continue  # other answers, the same network
-            known = self._evaluations.known(key)
-            if known is None:
+            if not self._evaluations.is_known(key):
                 return self._propose(decisions, key, path)
-            self._score(path, known)
+            self._score(key, path)
         return None
 
     def tell(self, finished: Finished) -> None:
-        score = self._evaluations.known(self._evaluations.end(finished))
-        assert score is not None  # it has just been tried
-        if finished.status != "failed" and finished.score is not None and math.isfinite(finished.score):
-            self._least, self._most = min(self._least, score), max(self._most, score)
-        self._score(self._paths.pop(finished.trial), score)
+        key = self._evaluations.end(finished)
+        self._score(key, self._paths.pop(finished.trial))
 
     def _propose(self, decisions: list[Decision], key: str, path: list[Node]) -> Proposal:
         trial = self._proposed
@@ -107,10 +105,18 @@ class TreeSearch(Method):
         self._evaluations.begin(key, trial)
         return self._questions.proposal(trial, decisions, "descended the tree")
 
-    def _score(self, path: Sequence[Node], score: float) -> None:
-        for node in path:
-            node.num_scores += 1
-            node.total += score
+    def _score(self, key: str, path: list[Node]) -> None:
+        """Add the score of a network to all nodes on the way to it, or once there is any, if it has failed."""
+        self._scoreless.append((key, path))
+        for failed_or_new, way in self._scoreless:
+            score = self._evaluations.score(failed_or_new)
+            if score is None:
+                return  # so have all of them
+            self._least, self._most = min(self._least, score), max(self._most, score)
+            for node in way:
+                node.num_scores += 1
+                node.total += score
+        self._scoreless = []
 
     # -- a draw --------------------------------------------------------------------------------------------------------
 

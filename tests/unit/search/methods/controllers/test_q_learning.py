@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from orchestray.search.methods.base import Finished, Proposal
-from orchestray.search.methods.controllers.answering import Evaluations
 from orchestray.search.methods.controllers.q_learning import QLearning, QTable, State
 from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.choices import ChoiceSpace
@@ -157,11 +156,15 @@ def test_the_same_calls_give_the_same_proposals() -> None:
     assert calls() == calls()
 
 
-def test_a_trial_that_failed_counts_as_the_worst_whatever_it_had_reported_before() -> None:
-    evaluations = Evaluations()
-    for trial, key in enumerate("abc"):
-        evaluations.begin(key, trial)
-    evaluations.end(Finished(0, "succeeded", 4, 0.5))
-    evaluations.end(Finished(1, "failed", 2, 0.9))
-    evaluations.end(Finished(2, "stopped", 2, 0.2))
-    assert [evaluations.known(key) for key in "abc"] == [0.5, 0.2, 0.2]
+def test_a_trial_that_fails_before_any_has_a_score_is_learnt_as_the_worst_once_there_is_one() -> None:
+    method = QLearning(space={}, architecture=Layers(2), seed=9, trials=20, replay=0, learning_rate=0.5)
+    proposals = [method.ask(), method.ask()]
+    assert proposals[0] is not None
+    assert proposals[1] is not None
+    method.tell(Finished(0, "failed"))
+    assert not any(any(values) for values in method.table.values.values())
+    method.tell(Finished(1, "succeeded", 1, -3.0))
+    for proposal in proposals:
+        assert proposal is not None
+        state, index = method.table.path(Layers(2).decisions_of(proposal.genome))[-1]
+        assert method.table.values[state][index] == -1.5

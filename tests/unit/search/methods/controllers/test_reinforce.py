@@ -225,3 +225,13 @@ def test_a_space_that_is_no_program_of_choices_is_refused_with_what_would_fit() 
         Reinforce(space={}, architecture=Own())
     with pytest.raises(ConfigError, match="no architecture is searched"):
         Reinforce(space={})
+
+
+def test_a_batch_that_fails_before_any_trial_has_a_score_teaches_nothing() -> None:
+    method = Reinforce(space={}, architecture=Layers(3), children=2, trials=20)
+    for status, reached in (("failed", None), ("succeeded", -3.0)):
+        for proposal in [method.ask(), method.ask()]:
+            assert proposal is not None
+            method.tell(Finished(proposal.trial, status, 1, reached))
+    assert method.baseline == -3.0
+    assert [replica.updates for replica in method.replicas] == [1]

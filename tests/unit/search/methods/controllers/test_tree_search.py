@@ -100,3 +100,14 @@ def test_halves_of_ordered_options_share_what_is_learned() -> None:
 
     halves, flat = ([num_until_best(bisection, seed) for seed in range(9)] for bisection in (True, False))
     assert np.mean(halves) < np.mean(flat) / 2
+
+
+def test_a_trial_that_fails_before_any_has_a_score_counts_as_the_worst_once_there_is_one() -> None:
+    method = TreeSearch(space={}, architecture=Layers(2))
+    for trial in range(3):
+        assert method.ask() is not None
+        if trial < 2:
+            method.tell(Finished(trial, "failed"))
+            assert (method.root.visits, method.root.num_scores) == (trial + 1, 0)
+    method.tell(Finished(2, "succeeded", 1, -3.0))
+    assert (method.root.num_scores, method.root.total) == (3, -9.0)
