@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,8 +173,7 @@ class MethodSearcher(Searcher):
         step = int(result[self.time])
         if standing.ended is not None or step <= standing.step or step < self.session.next_report(number):
             return None
-        score = self.objective.score(float(result[self.objective.metric]))
-        decision = self.session.report(Report(number, step, score, (score,)))
+        decision = self._report(number, step, result)
         is_at_end = end_of(self.session, number) == ("succeeded", None)
         if not (self.is_scheduled or is_at_end or isinstance(decision, Continue)):
             raise ConfigError(
@@ -201,8 +201,13 @@ class MethodSearcher(Searcher):
         step = int(result[self.time])
         standing = self.session.trials[number]
         if step > standing.step and not isinstance(standing.decision, Pause):
-            score = self.objective.score(float(result[self.objective.metric]))
-            self.session.report(Report(number, step, score, (score,)))
+            self._report(number, step, result)
+
+    def _report(self, number: int, step: int, result: Mapping[str, Any]) -> Decision:
+        """Report a result to the method; one that is no finite number is the worst there is."""
+        score = self.objective.score(float(result[self.objective.metric]))
+        score = score if math.isfinite(score) else -math.inf
+        return self.session.report(Report(number, step, score, (score,)))
 
     def save(self, checkpoint_path: str) -> None:
         saved = {

@@ -61,6 +61,8 @@ class LearningCurve(EarlyStopping):
         return (step // self.every_steps + 1) * self.every_steps
 
     def judge(self, report: Report) -> Decision:
+        if not math.isfinite(report.score):  # no point of a curve
+            return Stop("it has diverged") if report.step >= self.grace_steps else Continue()
         curve = self._curves.setdefault(report.trial, [])
         if not curve:
             self._first.append(report.score)

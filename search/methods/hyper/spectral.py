@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,7 +127,9 @@ class Spectral(Proposer):
     def tell(self, finished: Finished) -> None:
         if finished.trial not in self._signs:
             return
-        self._scores[finished.trial] = None if finished.status == "failed" else finished.score
+        score = finished.score
+        has_failed = finished.status == "failed" or score is None or not math.isfinite(score)
+        self._scores[finished.trial] = None if has_failed else score
         if len(self._scores) >= self.samples:
             self._end_stage()
 

@@ -320,3 +320,23 @@ def test_checkpoints_are_made_where_trials_take_the_states_of_others_and_nowhere
     searcher = searcher_of(CASES[name])
     assert tune_scheduler(searcher)._saves_reports == searcher.session.method.hands_on
     assert searcher.session.method.hands_on == (name in {*POPULATIONS, "omnivore", "large_scale_evolution"})
+
+
+class Diverging(TuneLoop):
+    """A loop in which the score of every third trial is no number."""
+
+    def _decide(self, trial: Any, result: dict[str, Any]) -> str:
+        if self.searcher.numbers[trial.trial_id] % 3 == 1:
+            result["score"] = math.nan
+        return super()._decide(trial, result)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_result_that_is_no_number_is_the_worst_there_is_for_every_method(name: str) -> None:
+    loop = Diverging(searcher_of(CASES[name])).run()
+    reports = [entry["report"] for entry in loop.searcher.journal.entries() if entry["call"] == "report"]
+    assert {report["score"] for report in reports if report["trial"] % 3 == 1} == {-math.inf}
+    for number, standing in loop.searcher.session.trials.items():
+        assert standing.ended is not None
+        is_stopped_alone = isinstance(standing.decision, Stop) and standing.decision.reason == "it has diverged"
+        assert number % 3 == 1 or not is_stopped_alone

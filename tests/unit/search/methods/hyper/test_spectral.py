@@ -98,3 +98,20 @@ def test_a_stage_of_learnt_samples_ends_before_the_first_trial() -> None:
     proposal = method.ask()
     assert proposal is not None
     assert (proposal.trial, proposal.changes["bit1"], proposal.changes["bit3"]) == (0, True, False)
+
+
+def test_samples_whose_scores_are_no_finite_numbers_say_nothing_as_those_that_failed() -> None:
+    def found(*, fails: bool) -> list[list[Term]]:
+        def some(proposal: Proposal, step: int) -> float:
+            if proposal.trial % 5 == 0:
+                if fails:
+                    raise RuntimeError("diverged")
+                return -np.inf
+            return score(proposal, step)
+
+        method = spectral()
+        simulate(method, some)
+        return method.terms
+
+    assert found(fails=False) == found(fails=True)
+    assert any(found(fails=False))

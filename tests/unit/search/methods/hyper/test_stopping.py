@@ -117,6 +117,18 @@ def test_the_proposer_hears_the_predicted_score_of_a_stopped_trial() -> None:
     assert heard[-1].score == pytest.approx(poor[-1], abs=0.06)
 
 
+def test_a_curve_that_has_diverged_is_stopped_and_says_nothing_of_the_others() -> None:
+    method = LearningCurve(space=SPACE, trials=8, steps_per_trial=100, every_steps=1, grace_steps=5)
+    for trial in range(8):
+        method.ask()
+        for step in STEPS[:90].tolist():
+            diverges = trial % 2 == 0
+            decision = method.report(Report(trial, step, -np.inf if diverges else 0.9 - 0.8 / step))
+            assert isinstance(decision, Stop) == (diverges and step >= 5)
+            if isinstance(decision, Stop):
+                break
+
+
 def test_learning_curves_can_be_replayed() -> None:
     curves = draw_curves(1, num_trials=12, num_steps=100)
     make = lambda: LearningCurve(space=SPACE, trials=12, steps_per_trial=100)  # noqa: E731
