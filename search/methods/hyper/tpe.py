@@ -96,9 +96,11 @@ class ParzenModel:
         if not isinstance(architecture, ChoiceSpace):
             return architecture.mutate(parents[int(rng.choice(len(parents), p=shares))], rng)
 
+        chosen = [architecture.chosen_in(parent) for parent in parents]  # a genome may be of another format
+
         def pick(name: str, options: Any) -> int:
             listed = list(options)
-            made = [listed.index(g[name]) for g in parents if name in g and g[name] in listed]
+            made = [listed.index(one[name]) for one in chosen if name in one and one[name] in listed]
             return int(rng.choice(len(listed), p=_shares(np.array(made, dtype=np.int64), len(listed))))
 
         return architecture.genome_of(architecture.decide(pick))
