@@ -257,10 +257,13 @@ class PopulationBasedTraining(Method):
         reported = {other: self.members[other] for other in donors}
         scores = {other: one.score for other, one in reported.items() if one.score is not None}
         evaluations = {other: tuple(one.evaluations) for other, one in reported.items()}
+        rule = self._exploit
         if any(one.violation for one in reported.values()):
             scores, evaluations = _feasible_first(reported, scores, evaluations)
+            if member.violation and rule == "t_test":  # there is nothing to test: the order of merit decides
+                rule = "binary_tournament"
         return choose_source(
-            self._exploit,
+            rule,
             trial,
             scores,
             evaluations,

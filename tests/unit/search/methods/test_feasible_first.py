@@ -118,6 +118,30 @@ def test_a_population_copies_its_feasible_members(exploit: str) -> None:
     assert any(trial in (1, 3) and source in (0, 2) for trial, source in copies)
 
 
+@pytest.mark.parametrize("exploit", ["truncation", "binary_tournament", "t_test"])
+def test_where_no_member_is_feasible_those_that_violate_more_copy_those_that_violate_less(exploit: str) -> None:
+    copies = []
+    for seed in range(6):
+        method = make_method(
+            "population_based_training",
+            space=SPACE,
+            trials=4,
+            steps_per_trial=8,
+            population=4,
+            interval_steps=2,
+            exploit=exploit,
+            synchronous=True,
+            seed=seed,
+        )
+        for _ in range(4):
+            method.ask()
+        for trial, violation in enumerate([0.4, 0.3, 0.2, 0.1]):
+            method.report(Report(trial, 2, 1.0 - 0.1 * trial, violations=(violation,)))
+        copies += [(trial, d.source) for trial, d in method.released() if isinstance(d, Exploit)]
+    assert copies
+    assert all(source > trial for trial, source in copies)
+
+
 @pytest.mark.parametrize("model", ["gaussian_process", "tpe"])
 def test_a_model_knows_the_bounds_of_points_that_lack_a_key(model: str) -> None:
     dimensions = {"kind": Choice(("one", "both")), "x": Uniform(0.0, 1.0), "y": Uniform(0.0, 1.0)}
