@@ -17,6 +17,9 @@ _STEPS_TIMES = 4
 _REPORTS = 5
 """Reports while the shared weights are trained: each finds the best network so far, and validates it."""
 
+_LOSSES = ("loss", "train_loss")
+"""Metrics that are not the task's own: networks are rewarded by minus the loss of the data that judges them."""
+
 
 class OneShot(Method):
     """A search whose first trial trains the shared weights and finds networks, which are then trained separately.
@@ -148,12 +151,14 @@ def reward_of(given: str | None, metric: str, mode: str) -> Mapping[str, Any]:
 
     Args:
         given: metric in the method's section, which takes precedence; maximised unless its name says otherwise.
-        metric: the search's first objective; for `loss` or a measure of the network the reward is minus the loss.
+        metric: the search's first objective; for a loss or a measure of the network the reward is minus the loss.
         mode: `max` or `min`.
     """
+    if (given or metric) in _LOSSES:
+        return {"metric": None}
     if given is not None:
         direction = mode if given == metric else mode_of_metric(given)
         return {"less_is_better": True} if direction == "min" else {}
-    if metric == "loss" or metric in MEASURES:
+    if metric in MEASURES:
         return {}
     return {"metric": metric, "less_is_better": mode == "min"}

@@ -158,6 +158,8 @@ def test_networks_are_found_by_what_the_search_looks_for_unless_the_method_names
     assert told("accuracy", "max") == ("accuracy", False)
     assert told("top1_error", "min") == ("top1_error", True)
     assert told("loss", "min") == (None, False)
+    assert told("train_loss", "min") == (None, False)
+    assert told("accuracy", "max", given="loss") == told("loss", "min", given="train_loss") == (None, False)
     assert told("latency_ms", "min") == (None, False)
     assert told("accuracy", "max", given="recall") == ("recall", False)
     assert told("accuracy", "max", given="rmse") == ("rmse", True)
