@@ -39,11 +39,6 @@ def pack(indices: Tensor, values: Tensor, num_values: int) -> Tensor:
     return torch.cat([_header(values.numel(), way, values.device), as_bytes(values.contiguous()), places])
 
 
-def is_dense(message: Tensor) -> bool:
-    """Return True if a message of `pack` has all values: who gets it cannot tell which of them were chosen."""
-    return int(from_bytes(message[:HEADER_BYTES], torch.int64)) % 4 == _DENSE
-
-
 def unpack(message: Tensor, num_values: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return indices and values of a message of `pack`; those of a dense one include every index.
 

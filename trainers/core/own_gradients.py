@@ -123,9 +123,10 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
         TrainingError: the forward pass writes to a parameter that is trained.
     """
     found: set[str] = set()
-    before = [(name, p, p._version, p.data_ptr()) for name, p in forward.model.named_parameters()]
+    versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
     try:
         with generators_put_back(), torch.enable_grad(), untouched(forward.model):
+            fixed = [(p, (p._version, p.data_ptr())) for p in forward.model.parameters() if not p.requires_grad]
             with Noting() as noting, noting_uses(forward.model):
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
@@ -133,14 +134,12 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
             with Noting() as noting, noting_uses(forward.model, tensors_in(outputs)) as uses, forward.precision():
                 loss_of(forward.task, outputs, placed)
             found |= uses.kinds | ({"loss"} if noting.has_noted else set())
-            found |= {"writes"} if any(p.data_ptr() != place for _, p, _, place in before) else set()
+            found |= {"writes"} if any((p._version, p.data_ptr()) != before for p, before in fixed) else set()
     except Exception:  # noqa: BLE001 - the user's code
         return frozenset(found)
-    for name, parameter, version, _ in before:
-        if parameter._version != version:
-            if parameter.requires_grad:
-                raise writes_parameter(name)
-            found.add("writes")
+    for name, parameter, version in versions:
+        if parameter.requires_grad and parameter._version != version:
+            raise writes_parameter(name)
     return frozenset(found)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.trainers.compression.base import SparseCompressor, as_bytes, from_bytes
-from orchestray.trainers.compression.sparse import is_dense, pack, unpack
+from orchestray.trainers.compression.sparse import HEADER_BYTES, pack, unpack
 from orchestray.trainers.sync.common.messages import message_of, trade
 
 Way = Literal["auto", "gather", "doubling"]
@@ -63,6 +63,7 @@ class SparseSum:
         self._coder = coder
         self._num_values = num_values
         self._dtype = dtype
+        self._dense_bytes = HEADER_BYTES + num_values * dtype.itemsize
         is_power = collective.size & (collective.size - 1) == 0
         if way == "doubling" and not is_power:
             raise ValueError(f"recursive doubling needs a power of two of ranks, got {collective.size}")
@@ -175,8 +176,6 @@ class SparseSum:
 
     def _swap(self, peer: int, indices: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         message, known = self._message(indices, values), self._known()
-        if not self._repeats and is_dense(message):
-            self._indices = None
         if known is not None:  # both lengths are known
             arrived = message_of(known.theirs.numel() * self._dtype.itemsize, message.device)
         else:
@@ -185,8 +184,8 @@ class SparseSum:
             self._collective.start_exchange({peer: mine}, {peer: size}).wait()
             arrived = message_of(int(size), message.device)
         self._collective.start_exchange({peer: message}, {peer: arrived}).wait()
-        if known is None and is_dense(arrived):
-            self._indices = None
+        if known is None and self._dense_bytes in (message.numel(), arrived.numel()):
+            self._indices = None  # a dense message does not say which values were chosen
         return self._read(arrived, known)
 
     def _dense(self, indices: Tensor, values: Tensor) -> Tensor:
