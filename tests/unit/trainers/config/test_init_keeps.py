@@ -49,8 +49,8 @@ def test_zeros_are_refused_under_compression_that_does_not_send_them_as_zeros(ki
     overrides = ("strategy.network.data=2", f"strategy.compression.type={kind}")
     assert problems_of(GOOD, _KEPT[0], "train.init_keeps=zeros", *overrides) == [
         (
-            f"config: train.init_keeps: needs gradients of zero where weights are, and {kind} sends others; use qsgd or "
-            "topk, or take this out"
+            f"config: train.init_keeps: needs gradients of zero where weights are, and {kind} sends others; use qsgd "
+            "or topk, or take this out"
         )
     ]
 
