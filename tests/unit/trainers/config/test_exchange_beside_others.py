@@ -85,6 +85,16 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             ),
         ),
         (
+            [
+                *("strategy.network.tensor=2", "strategy.network.pipeline=2", "strategy.network.schedule=pipedream"),
+                "train.optimizer={type: lamb, lr: 0.1}",
+            ],
+            (
+                "train.optimizer.type: lamb looks at whole parameters, which the workers of a tensor group hold parts "
+                "of; use adamw"
+            ),
+        ),
+        (
             [server("balance: speed"), "strategy.aggregation={type: median, byzantine: 0}"],
             (
                 "strategy.exchange.balance: speed gives workers shares of different sizes, which median would compare "
