@@ -29,7 +29,7 @@ _OF_RAY = (".gitignore", ".rayignore")
 _PLACES = (("train", "init_from"), ("distill", "teacher"))
 """Keys of places that are named otherwise than paths."""
 _MAYBE_PLACES = (("task", "model"), ("task", "tokenizer"))
-"""Keys of places, or of names that are no places."""
+"""Keys of places, or of names that are not places."""
 
 
 @dataclass

@@ -46,7 +46,7 @@ class Watch:
             for version in versions
         }
         self._num_steps: dict[ModelVersion, int] = {}
-        """Steps that each generator had made at the last look: a long answer is no silence."""
+        """Steps that each generator had made at the last look: a long answer is not silence."""
         monitor.on_answer = self._answered
         self._task = self._loop.create_task(self._run())
 
@@ -64,7 +64,7 @@ class Watch:
             found[1].answered(self._loop.time(), status, seconds)
 
     def _look_for_replicas(self, version: ModelVersion, verdict: Verdict) -> None:
-        if version.rests and version.batcher.is_starting:  # it has scaled to zero, which is no fault
+        if version.rests and version.batcher.is_starting:  # it has scaled to zero, as it may
             verdict.starts(self._loop.time())
 
     async def _run(self) -> None:

@@ -102,7 +102,7 @@ class BatchingSection(Section):
     objective: Literal["mean", "tail", "throughput"] = "mean"
     """Objective of the policy `adaptive`."""
     max_queue: Positive = 1024
-    """Largest number of waiting requests; more are refused."""
+    """Largest number of waiting requests; more are refused. A request has at most as many samples."""
     run_timeout_s: AboveZero | None = 60.0
     """Seconds after which a batch, or a step of `/generate`, is considered hung; null: never."""
 

@@ -112,8 +112,8 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
 
     Both are called once. What `untouched` restores and the generators are as before. What fails takes none: training
     reports it. Modules whose parameters the pass uses from outside are marked, see `parameter_uses`. The kinds of the
-    parameters that the loss uses, and has not got from the model, are added, `returned` if the model returns some, and
-    `writes` if the pass changes some that are not trained.
+    parameters that the loss uses, and has not got from the model, are added. So is `returned` if the model returns
+    some, and `writes` if the pass changes some that are not trained.
 
     Args:
         forward: calls the model, which is not split yet, in the modes of training.

@@ -1,4 +1,4 @@
-"""What workers of a layout with a pipeline hold, and send in a step, counted while they make a few.
+"""The memory and traffic of workers of a layout with a pipeline, counted while they make a few steps.
 
 The stages of one replica are real, as threads of this process. They compute in each other's way, so nothing is timed.
 The other replicas are imagined.
@@ -84,7 +84,10 @@ def countable(settings: ReplicaSettings, begins: Sequence[str]) -> tuple[Replica
 
 
 class _Counts:
-    """What a worker sends in each step: a mean, where it agrees with the others after several. It ends the run."""
+    """A counter of the traffic of a worker in each step, which ends its run.
+
+    Counts are means, where it agrees with the others after several steps.
+    """
 
     def __init__(self, replica: Replica, calls: list[Call], num: int) -> None:
         self.steps: list[CountedStep] = []

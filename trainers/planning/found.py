@@ -95,7 +95,7 @@ class DryRun:
 
 @dataclass(frozen=True)
 class CountedStep:
-    """What a worker sent in a step: a mean, where it agreed with the others after several.
+    """The traffic of a worker in a step: a mean, where it agreed with the others after several.
 
     Args:
         num_steps: the steps.
@@ -112,7 +112,7 @@ class CountedStep:
 
 @dataclass(frozen=True)
 class CountedWorker:
-    """What a worker of a pipeline held and sent.
+    """The memory and traffic of a worker of a pipeline.
 
     Args:
         parameter_bytes: bytes of the parameters that it holds between steps.
@@ -140,7 +140,7 @@ class CountedWorker:
 
 @dataclass(frozen=True)
 class CountedRun:
-    """What the workers of a layout with a pipeline held and sent, but for what they agree by.
+    """The memory and traffic of the workers of a layout with a pipeline, but for what they agree by.
 
     Args:
         every: see `DryRun`.

@@ -337,7 +337,7 @@ def _whole(settings: ReplicaSettings) -> ReplicaSettings:
 def _held_bytes(step: PipelineStep, whole: DryRun) -> tuple[int, int, int]:
     """Return the bytes of parameters, gradients and the optimizer's state of the worker with most parameters.
 
-    The state is so many values for each of a parameter's, and a few more for each parameter.
+    The state has a number of values for each of a parameter's, and a few more for each parameter.
 
     Args:
         step: step of the pipeline.

@@ -202,5 +202,5 @@ class QLearning(Method):
 
 
 def _hashable(value: Any) -> Any:
-    """Return a value, or the JSON of a list or a section, which is no key of a table itself."""
+    """Return a value, or the JSON of a list or a section, which cannot be a key of a table."""
     return json.dumps(value, sort_keys=True) if isinstance(value, list | tuple | dict) else value

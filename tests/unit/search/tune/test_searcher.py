@@ -323,7 +323,7 @@ def test_checkpoints_are_made_where_trials_take_the_states_of_others_and_nowhere
 
 
 class Diverging(TuneLoop):
-    """A loop in which the score of every third trial is no number."""
+    """A loop in which the score of every third trial is NaN."""
 
     def _decide(self, trial: Any, result: dict[str, Any]) -> str:
         if self.searcher.numbers[trial.trial_id] % 3 == 1:

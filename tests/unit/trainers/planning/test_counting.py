@@ -1,4 +1,4 @@
-"""What is counted of pipelines among other splits is what real workers hold and send, to the byte."""
+"""Counts of pipelines among other splits are of the bytes that real workers hold and send."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_averaging_after_every_step_is_synchronous_sgd_bit_for_bit_where_no_sum_
 
 
 def test_a_replica_without_samples_has_no_gradient_to_clip() -> None:
-    """The second batch of an epoch has one sample."""
+    """Have one sample in the second batch of each epoch."""
     settings = averaged(2, every=2, steps=4, batch_size=8, grad_clip=1.0)
     assert len(train_laid_out(lambda: regression(9), settings).losses) == 4
 
