@@ -184,10 +184,9 @@ class MethodSession:
             copied_bytes: bytes of the state that it has taken over since its last report; only recorded.
             is_over: True if a condition of its config has ended the trial, whatever the method decides.
         """
-        self.trials[report.trial].is_over = is_over
         decision = self.method.report(report)
-        self._reported(report, decision, seconds, copied_bytes)
-        given = self._release()
+        self._reported(report, decision, seconds, copied_bytes, is_over=is_over)
+        given = self._release(ends_first=is_over)
         worked: dict[str, Any] = {"seconds": round(seconds, 6)}
         worked |= {"copied_bytes": copied_bytes} if copied_bytes else {}
         worked |= {"is_over": True} if is_over else {}
@@ -257,10 +256,12 @@ class MethodSession:
         self._news = True
         self.method.allow(trials)
 
-    def _reported(self, report: Report, decision: Decision, seconds: float, copied_bytes: int) -> None:
+    def _reported(
+        self, report: Report, decision: Decision, seconds: float, copied_bytes: int, *, is_over: bool
+    ) -> None:
         self._news = True
         standing = self.trials[report.trial]
-        standing.seconds = seconds
+        standing.seconds, standing.is_over = seconds, is_over
         standing.copied += [copied_bytes] if copied_bytes else []
         standing.step, standing.decision = report.step, decision
         standing.num_reports, standing.origin = standing.num_reports + 1, None
@@ -285,9 +286,14 @@ class MethodSession:
         self.trials[finished.trial].ended = finished
         self._live.pop(finished.trial, None)
 
-    def _release(self) -> list[list[Any]]:
-        """Ask for decisions on paused trials; return them in the journal's format."""
-        given = list(self.method.released())
+    def _release(self, *, ends_first: bool = False) -> list[list[Any]]:
+        """Ask for decisions on paused trials; return them in the journal's format.
+
+        Args:
+            ends_first: True if the trial that has reported ends with that. The others are then decided on after its
+                end, so that it does not matter who reports last.
+        """
+        given = [] if ends_first else list(self.method.released())
         self.released = [trial for trial, _ in given]
         for trial, decision in given:
             self.trials[trial].decision = decision
@@ -314,15 +320,16 @@ class MethodSession:
             return
         if call == "report":
             report = Report(**_tuples(entry["report"], "scores", "evaluations", "violations"))
-            self.trials[report.trial].is_over = entry.get("is_over", False)
-            decision = self.method.report(report)
+            decision, is_over = self.method.report(report), bool(entry.get("is_over"))
             self._check(number, call, entry["decision"], _told(decision))
-            self._reported(report, decision, entry.get("seconds", 0.0), entry.get("copied_bytes", 0))
+            worked = entry.get("seconds", 0.0), entry.get("copied_bytes", 0)
+            self._reported(report, decision, *worked, is_over=is_over)
+            self._check(number, call, entry["released"], self._release(ends_first=is_over))
         else:
             finished = Finished(**_tuples(entry["finished"], "scores", "violations"))
             self.method.tell(finished)
             self._ended(finished)
-        self._check(number, call, entry["released"], self._release())
+            self._check(number, call, entry["released"], self._release())
 
     def _check(self, number: int, call: str, before: Any, now: Any) -> None:
         if not _same(before, now):

@@ -284,7 +284,11 @@ class Method(ABC):
         """Receive the end of a trial."""
 
     def released(self) -> Sequence[tuple[int, Decision]]:
-        """Return the decisions on waiting trials that are due; called after every `report` and `tell`."""
+        """Return the decisions on waiting trials that are due.
+
+        It is called after every `tell`, and after every `report` but that of a trial which a condition of its config
+        ends there: its `tell` comes first, whatever was decided.
+        """
         return ()
 
     def genome_of(self, proposal: Proposal) -> Any:

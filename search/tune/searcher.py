@@ -204,7 +204,7 @@ class MethodSearcher(Searcher):
             self._report(number, step, result)
 
     def _report(self, number: int, step: int, result: Mapping[str, Any]) -> Decision:
-        """Report a result to the method; NaN and infinity are the worst there is."""
+        """Report a result to the method; NaN and infinities count as the worst there is."""
         score = self.objective.score(float(result[self.objective.metric]))
         score = score if math.isfinite(score) else -math.inf
         return self.session.report(Report(number, step, score, (score,)))

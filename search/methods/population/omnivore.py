@@ -36,7 +36,8 @@ class Omnivore(Method):
     Every `every_steps` steps all trials copy the state of the one that trained, each with the values of its own point.
     After `probe_steps` the one with the best score trains on; its training in the probe is kept. The proposals and the
     outcome are the same at any concurrency, since all wait for each other. A point whose process failed is not tried
-    again.
+    again, nor one that a condition of its config has ended in a probe. Where that ends the one that trains on, it ends
+    the search.
     """
 
     is_order_free: ClassVar[bool] = True
@@ -60,6 +61,8 @@ class Omnivore(Method):
         """Maps each waiting trial to the score that it reported last."""
         self._leader: int | None = None
         """Trial that trains on; None: all probe."""
+        self._probed_at = 0
+        """Step of the last probe."""
         self._due: list[tuple[int, Decision]] = []
 
     @property
@@ -88,41 +91,42 @@ class Omnivore(Method):
             self._held.clear()
             return Continue()
         self._held[report.trial] = report.score if math.isfinite(report.score) else -math.inf  # a probe that diverged
-        self._choose(report.step)
+        self._probed_at = report.step
         return Pause()
 
     def _as_point(self, trial: int, source: int) -> Exploit:
         before, changes = self.points[source], self.points[trial]
         return Exploit(source, changes, f"probes from trial {source}; {describe_changes(before, changes)}")
 
-    def _choose(self, step: int) -> None:
+    def _choose(self) -> None:
         """Let the best trial train on once all have probed; among equals the first of the grid."""
         if self._leader is not None or self._num_proposed < len(self.points) or set(self._held) != self._alive:
             return
         if not self._held:
             return
         winner = max(self._held, key=lambda trial: (self._held[trial], -trial))
-        self.retunes.append(Retune(step, dict(self._held), winner, self.points[winner]))
+        self.retunes.append(Retune(self._probed_at, dict(self._held), winner, self.points[winner]))
         del self._held[winner]
         self._leader = winner
         self._due.append((winner, Continue()))
 
     def released(self) -> Sequence[tuple[int, Decision]]:
+        self._choose()
         due, self._due = self._due, []
         return due
 
     def tell(self, finished: Finished) -> None:
         trial = finished.trial
-        was_leader = trial == self._leader
+        copying = [other for other, decision in self._due if isinstance(decision, Exploit) and decision.source == trial]
+        was_leader = trial == self._leader or bool(copying)
         self._alive.discard(trial)
         self._held.pop(trial, None)
         if was_leader and finished.status != "failed":
-            self._due += [(other, Stop("another point of the grid was trained to the end")) for other in self._held]
+            others = [*copying, *self._held]
+            self._due = [(other, Stop("another point of the grid was trained to the end")) for other in others]
             self._held.clear()
-            return
-        if was_leader:  # the others still have the state after the last probe
+        elif was_leader:  # the others still have the state after the last probe
             self._leader = None
-        self._choose(self.retunes[-1].step if self.retunes else self.probe_steps)
 
     @property
     def is_done(self) -> bool:

@@ -21,7 +21,7 @@ LR = "train.optimizer.lr"
 SPACE = {LR: make_dimension("choice", values=[0.01, 0.03, 0.1, 0.3])}
 STEPS = 12
 AT_ONCE = {"until": {"metric": "loss", "value": 100.0, "mode": "min"}}
-ON_THE_WAY = {"until": {"metric": "loss", "value": 0.6, "mode": "min"}}
+ON_THE_WAY = {"until": {"metric": "loss", "value": 0.66, "mode": "min"}}
 IMPATIENT = {"early_stopping": {"metric": "accuracy", "patience": 1}}
 METHODS: dict[str, dict[str, Any]] = {
     "asha": {"trials": 6, "eta": 2, "grace_steps": 1},
@@ -87,6 +87,27 @@ def test_a_trial_that_a_condition_of_its_config_has_ended_ends_whatever_its_meth
         assert {trial: line["config"] for trial, line in loop.records.lines.items()} == {
             trial: standing.proposal.changes for trial, standing in trials.items()
         }
+
+
+@pytest.mark.parametrize("name", ["omnivore", "population_based_training, synchronous"])
+def test_where_all_wait_for_all_the_outcome_with_such_ends_is_the_same_at_any_concurrency(
+    loops: Any, name: str
+) -> None:
+    outcomes = []
+    for parallel in (1, 2, 4):
+        lines = run(loops(made(name), f"by-{parallel}", make=ended_by(ON_THE_WAY), parallel=parallel)).records.lines
+        outcomes.append({trial: {**lines[trial], "seconds": 0} for trial in sorted(lines)})
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert any(line["status"] == "succeeded" and line["steps"] < STEPS for line in outcomes[0].values())
+
+
+def test_an_end_of_the_trial_that_trains_on_ends_the_search_of_omnivore_also_where_the_others_are_to_copy_it(
+    loops: Any,
+) -> None:
+    goal = {"until": {"metric": "loss", "value": 0.6, "mode": "min"}}
+    lines = run(loops(made("omnivore"), make=ended_by(goal), parallel=2)).records.lines
+    ends = [(line["status"], line["steps"]) for _, line in sorted(lines.items())]
+    assert ends == [*[("stopped", 2)] * 3, ("succeeded", METHODS["omnivore"]["every_steps"])]
 
 
 @pytest.mark.parametrize("name", METHODS)
