@@ -184,7 +184,7 @@ class SparseSum:
             self._collective.start_exchange({peer: mine}, {peer: size}).wait()
             arrived = message_of(int(size), message.device)
         self._collective.start_exchange({peer: message}, {peer: arrived}).wait()
-        if known is None and self._dense_bytes in (message.numel(), arrived.numel()):
+        if known is None and message.numel() == self._dense_bytes and indices.numel() < self._num_values:
             self._indices = None  # a dense message does not say which values were chosen
         return self._read(arrived, known)
 
