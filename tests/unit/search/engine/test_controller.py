@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from orchestray.search.methods.base import Continue, Decision, Exploit, Finished
 from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.program import TrialState
-from support.search_loop import ACCURACY, Loop, MemoryRecords, begin, make_config
+from support.search_loop import ACCURACY, MemoryRecords, begin, make_config
 
 LR = "train.optimizer.lr"
 SPACE = {LR: make_dimension("choice", values=[0.01, 0.03, 0.1, 0.3])}
@@ -72,19 +72,6 @@ class Scripted(Method):
     @property
     def is_done(self) -> bool:
         return self.asked == 3
-
-
-@pytest.fixture
-def loops(tmp_path: Path) -> Iterator[Any]:
-    made: list[Loop] = []
-
-    def make(method: Method, folder: str = "states", **arguments: Any) -> Loop:
-        made.append(Loop(method, tmp_path / folder, **arguments))
-        return made[-1]
-
-    yield make
-    for loop in made:
-        loop.close()
 
 
 @pytest.mark.parametrize("parallel", [1, 3])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,19 +43,6 @@ def ended_by(condition: dict[str, Any], *, trials: range = range(STEPS)) -> Call
         return load_train_config(data)
 
     return make
-
-
-@pytest.fixture
-def loops(tmp_path: Path) -> Iterator[Any]:
-    made: list[Loop] = []
-
-    def make(method: Method, folder: str = "states", **arguments: Any) -> Loop:
-        made.append(Loop(method, tmp_path / folder, **arguments))
-        return made[-1]
-
-    yield make
-    for loop in made:
-        loop.close()
 
 
 def run(loop: Loop) -> Loop:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,24 +23,11 @@ from orchestray.search.results.schema import OUT_OF_TIME
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
-from support.search_loop import ACCURACY, Loop, base, begin, make_config
+from support.search_loop import ACCURACY, base, begin, make_config
 from support.tiny_task import TinyTask
 
 LR = "train.optimizer.lr"
 CHOICES = {LR: make_dimension("choice", values=[0.01, 0.1, 0.3])}
-
-
-@pytest.fixture
-def loops(tmp_path: Path) -> Iterator[Any]:
-    made: list[Loop] = []
-
-    def make(method: Method, folder: str = "states", **arguments: Any) -> Loop:
-        made.append(Loop(method, tmp_path / folder, **arguments))
-        return made[-1]
-
-    yield make
-    for loop in made:
-        loop.close()
 
 
 def grid() -> Method:

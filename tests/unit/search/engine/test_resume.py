@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,19 +24,6 @@ from unit.search.engine.test_controller import Scripted
 
 LR = "train.optimizer.lr"
 SPACE = {LR: make_dimension("log_uniform", low=1e-3, high=3.0)}
-
-
-@pytest.fixture
-def loops(tmp_path: Path) -> Iterator[Any]:
-    made: list[Loop] = []
-
-    def make(method: Method, folder: str = "states", **arguments: Any) -> Loop:
-        made.append(Loop(method, tmp_path / folder, **arguments))
-        return made[-1]
-
-    yield make
-    for loop in made:
-        loop.close()
 
 
 def population(**arguments: Any) -> Method:

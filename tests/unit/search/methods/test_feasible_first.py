@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,8 +92,8 @@ def test_asha_promotes_feasible_trials_first() -> None:
     assert sorted(trial for trial, decision in released.items() if type(decision).__name__ == "Continue") == [0, 2]
 
 
-@pytest.mark.parametrize("exploit", ["truncation", "binary_tournament", "t_test"])
-def test_a_population_copies_its_feasible_members(exploit: str) -> None:
+def copied(reports: Sequence[tuple[float, float]], exploit: str, **arguments: Any) -> list[tuple[int, int]]:
+    """Return which member of a population copies which, over some seeds, by its score and its violation of a bound."""
     copies = []
     for seed in range(6):
         method = make_method(
@@ -104,41 +104,29 @@ def test_a_population_copies_its_feasible_members(exploit: str) -> None:
             population=4,
             interval_steps=2,
             exploit=exploit,
-            fraction=0.5,
             synchronous=True,
             seed=seed,
+            **arguments,
         )
-        for _ in range(4):
+        for _ in reports:
             method.ask()
-        for trial, (score, violation) in enumerate([(0.1, 0.0), (0.9, 0.5), (0.2, 0.0), (0.8, 0.1)]):
+        for trial, (score, violation) in enumerate(reports):
             method.report(Report(trial, 2, score, violations=(violation,)))
         copies += [(trial, d.source) for trial, d in method.released() if isinstance(d, Exploit)]
     assert copies
+    return copies
+
+
+@pytest.mark.parametrize("exploit", ["truncation", "binary_tournament", "t_test"])
+def test_a_population_copies_its_feasible_members(exploit: str) -> None:
+    copies = copied([(0.1, 0.0), (0.9, 0.5), (0.2, 0.0), (0.8, 0.1)], exploit, fraction=0.5)
     assert all(source in (0, 2) or (trial, source) == (1, 3) for trial, source in copies)
     assert any(trial in (1, 3) and source in (0, 2) for trial, source in copies)
 
 
 @pytest.mark.parametrize("exploit", ["truncation", "binary_tournament", "t_test"])
 def test_where_no_member_is_feasible_those_that_violate_more_copy_those_that_violate_less(exploit: str) -> None:
-    copies = []
-    for seed in range(6):
-        method = make_method(
-            "population_based_training",
-            space=SPACE,
-            trials=4,
-            steps_per_trial=8,
-            population=4,
-            interval_steps=2,
-            exploit=exploit,
-            synchronous=True,
-            seed=seed,
-        )
-        for _ in range(4):
-            method.ask()
-        for trial, violation in enumerate([0.4, 0.3, 0.2, 0.1]):
-            method.report(Report(trial, 2, 1.0 - 0.1 * trial, violations=(violation,)))
-        copies += [(trial, d.source) for trial, d in method.released() if isinstance(d, Exploit)]
-    assert copies
+    copies = copied([(1.0, 0.4), (0.9, 0.3), (0.8, 0.2), (0.7, 0.1)], exploit)
     assert all(source > trial for trial, source in copies)
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import torch
 from torch import Tensor
 
+from orchestray.platform.errors import TrainingError
+from orchestray.trainers.aggregation.base import make_aggregation
 from orchestray.trainers.ps.protocol.requests import Origin
+from orchestray.trainers.ps.server.batches import Batches, Push
 from orchestray.trainers.ps.server.shard import Applied
 from support.central import Plan, Servers, Worker, run_all
 
@@ -26,3 +31,12 @@ def test_a_server_needs_no_more_memory_for_gradients_than_it_has_workers() -> No
     servers.close()
     assert len(taken) == 40
     assert len({gradient.data_ptr() for gradient in taken}) <= 2
+
+
+@pytest.mark.parametrize("kind", ["krum", "median", "trimmed_mean"])
+def test_a_batch_of_which_too_few_workers_have_samples_is_refused_in_a_sentence(kind: str) -> None:
+    batches = Batches(make_aggregation(kind, byzantine=1))
+    for share in (0, 1):
+        batches.add(7, Push(frozenset([share]), torch.ones(3), frozenset(), None, 0.5))
+    with pytest.raises(TrainingError, match=r"Only 2 workers have samples of the batch of step 7, .*drop_last"):
+        batches.take(7)
