@@ -92,7 +92,7 @@ def add_up(
     """
     for index in indices:
         gradient = gradients[index]
-        gradients[index] = gradient if gradient is None else dense(gradient)
+        gradients[index] = gradient if gradient is None else dense(gradient).resolve_conj()
     parts = [gradients[index] for index in indices]
     chosen = [tensors[index] for index in indices]
     zeros_or_parts = [

@@ -14,6 +14,7 @@ from orchestray.trainers.core.exchange import OptimizedTensor
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
 from orchestray.trainers.parallel.pipeline.layers import Tied
+from orchestray.trainers.parallel.pipeline.tied import add_up
 from support.pipelines import (
     Backwards,
     make_network,
@@ -114,6 +115,23 @@ def test_a_tied_parameter_that_one_worker_did_not_use_gets_the_other_ones_gradie
     for found in run_replicas(2, worker):
         (tied,) = [gradient for gradient in found if gradient is not None]
         assert torch.equal(tied, torch.full((5, 5), 3.0, dtype=torch.float64))
+
+
+def test_sums_are_of_complex_and_conjugated_gradients_too_and_none_where_nobody_has_one() -> None:
+    tensors = [torch.zeros(2, dtype=torch.cdouble), torch.zeros(3), torch.zeros(1)]
+
+    def run(group: Collective) -> list[Tensor | None]:
+        mine = torch.full((2,), 1 + 2j, dtype=torch.cdouble).conj()  # as autograd gives it for `weight.conj()`
+        gradients = [mine, None if group.rank else torch.ones(3), None]
+        add_up(group, tensors, gradients, [0, 1, 2])
+        return gradients
+
+    for conjugated, real, unused in run_replicas(2, run):
+        assert conjugated is not None
+        assert real is not None
+        assert conjugated.tolist() == [2 - 4j] * 2
+        assert real.tolist() == [1.0] * 3
+        assert unused is None
 
 
 @pytest.mark.parametrize("schedule", ["zbv", "dual_pipe_v"])
