@@ -188,7 +188,7 @@ def test_any_layout_trains_to_the_weights_of_one_process(chosen: dict[str, Any],
 
 
 def test_one_steps_on_newer_weights_while_a_stream_goes_back_through_older_ones() -> None:
-    network = {"pipeline": 3, "schedule": "pipedream", "microbatches": 4}
+    network = {"pipeline": 3, "split": "equal", "schedule": "pipedream", "microbatches": 4}
     keys = {"lr": 0.1, "momentum": 0.9}
     torchs, ours = (trained({"type": kind, **keys}, network) for kind in ("torch.optim:SGD", "sgd"))
     for name, weights in ours.items():

@@ -117,7 +117,7 @@ def test_complex_parameters_train_as_in_plain_pytorch(layout: str, optimizer: st
 
 
 def test_replicas_of_a_stream_sum_complex_gradients() -> None:
-    network = {"pipeline": 2, "schedule": "pipedream", "microbatches": 1}
+    network = {"pipeline": 2, "split": "equal", "schedule": "pipedream", "microbatches": 1}
     alone, both = (trained(network={**network, "data": data}, optimizer=OPTIMIZERS["sgd"][0]) for data in (1, 2))
     assert apart(both.weights, alone.weights) <= 1e-10
 
