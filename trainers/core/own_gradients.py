@@ -124,9 +124,12 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     """
     found: set[str] = set()
     versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
+    untrained = _untrained(forward.model)
     try:
         with generators_put_back(), torch.enable_grad(), untouched(forward.model):
-            fixed = [(p, (p._version, p.data_ptr())) for p in forward.model.parameters() if not p.requires_grad]
+            copies = [
+                (copy, copy._version, own) for copy, own in zip(_untrained(forward.model), untrained, strict=True)
+            ]
             with Noting() as noting, noting_uses(forward.model):
                 outputs, placed = forward.outputs(map_tensors(torch.clone, batch))
             found |= {"forward"} if noting.has_noted else set()
@@ -134,13 +137,19 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
             with Noting() as noting, noting_uses(forward.model, tensors_in(outputs)) as uses, forward.precision():
                 loss_of(forward.task, outputs, placed)
             found |= uses.kinds | ({"loss"} if noting.has_noted else set())
-            found |= {"writes"} if any((p._version, p.data_ptr()) != before for p, before in fixed) else set()
+            # Torch does not count changes of `.data`, which the values show.
+            if any(copy._version != version or not torch.equal(copy, own) for copy, version, own in copies):
+                found.add("writes")
     except Exception:  # noqa: BLE001 - the user's code
         return frozenset(found)
     for name, parameter, version in versions:
         if parameter.requires_grad and parameter._version != version:
             raise writes_parameter(name)
     return frozenset(found)
+
+
+def _untrained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for _, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad]
 
 
 def writes_parameter(name: str) -> TrainingError:

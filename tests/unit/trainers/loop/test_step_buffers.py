@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -375,6 +376,21 @@ def test_passes_before_the_first_step_do_not_move_a_parameter_without_gradients(
     assert furthest(found, dict(single.model.state_dict())) <= 1e-12
 
 
+class Assigned(nn.Module):
+    """A parameter without gradients that each pass changes by its `data`, as torch does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.code.clone()
+        if self.training:
+            self.code.data.mul_(0.9).add_(0.03)
+        return x * code
+
+
+@pytest.mark.parametrize("part", [partial(Codebook, 0, by_samples=True), Assigned], ids=["in place", "its data"])
 @pytest.mark.parametrize(
     ("network", "exchange", "key"),
     [
@@ -384,10 +400,10 @@ def test_passes_before_the_first_step_do_not_move_a_parameter_without_gradients(
     ids=["ZeRO-3", "pipedream"],
 )
 def test_a_parameter_without_gradients_that_the_pass_moves_is_refused_where_its_moves_would_be_lost(
-    network: dict[str, Any], exchange: dict[str, Any], key: str
+    network: dict[str, Any], exchange: dict[str, Any], key: str, part: Any
 ) -> None:
     def build() -> nn.Module:
-        return nn.Sequential(Codebook(0, by_samples=True), nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
+        return nn.Sequential(part(), nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
 
     with pytest.raises(ConfigError, match=rf"strategy\.{key}: .* changes a parameter that is not trained"):
         train_laid_out(lambda: rows_of(build), layout_settings(network, exchange, batch_size=8, steps=2))

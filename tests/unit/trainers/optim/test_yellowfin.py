@@ -16,7 +16,7 @@ from orchestray.trainers.optim.curvature import cubic_root, single_step
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.yellowfin import YellowFin
 from support.layouts import layout_settings, train_laid_out
-from support.training import digits, few_digits, furthest, regression, same_bits, train
+from support.training import digits, furthest, regression, same_bits, train
 
 YELLOWFIN = {"type": "yellowfin", "beta": 0.99, "window": 5}
 
