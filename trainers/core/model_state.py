@@ -67,10 +67,6 @@ class StateKeeper:
         self.is_plain = not saved_otherwise(model) and not loads_itself(model)
         """True if the state is what the modules hold, and is copied into them."""
         self._verified: list[Any] | None = None
-        self._versions: dict[str, int] = {}
-        """Torch's count of the changes of each parameter that is not trained, at the last call of `state`."""
-        self.changing: set[str] = set()
-        """Names of such parameters that changed between two calls of `state`: the forward pass writes to them."""
 
     def state(self) -> ModelState:
         """Return the state, with the memory of the parameters and copies of the buffers.
@@ -79,9 +75,6 @@ class StateKeeper:
             CheckpointError: it cannot be kept.
         """
         model = self._model
-        versions = {name: p._version for name, p in model.named_parameters() if not p.requires_grad}
-        self.changing |= {name for name, count in versions.items() if self._versions.get(name, count) != count}
-        self._versions = versions
         beside, changing = buffers_beside(model), kinds_of(model)
         changed = differences(changing, self._built)
         if self.is_plain:

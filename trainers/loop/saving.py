@@ -63,7 +63,9 @@ def save_checkpoint(replica: Replica) -> None:
             model, slots = replica.state(), replica.optimizer.state_tensors()
             if model.buffers:
                 state[BUFFERS] = model.buffers
-            changing = [*places_of(replica.model), *replica.keeper.changing, *model.beside]
+            # A forward pass may change any parameter that is not trained, without a word: a codebook, by its data.
+            untrained = [name for name, each in replica.model.named_parameters() if not each.requires_grad]
+            changing = [*places_of(replica.model), *untrained, *model.beside]
             replica.checkpoints.save_async(step, model.tensors, slots, state, buffers=changing, resume=model.beside)
         return
     if kinds := changed_kinds(replica):

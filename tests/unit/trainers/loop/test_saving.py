@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
@@ -19,7 +20,6 @@ from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, list_checkpoints
 from orchestray.platform.run.checkpoint_files import RESUME_FILE, Found
-from orchestray.platform.run.staging import SMALL_BYTES
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.replica import Replica
@@ -94,32 +94,26 @@ def test_a_run_that_is_resumed_has_the_bits_of_one_that_is_not(tmp_path: Path, l
         assert same_bits(whole_state(one), whole_state(other))
 
 
-def test_a_parameter_that_the_forward_pass_moves_is_copied_before_the_next_one(tmp_path: Path) -> None:
-    """One that is not trained, and too large to be copied early for its size."""
+@pytest.mark.parametrize("by_data", [False, True])
+def test_a_parameter_that_the_forward_pass_moves_is_copied_before_the_next_one(tmp_path: Path, by_data: bool) -> None:
+    """One that is not trained, and so large that the next pass begins before it would be copied beside training."""
 
     class Code(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.code = nn.Parameter(torch.ones(3 * SMALL_BYTES), requires_grad=False)
-            self.fixed = nn.Parameter(torch.ones(3), requires_grad=False)
+            self.code = nn.Parameter(torch.ones(4_000_000), requires_grad=False)
 
         def forward(self, x: Tensor) -> Tensor:
             if self.training:
-                with torch.no_grad():
-                    self.code.mul_(0.9)
-            return x * self.code[0] * self.fixed[0]
+                (self.code.data if by_data else self.code).mul_(0.9)
+            return x * self.code[0].clone()
 
-    def task() -> Any:
-        rows = regression(width=WIDTH)
-        rows.build_model = lambda: nn.Sequential(Code(), nn.Linear(WIDTH, 1))  # type: ignore[method-assign]
-        return rows
-
-    chosen = replace(settings("one"), checkpoint_every_steps=2)
-    whole, again = built(task(), chosen), built(task(), chosen)
-    run(whole, tmp_path)
-    assert whole[0].keeper.changing == {"0.code"}
-    run(again, found=list_checkpoints(tmp_path)[1])
-    assert same_bits(whole_state(whole[0]), whole_state(again[0]))
+    rows = regression(width=WIDTH)
+    rows.build_model = lambda: nn.Sequential(Code(), nn.Linear(WIDTH, 1))  # type: ignore[method-assign]
+    run(built(rows, replace(settings("one"), checkpoint_every_steps=1)), tmp_path)
+    for found in list_checkpoints(tmp_path):
+        values = load_file(tmp_path / found.name / "model.safetensors")["0.code"].unique()
+        torch.testing.assert_close(values, torch.tensor([0.9**found.step], dtype=torch.float64))
 
 
 def test_layers_of_the_same_shape_beside_a_module_that_loads_itself_keep_their_own_weights(tmp_path: Path) -> None:

@@ -29,12 +29,19 @@ def test_diverging_workers_agree_after_several_steps_and_at_the_end_of_an_epoch(
     assert sum(planned.values()) == pytest.approx(bytes_a_step(settings, 4 * EPOCH), abs=1.0)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "zero_bubble", "interleaved_1f1b", "zbv", "dual_pipe_v", "pipedream"])
-def test_a_pipeline_sends_what_crosses_to_another_worker_and_agrees(schedule: str) -> None:
-    settings = settings_of(
-        {"network": {"pipeline": 2, "microbatches": 4, "schedule": schedule, "split": "equal"}},  # as times differ
-        drop_last=True,
-    )
+@pytest.mark.parametrize(
+    ("schedule", "num_workers"),
+    [
+        *(
+            (schedule, 2)
+            for schedule in ("gpipe", "zero_bubble", "interleaved_1f1b", "zbv", "dual_pipe_v", "pipedream")
+        ),
+        ("gpipe", 3),  # among which values do not divide
+    ],
+)
+def test_a_pipeline_sends_what_crosses_to_another_worker_and_agrees(schedule: str, num_workers: int) -> None:
+    network = {"pipeline": num_workers, "microbatches": 4, "schedule": schedule, "split": "equal"}  # as times differ
+    settings = settings_of({"network": network}, drop_last=True)
     link_bytes = pipeline_step([profile(settings)], settings, lambda _: 0.0).link_bytes
     planned = link_bytes + agreed_bytes(settings, RunLength(0, EPOCH, 48))
     assert planned == pytest.approx(bytes_a_step(settings, EPOCH), abs=0.1)
