@@ -146,20 +146,21 @@ class JobFiles:
         for path in map(Path, beside):
             self.paths.add(path)
             if path.name == "__init__.py":
-                inside = (part for part in path.parent.rglob("*") if part.parent.name != "__pycache__")
-                self.paths.update(part for part in inside if part.is_file())
+                self.paths.update(_files_in(path.parent))
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder, and of folders that it links to; of a run those that its model needs."""
+    """Yield the files of a folder, and of folders that it links to; of a run all but its checkpoints."""
     seen = set[str]()
     for root, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(root)) in seen:  # a link back
             folders.clear()
             continue
         seen.add(real)
-        if root == str(folder) and "model" in folders and "checkpoints" in folders:
-            folders.remove("checkpoints")
+        not_sent = {"__pycache__"}
+        if root == str(folder) and "model" in folders and "config.yaml" in names:
+            not_sent.add("checkpoints")
+        folders[:] = [name for name in folders if name not in not_sent]
         yield from (file for name in names if name not in _OF_RAY and (file := Path(root) / name).is_file())
 
 

@@ -87,6 +87,7 @@ def test_relative_data_is_sent_and_absolute_data_is_the_clusters(tmp_path: Path)
 
 def test_weights_to_begin_with_and_a_teacher_are_sent_without_the_checkpoints_of_their_runs(tmp_path: Path) -> None:
     for name in ("base", "teacher"):
+        _write(tmp_path / f"runs/{name}/config.yaml", "x")
         _write(tmp_path / f"runs/{name}/model/model.safetensors", "x")
         _write(tmp_path / f"runs/{name}/checkpoints/step-00000001/state.json", "x")
     _write(tmp_path / "bert/config.json", "x")
@@ -94,20 +95,39 @@ def test_weights_to_begin_with_and_a_teacher_are_sent_without_the_checkpoints_of
     config = _write(tmp_path / "a.yaml", text)
     files = JobFiles()
     files.add_config(config, "a.yaml")
-    models = {f"runs/{name}/model/model.safetensors" for name in ("base", "teacher")}
+    models = {
+        f"runs/{name}/{file}" for name in ("base", "teacher") for file in ("config.yaml", "model/model.safetensors")
+    }
     assert _sent(files, tmp_path / "sent") == {"a.yaml", "bert/config.json", *models}
+
+
+def test_data_in_folders_named_as_those_of_a_run_is_sent(tmp_path: Path) -> None:
+    inside = {f"cars/{name}/1.png" for name in ("model", "checkpoints")} | {"cars/old/checkpoints/2.png"}
+    for path in inside:
+        _write(tmp_path / path, "x")
+    files = JobFiles()
+    files.add_config(_write(tmp_path / "a.yaml", "task: {path: cars}"), "a.yaml")
+    assert _sent(files, tmp_path / "sent") == {"a.yaml", *inside}
 
 
 def test_linked_folders_are_sent_and_what_would_hide_files_from_ray_is_not(tmp_path: Path) -> None:
     _write(tmp_path / "elsewhere/2.png", "x")
     _write(tmp_path / "project/photos/cat/1.png", "x")
     _write(tmp_path / "project/photos/.gitignore", "*")
+    _write(tmp_path / "project/photos/cat/.rayignore", "*")
     (tmp_path / "project/photos/dog").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "project/photos/cat/round").symlink_to(tmp_path / "project/photos")
-    config = _write(tmp_path / "project/a.yaml", "task: {path: photos}")
+    _write(tmp_path / "project/own.py", "import parts")
+    _write(tmp_path / "project/parts/__init__.py", "x")
+    _write(tmp_path / "project/parts/.gitignore", "*.txt")
+    _write(tmp_path / "project/parts/words.txt", "x")
+    (tmp_path / "project/parts/pictures").symlink_to(tmp_path / "elsewhere")
+    config = _write(tmp_path / "project/a.yaml", "task: {type: own.py:Own, path: photos}")
     files = JobFiles()
     files.add_config(config, "a.yaml")
-    assert _sent(files, tmp_path / "sent") == {"a.yaml", "photos/cat/1.png", "photos/dog/2.png"}
+    data = {"photos/cat/1.png", "photos/dog/2.png"}
+    code = {"own.py", "parts/__init__.py", "parts/words.txt", "parts/pictures/2.png"}
+    assert _sent(files, tmp_path / "sent") == {"a.yaml", *data, *code}
 
 
 def test_every_problem_with_what_is_to_be_sent_is_named(tmp_path: Path) -> None:
