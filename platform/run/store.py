@@ -110,10 +110,12 @@ class LocalStore:
             yield stream
 
     def size(self, name: str, file: str) -> int:
-        try:
-            return (self.root / name / file).stat().st_size
-        except OSError:
-            return -1
+        path = self.root / name / file
+        with storage_errors(f"read {path}"):
+            try:
+                return path.stat().st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return -1
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[OpenForWriting]:

@@ -169,6 +169,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     ),
     "state.json: not readable": lambda path: (path / "state.json").write_bytes(b'{"crc32": 1, "check'),
     "state.json: missing": lambda path: (path / "state.json").unlink(),
+    "state.json: not readable (Is a directory)": lambda path: replaced_by_folder(path / "state.json"),
     "model.safetensors: missing, wanted": lambda path: (path / "model.safetensors").unlink(),
     "model.safetensors: has 1000 bytes, wanted": lambda path: cut(path / "model.safetensors", 1000),
 }
@@ -178,6 +179,11 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
+
+
+def replaced_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 def cut(path: Path, num_bytes: int) -> None:
@@ -197,9 +203,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(tmp_path: P
     assert warning.endswith("; using step-00000100")
 
 
-def test_a_checkpoint_that_the_storage_does_not_give_is_not_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["state.json", "model.safetensors"])
+def test_a_checkpoint_that_the_storage_does_not_give_is_not_passed_over(tmp_path: Path, file: str) -> None:
     save(tmp_path, 100, 200)
-    path = tmp_path / "step-00000200" / "state.json"
+    path = tmp_path / "step-00000200" / file
     path.unlink()
     path.symlink_to(path)  # it cannot be read, which does not say that it is damaged
     for look in (latest_good, list_checkpoints):
