@@ -88,6 +88,11 @@ def test_errors_of_the_disk_are_sentences(number: int, sentence: str) -> None:
     assert error.exit_status == 1
 
 
+def test_a_file_that_may_not_be_read_needs_its_owner_and_no_other_place() -> None:
+    error = storage_error(PermissionError(errno.EACCES, "x"), "read /checkpoints/a/step-00000100/state.json")
+    assert str(error).endswith("no permission to read it; ask its owner for that")
+
+
 def test_a_damaged_json_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{")
     with pytest.raises(StorageError, match=r"result\.json: it is not JSON"):

@@ -182,13 +182,17 @@ def test_dgc_and_an_optimizer_do_not_both_have_momentum(optimizer: str) -> None:
 
 def test_a_clip_of_dgc_needs_the_whole_gradient_in_one_place() -> None:
     clipped = [compression("dgc, clip: 1.0"), "train.optimizer={type: sgd, lr: 0.1}"]
-    servers = exchange("parameter_server, shards: 4")
-    assert problems_of(GOOD, _DATA.format(2), *clipped, servers) == [
-        (
-            "config: strategy.compression.clip: needs the norm of a whole gradient, of which parts are coded apart "
-            "with shards: 4, tensor: 1 and pipeline: 1; use 1 for each, or take it out"
-        )
-    ]
+    for cut, parts in (
+        (exchange("parameter_server, shards: 4"), "shards: 4, tensor: 1 and pipeline: 1"),
+        ("strategy.network.tensor=2", "shards: 1, tensor: 2 and pipeline: 1"),
+        ("strategy.network.pipeline=2", "shards: 1, tensor: 1 and pipeline: 2"),
+    ):
+        assert problems_of(GOOD, _DATA.format(2), *clipped, cut) == [
+            (
+                "config: strategy.compression.clip: needs the norm of a whole gradient, of which parts are coded apart "
+                f"with {parts}; use 1 for each, or take it out"
+            )
+        ]
     load_train_config(GOOD, [_DATA.format(2), *clipped])
 
 

@@ -84,15 +84,18 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
                 "own; use factors: never, or another schedule"
             ),
         ),
-        (
-            [
-                *("strategy.network.tensor=2", "strategy.network.pipeline=2", "strategy.network.schedule=pipedream"),
-                "train.optimizer={type: lamb, lr: 0.1}",
-            ],
+        *(
             (
-                "train.optimizer.type: lamb looks at whole parameters, which the workers of a tensor group hold parts "
-                "of; use adamw"
-            ),
+                [
+                    *("strategy.network.tensor=2", "strategy.network.pipeline=2"),
+                    *("strategy.network.schedule=pipedream", f"train.optimizer={{type: {kind}, lr: 0.1}}"),
+                ],
+                (
+                    f"train.optimizer.type: {kind} looks at whole parameters, which the workers of a tensor group hold "
+                    "parts of; use adamw"
+                ),
+            )
+            for kind in ("lars", "lamb", "muon", "soap")
         ),
         (
             [server("balance: speed"), "strategy.aggregation={type: median, byzantine: 0}"],

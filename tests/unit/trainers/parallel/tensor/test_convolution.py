@@ -132,8 +132,9 @@ def test_the_plan_of_a_model_pairs_convolutions_and_trains_as_the_plain_one() ->
     }
     check_same(model, plan, 2, Run(images(2, 1, 8, 8)))
     assert plan_channels(of(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 3, 1)), 2) == {"1": "channels_gathered"}
-    of_alpha = of(nn.Conv2d(1, 4, 3), nn.SELU(), nn.AlphaDropout(0.1), nn.Conv2d(4, 2, 1))
-    assert plan_channels(of_alpha, 2) == {"0": "channels_gathered", "3": "channels_gathered"}
+    for dropout in (nn.AlphaDropout(0.1), nn.FeatureAlphaDropout(0.1)):
+        of_alpha = of(nn.Conv2d(1, 4, 3), nn.SELU(), dropout, nn.Conv2d(4, 2, 1))
+        assert plan_channels(of_alpha, 2) == {"0": "channels_gathered", "3": "channels_gathered"}
 
 
 def refused(layer: nn.Module, style: str, size: int = 2, channels: int = 4) -> str:

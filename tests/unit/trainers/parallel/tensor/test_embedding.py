@@ -42,6 +42,7 @@ def test_an_index_that_the_whole_table_has_not_is_an_error_as_in_a_plain_one(ind
     def run(group: Collective) -> None:
         model = build(embedded)
         split_model(model, {"0": "embedding"}, lambda: group, group.rank, group.size)
+        assert model(torch.empty(0, 2, dtype=torch.int64)).shape == (0, 2, 4)
         model(torch.tensor([[0, index]]))
 
     with pytest.raises(IndexError, match=f"the table has {ROWS} rows"):

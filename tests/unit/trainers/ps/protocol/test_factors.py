@@ -27,7 +27,7 @@ class Convolutional(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.convolution(x[:, None]).relu().flatten(1)
-        x = self.second(self.first(x).tanh()).tanh()
+        x = self.second(input=self.first(x).tanh()).tanh()
         x = functional.linear(x, self.aside.weight, self.aside.bias).tanh()
         y: Tensor = self.last(x)
         return y
