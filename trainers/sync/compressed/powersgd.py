@@ -99,7 +99,7 @@ class PowerSgd(CombinedGradients):
         own = [matrix.residual.T @ basis for matrix, basis in zip(self._matrices, bases, strict=True)]
         (rights,) = self._summed([own])
         for matrix, basis, mine, right in zip(self._matrices, bases, own, rights, strict=True):
-            matrix.q = torch.where(right.any(), right, matrix.q)  # a zero gradient would end the iteration
+            matrix.q = torch.where(right.any(0), right, matrix.q)  # a zero gradient would end the iteration
             if self._error_feedback:
                 matrix.residual -= basis @ mine.T
             else:

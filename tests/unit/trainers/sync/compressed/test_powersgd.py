@@ -61,6 +61,20 @@ def test_a_matrix_is_sent_again_after_a_step_in_which_its_gradient_was_zero() ->
     assert bool(given_to(seen[0].gradients, 3, 0).any())
 
 
+def test_all_columns_are_used_again_after_a_step_in_which_one_row_had_a_gradient() -> None:
+    def given(replica: int, step: int) -> list[Tensor]:
+        """Return gradients of one row, as of a table of tokens, and then of all but the first two."""
+        every = of_rank(2)(replica, 2)
+        every[0][:2] = 0.0
+        if step == 1:
+            every[0][3:] = 0.0
+        return every
+
+    seen = exchange_by_hand(lambda: PowerSgd(rank=2, error_feedback=False), 2, 4, gradients=given)
+    wanted = torch.stack([given(rank, 4)[0] for rank in range(2)]).sum(0)
+    torch.testing.assert_close(given_to(seen[0].gradients, 4, 0), wanted)
+
+
 def test_what_is_given_to_the_optimizers_has_the_rank_asked_for() -> None:
     seen = exchange_by_hand(lambda: PowerSgd(rank=2), 2, 2)
     for number in (0, 3):
