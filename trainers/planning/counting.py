@@ -56,9 +56,10 @@ def count(settings: ReplicaSettings) -> CountedRun:
         try:
             replica.connect(world)
             stage.barrier()  # threads share torch's generator: none may draw before all are connected
-            counts = _Counts(replica, calls, _WARM_UP + period)
+            last = _WARM_UP + period
+            counts = _Counts(replica, calls, last)
             replica.run(time.time())
-            return CountedWorker(*held_bytes(replica), tuple(counts.steps[_WARM_UP:]))
+            return CountedWorker(*held_bytes(replica), tuple(counts.steps[_WARM_UP:last]))  # it made one more
         finally:
             world.close()
 
