@@ -50,11 +50,15 @@ class ApplicationStarters(Starters):
         listener_of: returns the listener of a version's batches.
         deployments: maps the key of a version to its deployment in this application, where it has one.
         reserves_cpus: True to have Ray reserve CPUs for replicas.
+
+    Attributes:
+        keeps: True to leave the applications of closed versions running: another ingress may use them.
     """
 
     def __init__(self, listener_of: ListenerOf, deployments: Mapping[str, str], *, reserves_cpus: bool) -> None:
         super().__init__(listener_of, "auto")  # gangs are placed on the application's own cluster
         self.deployments = deployments
+        self.keeps = False
         self._reserves_cpus = reserves_cpus
         self._all_replicas: set[DeployedReplicas] = set()
         self._num_users: Counter[str] = Counter()
@@ -107,8 +111,20 @@ class ApplicationStarters(Starters):
     async def _let_go(self, own: str) -> None:
         """End an application of a version's own, unless it has other users."""
         self._num_users[own] -= 1
-        if not self._num_users[own]:
+        if not self._num_users[own] and not self.keeps:
             await asyncio.to_thread(serve_apps.delete, own)
+
+    async def end_unused(self) -> None:
+        """End the applications of versions that nobody uses here, such as those of an ingress before this one."""
+        for own in await asyncio.to_thread(serve_apps.of_versions, _application()):
+            async with self._turns[own]:
+                if not self._num_users[own]:
+                    await asyncio.to_thread(serve_apps.delete, own)
+
+    async def end_with_application(self) -> None:
+        """End the applications of versions if the ingress's own ends."""
+        if await asyncio.to_thread(serve_apps.is_ending, _application()):
+            await self.end_unused()
 
     async def replace(self, replica: str) -> None:
         """Have a replica answer what it has, and end; Serve puts another in its place.

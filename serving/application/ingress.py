@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.sockets import listen
 from orchestray.serving.application.change_memory import ChangeMemory, Wanted
 from orchestray.serving.application.deployed import ApplicationStarters
-from orchestray.serving.application.endpoint import LiveEndpoint
+from orchestray.serving.application.endpoint import DRAIN_S, LiveEndpoint
 from orchestray.serving.application.loop_thread import LoopThread
 from orchestray.serving.application.serve_metrics import ServeMetrics, counted_by_serve
 from orchestray.serving.application.served import Served
@@ -167,7 +168,7 @@ class Ingress:
     async def __del__(self) -> None:
         """Answer waiting requests, in Serve's last call before it ends the process."""
         if self._started is not None:
-            await self._thread.call(self._started.served.end())
+            await self._thread.call(self._started.end())
         self._thread.end()
 
     @property
@@ -185,6 +186,7 @@ class _Endpoint:
         metrics = ServeMetrics()
         served.live.monitor.on_each = metrics.note
         self._writing = asyncio.create_task(metrics.keep_writing())
+        self._tidying = asyncio.create_task(self._end_unused())
 
     @classmethod
     async def start(cls, wanted: Wanted) -> _Endpoint:
@@ -210,6 +212,20 @@ class _Endpoint:
             await served.end()
             raise
         return cls(served, made[0])
+
+    async def end(self) -> None:
+        """Answer waiting requests; end the versions too, unless Serve puts another ingress in the place of this one."""
+        self._tidying.cancel()
+        self.starters.keeps = True
+        await self.served.end()
+        with contextlib.suppress(Exception):  # the cluster may be gone already
+            await self.starters.end_with_application()
+
+    async def _end_unused(self) -> None:
+        """End the versions of an ingress before this one, once it has answered what it had."""
+        await asyncio.sleep(DRAIN_S)
+        with contextlib.suppress(Exception):  # the cluster's head is being restarted: they end with the application
+            await self.starters.end_unused()
 
     async def change(self, wanted: Wanted) -> str:
         """Take over a changed config; return the changes in a sentence.

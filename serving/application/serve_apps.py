@@ -97,8 +97,7 @@ def leave(name: str) -> None:
 
     delete(name)  # first, as it answers what waits by the others
     with contextlib.suppress(Exception):  # the cluster may be gone already
-        found = set(serve.status().applications)
-        left = {other for other in found if other.startswith(version_prefix(name))}
+        found, left = set(serve.status().applications), of_versions(name)
         for other in left:
             delete(other)
         if found == left:
@@ -127,6 +126,13 @@ def leave_at_once(name: str) -> None:
 def version_prefix(name: str) -> str:
     """Return the begin of the names of the applications of an endpoint's versions."""
     return f"{name}+"  # which no endpoint has in its name
+
+
+def of_versions(name: str) -> set[str]:
+    """Return the names of the applications of an endpoint's versions."""
+    from ray import serve
+
+    return {other for other in serve.status().applications if other.startswith(version_prefix(name))}
 
 
 def check_room(config: ServeConfig, cluster: Cluster) -> None:
@@ -194,6 +200,14 @@ def is_running(name: str) -> bool:
 
     application = serve.status().applications.get(name)
     return application is not None and application.status == "RUNNING"
+
+
+def is_ending(name: str) -> bool:
+    """Return True if an application has ended or is about to."""
+    from ray import serve
+
+    application = serve.status().applications.get(name)
+    return application is None or application.status == "DELETING"
 
 
 def _until_running(name: str, is_ready: Callable[[], bool]) -> None:

@@ -22,6 +22,7 @@ from orchestray.platform.errors import ClusterError, OrchestrayError
 from orchestray.platform.process.sockets import free_ports, listen
 from orchestray.serving import app
 from orchestray.serving.application import deployments, serve_apps
+from orchestray.serving.application.build import application
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.lifecycle.on_ray import OnRay
 from orchestray.serving.models.load import load_served_model
@@ -244,6 +245,35 @@ def test_an_endpoint_changes_without_a_failed_request_and_stays_so_though_contro
     assert not np.allclose(wanted[0], wanted[1], atol=1e-4)
     asyncio.run(scenario())
     asyncio.run(until("nothing is left", lambda: not pids("")))
+
+
+def test_an_ingress_that_serve_replaces_leaves_the_replicas_to_its_successor(cluster: Cluster, tmp_path: Path) -> None:
+    config = config_of(written_run(tmp_path, "digits", seed=1), replicas=2)
+
+    def num_applications() -> int:
+        from ray import serve
+
+        return sum(name.startswith(serve_apps.version_prefix(NAME)) for name in serve.status().applications)
+
+    async def scenario() -> None:
+        async with running(config) as (_, url):
+            (ingress,) = pids("ingress")
+            of_models = pids("digits-1-")
+            checked = load_serve_config(config, [f"http.port={url.rpartition(':')[2]}"])
+            again = application(checked, reserves_cpus=False, composed=False, here=True)
+            clients = Clients(url, 4)
+            try:
+                await clients.until_more(10)
+                await asyncio.to_thread(serve_apps.run_application, again, NAME, f"/{NAME}")
+                await until("the end of the first ingress", lambda: ingress not in pids("ingress"))
+                await clients.until_more(20)
+                assert (num_applications(), pids("digits-1-")) == (1, of_models)
+                assert all("about to end" in failure for failure in clients.failures)
+            finally:
+                clients.end()
+        assert num_applications() == 0
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def applications(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("applications")
-def test_a_version_that_comes_back_while_it_drains_answers_after_that_and_its_application_ends_with_the_last(
+def test_a_version_that_comes_back_while_it_drains_answers_and_its_application_ends_with_the_last_unless_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"deployed-{os.getpid()}"
@@ -163,7 +163,12 @@ def test_a_version_that_comes_back_while_it_drains_answers_after_that_and_its_ap
         third, _ = await asyncio.gather(start(), closing)
         assert num_running() == 1
         assert await answer(third) == ["a", "b"]
+        await starters.end_unused()
+        assert num_running() == 1
+        starters.keeps = True
         await third.close()
+        assert num_running() == 1
+        await starters.end_unused()
         assert num_running() == 0
 
     asyncio.run(scenario())
