@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
 from typing import Any
@@ -36,7 +37,7 @@ def batch(
 
     Raises:
         TypeError: the function is not `async`, or takes something else than a list.
-        ConfigError: a number is not positive.
+        ConfigError: a number is out of its range.
     """
     if function is None:
         return partial(
@@ -46,7 +47,10 @@ def batch(
             max_concurrent_batches=max_concurrent_batches,
         )
     numbers = {"max_batch_size": max_batch_size, "max_concurrent_batches": max_concurrent_batches}
-    if problems := [f"{name}: must be >= 1, got {number}" for name, number in numbers.items() if number < 1]:
+    problems = [f"{name}: must be >= 1, got {number}" for name, number in numbers.items() if number < 1]
+    if batch_wait_timeout_s is not None and not 0 <= batch_wait_timeout_s < math.inf:
+        problems.append(f"batch_wait_timeout_s: must be >= 0 and finite, or None, got {batch_wait_timeout_s}")
+    if problems:
         raise ConfigError(problems)
     parameters = list(inspect.signature(function).parameters)
     if not inspect.iscoroutinefunction(function) or (parameters[:1] == ["self"] and len(parameters) != 2):

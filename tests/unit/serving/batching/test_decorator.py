@@ -78,6 +78,15 @@ def test_a_number_that_takes_nothing_is_refused_before_any_call(name: str, numbe
             return [2 * item for item in items]
 
 
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_a_wait_that_is_no_time_is_refused_before_any_call(seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"batch_wait_timeout_s: must be >= 0 and finite, or None, got {seconds}"):
+
+        @batch(batch_wait_timeout_s=seconds)
+        async def double(items: Sequence[int]) -> list[int]:
+            return [2 * item for item in items]
+
+
 class Twice(Doubling):
     @batch(max_batch_size=4)
     async def double(self, items: Sequence[Any]) -> list[Any]:
