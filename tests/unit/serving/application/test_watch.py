@@ -142,12 +142,8 @@ def test_a_generator_that_stands_still_goes_back_and_a_long_answer_is_no_silence
     assert asyncio.run(reason()) == ("no request was answered for 2 s" if stands else None)
 
 
-@in_virtual_time
-async def test_a_version_that_rests_is_not_taken_back_for_its_own_start_and_one_that_hangs_after_it_is() -> None:
-    version, monitor, gone = version_of(ROW_SUMS, row_sums), Monitor(), []
-    version.rests = True
-    version.batcher.expect_start(8.0)
-    await version.batcher._core.runners[0].remove()
+def watch(version: ModelVersion, monitor: Monitor, gone: list[str]) -> None:
+    """Watch a version; `gone` gets the reason why it is taken back."""
 
     async def go_back(_: ModelVersion, why: str) -> None:
         gone.append(why)
@@ -156,6 +152,16 @@ async def test_a_version_that_rests_is_not_taken_back_for_its_own_start_and_one_
         gone.append("it is over")
 
     Watch([version], RollbackSection(error_rate=1.0, p99_ms=100.0), monitor, go_back, is_over)
+
+
+@in_virtual_time
+async def test_a_version_that_rests_is_not_taken_back_for_its_own_start_and_one_that_hangs_after_it_is() -> None:
+    version, monitor, gone = version_of(ROW_SUMS, row_sums), Monitor(), list[str]()
+    version.rests = True
+    version.batcher.expect_start(8.0)
+    await version.batcher._core.runners[0].remove()
+
+    watch(version, monitor, gone)
     sample = ROW_SUMS.parse(ROW_SUMS.example)
     asked = [asyncio.ensure_future(version.predict(sample)) for _ in range(3)]
     await asyncio.sleep(0.1)
@@ -174,3 +180,23 @@ async def test_a_version_that_rests_is_not_taken_back_for_its_own_start_and_one_
     await asyncio.sleep(6.0)
     assert gone == ["no request was answered for 5 s"]
     hangs.cancel()
+
+
+@pytest.mark.parametrize(("rests", "seconds"), [(False, 5), (True, 15)])
+def test_a_version_whose_replicas_do_not_come_back_is_taken_back_and_later_if_it_may_rest(
+    rests: bool, seconds: int
+) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        version, gone = version_of(ROW_SUMS, row_sums), list[str]()
+        version.rests = rests
+        await version.batcher._core.runners[0].remove()
+        watch(version, Monitor(), gone)
+        waits = asyncio.ensure_future(version.predict(ROW_SUMS.parse(ROW_SUMS.example)))
+        await asyncio.sleep(seconds - 0.5)
+        assert gone == []
+        await asyncio.sleep(1.5)
+        assert gone == ["no request was answered for 5 s"]
+        waits.cancel()
+
+    scenario()
