@@ -97,7 +97,8 @@ def leave(name: str) -> None:
 
     delete(name)  # first, as it answers what waits by the others
     with contextlib.suppress(Exception):  # the cluster may be gone already
-        found, left = set(serve.status().applications), of_versions(name)
+        found = set(serve.status().applications)
+        left = {other for other in found if other.startswith(version_prefix(name))}
         for other in left:
             delete(other)
         if found == left:

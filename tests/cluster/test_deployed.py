@@ -168,7 +168,7 @@ def test_a_version_that_comes_back_while_it_drains_answers_and_its_application_e
         starters.keeps = True
         await third.close()
         assert num_running() == 1
-        await starters.end_unused()
+        await starters.end_with_application()
         assert num_running() == 0
 
     asyncio.run(scenario())
