@@ -52,6 +52,13 @@ class Forward:
         """Returns the context in which model and loss are called."""
         if precision == "bfloat16":
             self.precision = functools.partial(torch.autocast, device.type, dtype=torch.bfloat16)
+        self._frozen = [
+            (f"{name}.{each}".removeprefix("."), module, each)
+            for name, module in model.named_modules()
+            for each, parameter in module._parameters.items()
+            if parameter is not None and not parameter.requires_grad
+        ]
+        """Parameters that are not trained, by name, module and name there: tensors may be replaced, modules are not."""
         self._kinds: list[str] = []
         """Kinds of numbers in the first outputs."""
         self.without_gradients = WithoutGradients(model)
@@ -123,13 +130,18 @@ class Forward:
         return loss, self.unread.keep(loss, micro_batch, step, rank)
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> None:
-        """Add the gradient of `weight` times the loss to every `.grad`."""
-        if weight == 1.0:  # an explicit gradient makes torch import sympy, 0.2 s
-            loss.backward()  # type: ignore[no-untyped-call]
-            return
+        """Add the gradient of `weight` times the loss to every `.grad`.
+
+        Raises:
+            TrainingError: a parameter that was frozen at the start has a gradient, which no optimizer would use.
+        """
         # The weight is the initial gradient: multiplying the loss would add two operations.
         start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
-        loss.backward(start)  # type: ignore[no-untyped-call]
+        # An explicit gradient makes torch import sympy, 0.2 s.
+        loss.backward(None if weight == 1.0 else start)  # type: ignore[no-untyped-call]
+        for name, module, each in self._frozen:
+            if (parameter := module._parameters.get(each)) is not None and parameter.grad is not None:
+                raise thawed(name)
 
     def metrics(self, micro_batch: MicroBatch, *, step: int = 1, loss_only: bool = False) -> dict[str, Any]:
         """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up.
@@ -161,6 +173,14 @@ def scalar(loss: Any) -> Tensor:
             "Reduce it, for example with .mean()."
         )
     return loss.reshape(()) if loss.dim() else loss
+
+
+def thawed(name: str) -> TrainingError:
+    """Return the error of a parameter that was frozen at the start, and has a gradient, which no optimizer uses."""
+    return TrainingError(
+        f"The parameter {name!r} was frozen when the training began, and is trained now, which would not move it. Have "
+        "build_model return it with requires_grad, and detach in the forward pass what is not to be trained yet."
+    )
 
 
 def empty_pass(forward: Forward, sample: Batch, *, step: int) -> None:

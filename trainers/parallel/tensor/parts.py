@@ -58,6 +58,11 @@ def keep(module: nn.Module, name: str, split: Split, tensor: str, dim: int, *ran
     if held is None:
         return
     full_name = joined(name, tensor)
+    if held._backward_hooks or cast(Any, held)._post_accumulate_grad_hooks:
+        raise ConfigError(
+            f"The parameter {full_name!r} has a hook on its gradient, of which each worker would have a part alone. "
+            f"Leave {shown(name)} out of the plan, or take the hook away."
+        )
     piece = split.pieces.get(full_name) or TensorSlice.whole(full_name, held.shape)
     part = TensorSlice.whole("", held.shape).narrow(dim, *ranges).take(held)
     if tensor in module._parameters:

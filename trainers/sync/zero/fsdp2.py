@@ -13,25 +13,30 @@ So FSDP2's mesh needs no process group at all, and works in threads.
 
 The version of torch is pinned. This relies on parts without a public name: `FSDPModule._get_fsdp_state()` and its
 parameter groups (`fsdp_params` in the order of communication, each with its `sharded_param`,
-`padded_sharded_param_size` and `_sharded_param_data`). It also relies on gradients becoming views of the
-reduce-scatter's output, which nothing reads before.
+`padded_sharded_param_size`, `_sharded_param_data`, `_module_info` and `_param_fqn`). It also relies on gradients
+becoming views of the reduce-scatter's output, which nothing reads before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import TrainingError
+from orchestray.trainers.core.forward import thawed
 from orchestray.trainers.optim.sparse import dense, is_sparse
 
 if TYPE_CHECKING:
     from orchestray.trainers.sync.zero.reduce_scatter import AllGather, ReduceScatter
+
+
+Hooks: TypeAlias = "dict[tuple[nn.Module, str], list[tuple[Callable[..., Any], Any]]]"
+"""By a module and the name of its parameter: how each hook on its gradient is registered, and the hook."""
 
 
 class Comms(NamedTuple):
@@ -59,9 +64,10 @@ class Shard(NamedTuple):
 class Unit:
     """Parameters that are gathered together, and whose gradients are reduced together."""
 
-    def __init__(self, module: nn.Module, number: int) -> None:
+    def __init__(self, module: nn.Module, number: int, hooks: Hooks) -> None:
         self.module = module
         self.number = number
+        self._hooks = hooks
         (self._group,) = cast(Any, module)._get_fsdp_state()._fsdp_param_groups
         self.shards = [
             Shard(p.sharded_param, p.sharded_param._local_tensor, p._sharded_param_data)
@@ -107,10 +113,21 @@ class Unit:
                             gathered.grad = dense(gathered.grad)
                         used(owner)
 
+                    info = fsdp_param._module_info
+                    for register, hook in self._hooks.get((info.module, info.param_name), ()):
+                        register(fsdp_param.unsharded_param, hook)
                     fsdp_param.unsharded_param.register_post_accumulate_grad_hook(note)
 
         # FSDP2's own hook, which runs before this one, makes the gathered parameter; it stays the same object.
         handle = self.module.register_forward_pre_hook(hook_gathered)
+        if len(self.trained) < len(self.shards):
+            self.module.register_forward_hook(self._refuse_thawed)
+
+    def _refuse_thawed(self, *_: object) -> None:
+        """Refuse a frozen parameter that the forward pass lets be trained: FSDP2 would freeze it again, silently."""
+        for fsdp_param in self._group.fsdp_params:
+            if fsdp_param.unsharded_param.requires_grad and not fsdp_param.sharded_param.requires_grad:
+                raise thawed(fsdp_param._param_fqn)
 
     def clear(self) -> None:
         """Drop every gradient and every pending all-gather."""
@@ -152,6 +169,7 @@ def shard(
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     mesh = _mesh(collective, next(model.parameters()).device)
+    hooks = _gradient_hooks(model)
     made: list[Unit] = []
     for module in [*units, model]:
         _check(module, ignored)
@@ -165,9 +183,23 @@ def shard(
         wrapped.set_custom_all_gather(_all_gather(len(made), comms))
         wrapped.set_custom_reduce_scatter(_reduce_scatter(len(made), comms))
         if wrapped._get_fsdp_state()._fsdp_param_groups:
-            made.append(Unit(module, len(made)))
+            made.append(Unit(module, len(made), hooks))
     cast(FSDPModule, model)._set_unshard_async_op(True)
     return made
+
+
+def _gradient_hooks(model: nn.Module) -> Hooks:
+    """Return the hooks that the user has put on the parameters' gradients; FSDP2 gathers into other tensors."""
+    found: Hooks = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                each, added_up = parameter._backward_hooks or {}, cast(Any, parameter)._post_accumulate_grad_hooks or {}
+                found[module, name] = [
+                    *((Tensor.register_hook, hook) for hook in each.values()),
+                    *((Tensor.register_post_accumulate_grad_hook, hook) for hook in added_up.values()),
+                ]
+    return found
 
 
 def prefetch(order: Sequence[Unit]) -> None:

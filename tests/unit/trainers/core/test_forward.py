@@ -19,7 +19,7 @@ from orchestray.platform.data.tensors import to_tensor
 from orchestray.platform.errors import TrainingError
 from support.layouts import LaidOut, layout_settings, train_laid_out
 from support.plain import train_plainly
-from support.training import furthest, order_of
+from support.training import Rows, furthest, order_of
 
 LENGTH, WIDTH, RATE = 4, 6, 0.01
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -221,3 +221,30 @@ def test_a_gradient_of_the_whole_loss_imports_no_sympy_and_is_that_of_its_weight
     done = subprocess.run([sys.executable, "-c", _GRADIENTS], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "3.0 False"
     assert done.stdout.splitlines()[1].startswith("0.75 ")
+
+
+class Thawing(nn.Module):
+    """A model that lets a layer be trained from its third pass on."""
+
+    def __init__(self, early: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4).requires_grad_(early), nn.Linear(4, 2)
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.passes > 2:
+            self.first.requires_grad_(True)
+        y: Tensor = self.last(torch.tanh(self.first(x)))
+        return y
+
+
+@pytest.mark.parametrize("layout", ["one", "data 2", "ZeRO-3"])
+def test_a_layer_that_was_frozen_at_the_start_and_is_trained_later_is_refused_by_name(layout: str) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(24, 3)), rng.integers(0, 2, size=24)
+    settings = layout_settings(batch_size=8, **LAYOUTS.get(layout, {"network": {"microbatches": None}}))
+    with pytest.raises(TrainingError, match=r"The parameter 'first\.weight' was frozen when the training began"):
+        train_laid_out(lambda: Rows(inputs, targets, lambda: Thawing(False)), settings)
+    trained = train_laid_out(lambda: Rows(inputs, targets, lambda: Thawing(True)), settings)
+    assert len(trained.losses) == 3

@@ -6,6 +6,7 @@ import copy
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,10 @@ from orchestray.trainers.survey.zero_memory import held_bytes
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
 from orchestray.trainers.sync.zero.fully_sharded import FullySharded
 from support.fully_sharded import Stack, one_step, trained
+from support.layouts import layout_settings, train_laid_out
 from support.sharding import assert_equal, awkward, bits_of, put_together, trained_alone
 from support.threads import run_replicas
+from support.training import Rows
 
 MODEL = awkward()
 sharded = functools.cache(trained)
@@ -306,3 +309,36 @@ def test_several_forward_passes_before_the_backward_ones_as_a_pipeline_makes_the
     (original(x) ** 2).sum().backward()
     expected = {name: p.grad for name, p in original.named_parameters() if p.grad is not None}
     assert_equal(put_together(run_replicas(2, replica)), expected)
+
+
+def halve(weight: Tensor) -> None:
+    assert weight.grad is not None
+    weight.grad.mul_(0.5)
+
+
+class Masked(nn.Module):
+    """A model in which hooks on gradients keep some weights as they are, and halve the others' gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        mask = torch.arange(12).view(4, 3) % 3
+        self.first.weight.register_hook(lambda gradient: gradient * mask)  # type: ignore[no-untyped-call]
+        self.last.weight.register_post_accumulate_grad_hook(halve)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.tanh(self.first(x)))
+        return y
+
+
+def test_hooks_on_gradients_of_parameters_see_whole_ones_as_in_one_process() -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(24, 3)), rng.integers(0, 2, size=24)
+
+    def task() -> Rows:
+        return Rows(inputs, targets, Masked)
+
+    alone = train_laid_out(task, layout_settings({"microbatches": None}, batch_size=8))
+    network, exchange = {"microbatches": None, "data": 2}, {"shard": "parameters"}
+    found = train_laid_out(task, layout_settings(network, exchange, batch_size=8))
+    assert_equal(found.weights, alone.weights)
