@@ -26,11 +26,13 @@ from orchestray.platform.errors import TrainingError
 
 _GROUP = "batch_norm"
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Classes of torch that normalise by a batch."""
 CollectiveRef = Callable[[], Collective]
 
 
 def synchronize(model: nn.Module, collective_ref: CollectiveRef) -> nn.Module:
-    """Make every `nn.BatchNorm1d`, `2d` and `3d` of the model normalise over all replicas, and return the model.
+    """Make every batch normalisation of the model normalise over all replicas, and return the model.
 
     The modules stay the same objects with the same parameters, buffers and names. Only their class changes, to a
     subclass. Their operations run in a separate group, so they need no order relative to the gradients' operations.
@@ -43,7 +45,7 @@ def synchronize(model: nn.Module, collective_ref: CollectiveRef) -> nn.Module:
         TrainingError: a batch normalisation overrides `forward`, and its own computation would be lost.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and not _is_synchronized(module):
+        if isinstance(module, NORMALISATIONS) and not _is_synchronized(module):
             if type(module).forward is not _BatchNorm.forward:
                 raise TrainingError(
                     f"The module {name!r} ({type(module).__name__}) defines its own batch normalisation, which cannot "
@@ -52,6 +54,25 @@ def synchronize(model: nn.Module, collective_ref: CollectiveRef) -> nn.Module:
             module.__class__ = cast(Any, _synchronized(cast(Any, type(module))))
             cast(_Synchronized, module).collective_ref = collective_ref
     return model
+
+
+def without_torchs_group(model: nn.Module) -> nn.Module:
+    """Make every `nn.SyncBatchNorm` normalise in its own process, as others do before `synchronize`.
+
+    Torch's would look for a process group, and finds none here, or one of other workers than the replicas.
+
+    Returns:
+        The same model.
+    """
+    for module in model.modules():
+        if type(module).forward is nn.SyncBatchNorm.forward:
+            module.__class__ = cast(Any, _alone(cast(Any, type(module))))
+    return model
+
+
+@cache
+def _alone(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, "forward": _BatchNorm.forward})
 
 
 def leave_the_others(model: nn.Module) -> None:

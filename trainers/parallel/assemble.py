@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.task import asked_by
-from orchestray.trainers.core.batch_norm import aggregation_conflict, has_synchronized, synchronize
+from orchestray.trainers.core.batch_norm import (
+    aggregation_conflict,
+    has_synchronized,
+    synchronize,
+    without_torchs_group,
+)
 from orchestray.trainers.core.buffer_kinds import Kind, kinds_of, transient
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.gathering import Gathering
@@ -94,7 +99,7 @@ class Assembler:
             model = self._task.build_model()
         if self._settings.precision == "float64":
             convert(model, torch.float64)
-        return begin_training(model.to(self._device))
+        return begin_training(without_torchs_group(model.to(self._device)))
 
     def build_another(self) -> nn.Module:
         """Return another plain model with other random values; the generators are as before."""

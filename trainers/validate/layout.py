@@ -13,7 +13,7 @@ from orchestray.platform.errors import ConfigError, OrchestrayError
 from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
 from orchestray.trainers.config.settings import ReplicaSettings, num_micro_batches
-from orchestray.trainers.core.batch_norm import aggregation_conflict
+from orchestray.trainers.core.batch_norm import NORMALISATIONS, aggregation_conflict
 from orchestray.trainers.core.plain_model import build_plain
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ def aggregation_problems(config: TrainConfig) -> list[str]:
     if config.train.batch_norm == "local":
         return []
     built = _built(config)
-    if built is None or not any(
-        isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for module in built[1].modules()
-    ):
+    if built is None or not any(isinstance(module, NORMALISATIONS) for module in built[1].modules()):
         return []
     return [f"config: {aggregation_conflict(config.strategy.aggregation.type)}"]
 

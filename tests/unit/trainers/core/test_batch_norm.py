@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from orchestray.trainers.core.batch_norm import (
     has_synchronized,
     running_statistics,
     synchronize,
+    without_torchs_group,
 )
 from support.threads import run_replicas
 
@@ -104,6 +105,32 @@ def test_synchronized_equals_one_process_forward_backward_and_running_statistics
             for own, theirs, first in zip(part[3], alone.buffers(), parts[0][3], strict=True):
                 torch.testing.assert_close(own, theirs, **close)
                 assert torch.equal(own, first), "running statistics are the same bits on every replica"
+
+
+def test_torch_s_synchronized_normalisation_is_that_of_one_process_on_any_number_of_replicas() -> None:
+    x, weight = inputs_of(2, torch.float64)
+    original = model_of(2, {}, torch.float64)
+    alone = copy.deepcopy(original)
+    outputs, _ = run(alone, x, weight)
+    converted = without_torchs_group(nn.SyncBatchNorm.convert_sync_batchnorm(original))
+    assert not has_synchronized(converted)
+    torch.testing.assert_close(run(copy.deepcopy(converted), x, weight)[0], outputs)
+
+    def replica(collective: Collective) -> tuple[Tensor, list[Tensor]]:
+        model = synchronize(copy.deepcopy(converted), lambda: collective)
+        part, _ = run(model, x.split(SHARES[2])[collective.rank], weight.split(SHARES[2])[collective.rank])
+        return part, list(model.buffers())
+
+    parts = run_replicas(2, replica)
+    torch.testing.assert_close(torch.cat([part for part, _ in parts]), outputs)
+    torch.testing.assert_close(parts[0][1], list(alone.buffers()))
+
+
+def test_torch_s_synchronized_normalisation_does_not_meet_other_workers_of_a_layout() -> None:
+    """Torch's own would look for a process group, and refuse a CPU."""
+    norm = cast(nn.SyncBatchNorm, without_torchs_group(nn.SyncBatchNorm(4)))
+    assert isinstance(norm, nn.SyncBatchNorm)
+    assert type(norm).forward is nn.BatchNorm2d.forward
 
 
 @pytest.mark.parametrize("options", [{}, {"track_running_stats": False}])
