@@ -189,7 +189,10 @@ def _checksum(values: Any) -> int:
     checksum = 0
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor):
-            data = leaf.detach().to("cpu").contiguous().reshape(-1)
+            data = leaf.detach()
+            while torch._C._functorch.is_functorch_wrapped_tensor(data):  # inside of vmap and the like
+                data = torch._C._functorch.get_unwrapped(data)
+            data = data.to("cpu").contiguous().reshape(-1)
             checksum = zlib.crc32(data.view(torch.uint8).numpy().data, checksum) if data.numel() else checksum
     return checksum
 

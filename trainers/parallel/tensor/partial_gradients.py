@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.inputs import call
+from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.parallel.tensor.base import STYLES
 from orchestray.trainers.parallel.tensor.verify import evaluating, in_reals, tensors_in
 
@@ -109,7 +110,7 @@ def _gradients(
         weights = [torch.randn(output.shape, generator=generator).to(output) for output in outputs]
         found: Sequence[Tensor | None] = torch.autograd.grad(outputs, list(wanted.values()), weights, allow_unused=True)
     gradients = {
-        name: torch.zeros_like(parameter) if gradient is None else gradient
+        name: torch.zeros_like(parameter) if gradient is None else dense(gradient)
         for (name, parameter), gradient in zip(wanted.items(), found, strict=True)
     }
     return gradients, outputs[0].dtype

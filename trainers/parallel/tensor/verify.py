@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -159,14 +160,29 @@ def nothing_hidden(model: nn.Module) -> Iterator[None]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a value: a tensor, or lists, tuples and dictionaries of them."""
+    """Return the tensors in a value: in lists, tuples, dictionaries, and attributes of other objects, also nested."""
+    found: list[Tensor] = []
+    _collect(value, found, set())
+    return found
+
+
+def _collect(value: Any, found: list[Tensor], seen: set[int]) -> None:
     if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    return []
+        found.append(value)
+    elif id(value) not in seen and not isinstance(value, nn.Module | type):  # a model's own tensors are no outputs
+        seen.add(id(value))  # objects may refer to each other
+        if isinstance(value, Mapping):
+            value = list(value.values())
+        elif not isinstance(value, list | tuple):
+            value = [getattr(value, name) for name in _attributes(value) if hasattr(value, name)]
+        for item in value:
+            _collect(item, found, seen)
+
+
+def _attributes(value: Any) -> list[str]:
+    """Return the names of an object's own attributes; a dataclass with slots has no dictionary of them."""
+    fields = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    return list(dict.fromkeys([*fields, *getattr(value, "__dict__", {})]))
 
 
 def _tensors(value: Any, *, copied: bool = False) -> list[Tensor]:

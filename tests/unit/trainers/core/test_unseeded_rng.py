@@ -126,6 +126,19 @@ def test_looking_changes_nothing() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+def test_a_model_that_maps_its_layers_over_the_samples_is_looked_at_like_others() -> None:
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.noise = nn.Linear(WIDTH, WIDTH), Functional()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.noise(torch.vmap(self.layer)(x))
+            return y
+
+    assert unseeded_modules(Mapped(), inputs()) == ["noise"]
+
+
 def test_an_error_of_the_model_comes_through_and_leaves_all_as_it_was() -> None:
     model = nn.Sequential(nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH + 1, 1)).eval()
     mean = model[0].running_mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,41 @@ def test_outputs_in_dictionaries_and_tuples_are_compared() -> None:
         assert split_model(model, plan, lambda: group, group.rank, group.size, example=numbers(3, 5)).pieces
 
     run_replicas(2, run)
+
+
+def test_outputs_in_attributes_of_objects_are_compared() -> None:
+    @dataclass(slots=True)
+    class Answer:
+        logits: Tensor
+        hidden: list[Tensor]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Answer:
+            hidden = torch.tanh(self.a(x))
+            return Answer(self.b(hidden), [hidden])
+
+    model = build(Model)
+    models = [copy.deepcopy(model) for _ in range(2)]
+
+    def run(group: Collective) -> None:
+        plan = {"a": "output", "b": "input"}
+        with pytest.raises(ConfigError, match="changes what the model computes"):
+            split_model(models[group.rank], plan, lambda: group, group.rank, group.size, example=numbers(3, 5))
+
+    run_replicas(2, run)
+
+
+def test_a_parameter_with_a_hook_on_its_gradient_is_not_cut() -> None:
+    for kind in ("register_hook", "register_post_accumulate_grad_hook"):
+        model = build(mlp)
+        getattr(model[0].weight, kind)(lambda tensor: None)
+        with pytest.raises(ConfigError, match=r"The parameter '0\.weight' has a hook on its gradient"):
+            split_alone(model, PAIR)
+        assert model[0].weight.shape == (12, 5)
 
 
 def test_holding_it_against_the_plain_model_leaves_modes_buffers_and_random_numbers_alone() -> None:

@@ -163,3 +163,24 @@ def test_parts_are_told_from_wholes_in_single_precision() -> None:
         return split_model(model, plan, lambda: group, group.rank, group.size, example=example).partial
 
     assert run_replicas(2, run) == [{"scale"}, {"scale"}]
+
+
+def test_a_sparse_gradient_of_what_stays_whole_is_compared_like_others() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.EmbeddingBag(9, 8, sparse=True)
+            self.wide, self.narrow = nn.Linear(8, 8), nn.Linear(8, 5)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            y: Tensor = self.narrow(torch.tanh(self.wide(self.table(ids))))
+            return y
+
+    models = [build(Bag) for _ in range(2)]
+
+    def run(group: Collective) -> set[str]:
+        plan = {"wide": "output", "narrow": "input"}
+        ids = torch.arange(6).view(2, 3)
+        return split_model(models[group.rank], plan, lambda: group, group.rank, group.size, example=ids).partial
+
+    assert run_replicas(2, run) == [set(), set()]
