@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from orchestray.platform.comm import objects
+from orchestray.platform.data.nested import copied
 from orchestray.trainers.core.batch_norm import needs_every_pass
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.task_calls import loss_of
@@ -168,7 +169,7 @@ class PipelineAssembler:
         forward = Forward(self._task, layers.model, self._settings.precision, self._device)
         batch = forward.place(micro_batch.batch)
         with forward.precision():
-            costs = profile_layers(layers, batch["inputs"], lambda outputs: loss_of(self._task, outputs, batch))
+            costs = profile_layers(layers, batch["inputs"], lambda outputs: loss_of(self._task, outputs, copied(batch)))
         return [cost.compute_s for cost in costs]
 
 
