@@ -25,7 +25,8 @@ def rate_at(schedule: Mapping[str, Any], base_lr: float, num_done: int) -> float
         num_done: number of steps of the schedule that are done.
 
     Raises:
-        ConfigError: the class is not a schedule, refuses its arguments, needs more than the step, or has ended.
+        ConfigError: the class is not a schedule, refuses its arguments, needs more than the step, moves more than the
+            rate, or has ended.
     """
     return _rates(json.dumps(dict(schedule), sort_keys=True), base_lr).at(num_done)
 
@@ -51,6 +52,7 @@ class _Rates:
                 f"config: train.lr_schedule: {name} cannot be used with these arguments: {error}; it takes "
                 f"{', '.join(accepted)}, and learns of nothing but the step"
             ) from error
+        self._refuse_more_than_rates()
 
     def at(self, num_done: int) -> float:
         try:
@@ -61,12 +63,22 @@ class _Rates:
                 f"config: train.lr_schedule: {self._name} has no rate after {len(self._known)} steps, and {num_done} "
                 f"are wanted ({type(error).__name__}: {error}); give it more steps, or train fewer"
             ) from error
+        self._refuse_more_than_rates()
         return self._known[num_done]
 
     def _go_on(self) -> None:
         self._optimizer.step()
         self._scheduler.step()
         self._known.append(self._rate())
+
+    def _refuse_more_than_rates(self) -> None:
+        [group], fresh = self._optimizer.param_groups, self._optimizer.defaults
+        if moved := [key for key in fresh if key != "lr" and group[key] != fresh[key]]:
+            advice = "give it cycle_momentum: false" if moved == ["momentum"] else "take another one"
+            raise ConfigError(
+                f"config: train.lr_schedule: {self._name} moves {' and '.join(moved)} as well, and only the rate "
+                f"follows a schedule here; {advice}"
+            )
 
     def _rate(self) -> float:
         return float(self._optimizer.param_groups[0]["lr"])

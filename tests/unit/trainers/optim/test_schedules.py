@@ -130,6 +130,10 @@ def test_a_class_of_a_user_follows_the_warm_up() -> None:
             {"type": "torch.optim.lr_scheduler:CosineAnnealingLR", "T_max": 0},
             "CosineAnnealingLR cannot be used with these arguments: .*by zero",
         ),
+        (
+            {"type": "torch.optim.lr_scheduler:OneCycleLR", "max_lr": 1.0, "total_steps": 5},
+            "OneCycleLR moves momentum as well, .*; give it cycle_momentum: false",
+        ),
         ({"type": "no_such_module:Halves"}, "there is no module no_such_module for train.lr_schedule.type"),
     ],
 )
