@@ -94,7 +94,7 @@ class Optimizer(ABC):
         named = list(named_params)
         self._names = [name for name, _ in named]
         self._templates = [parameter for _, parameter in named]
-        self._is_fusible = [_is_dense(parameter) and not parameter.is_complex() for parameter in self._templates]
+        self._is_fusible = [self._fuses(parameter) for parameter in self._templates]
         self._has_complex = any(parameter.is_complex() for parameter in self._templates)
         if self._has_complex and not self.takes_complex:
             name = next(name for name, parameter in named if parameter.is_complex())
@@ -103,6 +103,10 @@ class Optimizer(ABC):
                 f"{type(self).__name__.lower()} is not defined; use another optimizer"
             )
         self._state = {slot: [self._fresh(slot, parameter) for _, parameter in named] for slot in self.slots}
+
+    def _fuses(self, parameter: Tensor) -> bool:
+        """Return True if a fused kernel may update the parameter."""
+        return _is_dense(parameter) and not parameter.is_complex()
 
     def replaced(self, change: Callable[[Optimizer], Optimizer]) -> Optimizer:
         """Return what `change` makes of this optimizer, or this one with what it makes of each one that it is made of.
@@ -361,6 +365,10 @@ class SGD(Optimizer):
     def run_report(self) -> dict[str, Any]:
         """Return `momentum` and `nesterov` of the last step; empty before the first one."""
         return dict(self._rule)
+
+    def _fuses(self, parameter: Tensor) -> bool:
+        # On a CPU the kernel leaves numbers of 16 bits as they are, without a word.
+        return super()._fuses(parameter) and (parameter.device.type != "cpu" or parameter.element_size() >= 4)
 
     def _fresh(self, slot: str, parameter: Tensor) -> Tensor | None:
         return None

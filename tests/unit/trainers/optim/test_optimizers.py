@@ -85,6 +85,29 @@ def test_a_hundred_steps_equal_torch_bit_for_bit(
             assert grad is None or (before is not None and torch.equal(grad, before)), "gradients are read only"
 
 
+# In float16 torch's own step of Adam divides by zero: `eps` is less than its least number.
+@pytest.mark.parametrize(
+    ("kind", "arguments", "torch_kind", "dtype"),
+    [*((*case, torch.bfloat16) for case in CASES), *((*case, torch.float16) for case in CASES if case[0] == "sgd")],
+)
+def test_numbers_of_16_bits_move_as_in_torch(
+    kind: str, arguments: dict[str, Any], torch_kind: type[torch.optim.Optimizer], dtype: torch.dtype
+) -> None:
+    params = parameters(dtype)
+    optimizer = initialised(kind, arguments, params)
+    references = [p.clone().requires_grad_() for p in params]
+    reference = torch_kind(references, lr=LR, foreach=False, **arguments)  # type: ignore[call-arg]
+    for _ in range(3):
+        grads = [torch.randn_like(parameter) for parameter in params]
+        for parameter, grad in zip(references, grads, strict=True):
+            parameter.grad = grad.clone()
+        reference.step()
+        optimizer.step(params, grads, LR)
+    rounding = 16 * torch.finfo(dtype).eps
+    for own, theirs in zip(params, references, strict=True):
+        torch.testing.assert_close(own, theirs.detach(), rtol=rounding, atol=rounding)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in OPTIMIZERS if not issubclass(OPTIMIZERS.find(kind), KFAC)])
 def test_an_optimizer_restored_from_its_tensors_goes_on_bit_for_bit(kind: str) -> None:
     arguments = {"momentum": 0.9} if kind in ("sgd", "rmsprop") else {}

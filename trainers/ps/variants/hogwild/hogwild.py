@@ -113,7 +113,8 @@ class Updater:
         self._by_rows = by_rows
         self._grad_clip = grad_clip
         self.takes_factors = self._is_plain = (
-            by_rows and grad_clip is None and all(p.is_contiguous() for p in parameters)
+            # On a CPU the kernel of `_descend` leaves numbers of 16 bits as they are, without a word.
+            by_rows and grad_clip is None and all(p.is_contiguous() and p.element_size() >= 4 for p in parameters)
         )
         """True if an update needs only a row of a gradient at a time."""
         self._forms = [(p.dtype, p.stride()) for p in parameters]

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.assignments import Compute, Validate
 from orchestray.trainers.ps.protocol.plan import CoordinatorSettings
 from orchestray.trainers.ps.protocol.requests import Answer, Asking, Entry, Header
 from orchestray.trainers.ps.variants.hogwild import hogwild
-from orchestray.trainers.ps.variants.hogwild.hogwild import HogwildWorker
+from orchestray.trainers.ps.variants.hogwild.hogwild import HogwildWorker, Updater
 from orchestray.trainers.ps.variants.hogwild.server import OrderingMachine
 from orchestray.trainers.ps.variants.hogwild.shared_values import Marks, Shape, SharedValues
 from support.central_run import central_settings, train_central
@@ -28,6 +29,16 @@ from support.layouts import layout_settings, train_laid_out
 from support.training import Rows, furthest, same_bits
 
 # -- one worker is plain SGD -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_numbers_of_any_precision_are_updated(dtype: torch.dtype) -> None:
+    parameter = torch.ones(20, dtype=dtype)
+    rule = make_optimizer("sgd")
+    rule.init([("weight", parameter)])
+    updater = Updater([parameter], rule, by_rows=True, grad_clip=None)
+    updater.apply([torch.ones(20, dtype=dtype)], 0.5)
+    assert torch.equal(parameter, torch.full((20,), 0.5, dtype=dtype))
 
 
 @pytest.mark.parametrize(
