@@ -169,7 +169,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 def _collect(value: Any, found: list[Tensor], seen: set[int]) -> None:
     if isinstance(value, Tensor):
         found.append(value)
-    elif id(value) not in seen and not isinstance(value, nn.Module | type):  # a model's own tensors are no outputs
+    elif id(value) not in seen and not isinstance(value, nn.Module | type):  # whose tensors are not outputs
         seen.add(id(value))  # objects may refer to each other
         if isinstance(value, Mapping):
             value = list(value.values())

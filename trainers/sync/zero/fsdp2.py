@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import TrainingError
@@ -173,6 +174,7 @@ def shard(
     made: list[Unit] = []
     for module in [*units, model]:
         _check(module, ignored)
+        module.register_forward_hook(_without_views)  # before FSDP2's own
         # Resharding the root too after its forward pass makes the bytes sent three times those of the parameters.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
         wrapped = cast(FSDPModule, module)
@@ -186,6 +188,17 @@ def shard(
             made.append(Unit(module, len(made), hooks))
     cast(FSDPModule, model)._set_unshard_async_op(True)
     return made
+
+
+def _without_views(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
+    """Return copies of outputs that are views: changed in place later, they would lose FSDP2's hook, which gathers."""
+    if not any(map(_is_lost, pytree.tree_leaves(outputs))):
+        return outputs
+    return pytree.tree_map(lambda each: each.clone() if _is_lost(each) else each, outputs)
+
+
+def _is_lost(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value._is_view()
 
 
 def _gradient_hooks(model: nn.Module) -> Hooks:

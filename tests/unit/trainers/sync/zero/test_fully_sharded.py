@@ -342,3 +342,35 @@ def test_hooks_on_gradients_of_parameters_see_whole_ones_as_in_one_process() -> 
     network, exchange = {"microbatches": None, "data": 2}, {"shard": "parameters"}
     found = train_laid_out(task, layout_settings(network, exchange, batch_size=8))
     assert_equal(found.weights, alone.weights)
+
+
+class Viewed(nn.Module):
+    """A model that returns a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(torch.tanh(self.first(x)))
+        return y[:, :2]
+
+
+class Tempered(Rows):
+    """A task whose loss changes the outputs in place."""
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(outputs.mul_(0.5), batch)
+
+
+def test_a_view_that_a_model_returns_may_be_changed_in_place() -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(24, 3)), rng.integers(0, 2, size=24)
+
+    def task() -> Rows:
+        return Tempered(inputs, targets, Viewed)
+
+    alone = train_laid_out(task, layout_settings({"microbatches": None}, batch_size=8))
+    network, exchange = {"microbatches": None, "data": 2}, {"shard": "parameters"}
+    found = train_laid_out(task, layout_settings(network, exchange, batch_size=8))
+    assert_equal(found.weights, alone.weights)
