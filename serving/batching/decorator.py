@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +14,43 @@ from orchestray.serving.batching.batcher import Batcher
 from orchestray.serving.batching.policies import Adaptive, Fixed
 
 _BATCHERS = "_batchers_of_orchestray"
-"""Attribute of an instance, or of a function, that maps what was decorated to its batcher."""
+"""Attribute of an instance, a class or a function that holds its batchers."""
+
+
+class _Batchers(dict[Any, Batcher[Any, Any]]):
+    """The batchers of one owner, by what was decorated and the event loop; a copy of the owner begins without any."""
+
+    owner: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Batchers, ()
+
+
+def _batchers_of(owner: Any) -> _Batchers:
+    """Return the batchers of an instance, a class or a function.
+
+    Raises:
+        TypeError: it takes no attributes.
+    """
+    if not hasattr(owner, "__dict__"):
+        raise TypeError(f"batch: the owner of a batched method must take attributes, got a {type(owner).__name__}")
+    found: _Batchers | None = vars(owner).get(_BATCHERS)
+    if found is None or found.owner is not owner:  # a shallow copy has the batchers of what it was copied from
+        found = _Batchers()
+        found.owner = owner
+        if isinstance(owner, type):
+            setattr(owner, _BATCHERS, found)
+        else:
+            vars(owner)[_BATCHERS] = found
+    return found
+
+
+def _parameters_of(function: Callable[..., Any]) -> tuple[bool, list[inspect.Parameter]]:
+    """Return True if the first parameter is the owner of a method, and the parameters that are lists of items."""
+    given = [*inspect.signature(function).parameters.values()]
+    is_in_class = "." in function.__qualname__.rpartition("<locals>.")[2]
+    has_owner = bool(given) and (given[0].name in ("self", "cls") or (is_in_class and len(given) > 1))
+    return has_owner, [each for each in given[has_owner:] if each.default is inspect.Parameter.empty]
 
 
 def batch(
@@ -24,19 +61,20 @@ def batch(
     batch_wait_timeout_s: float | None = None,
     max_concurrent_batches: int = 1,
 ) -> Any:
-    """Turn an `async` function or method on a list of items into one on an item, whose calls share batches.
+    """Turn an `async` function or method on lists of items into one on an item, whose calls share batches.
 
     It takes the place of `@serve.batch` in a deployment of Ray Serve; Ray is not needed. An item whose batch raises is
     tried again with fewer others, so that only those fail that make it raise.
 
     Args:
-        function: takes a list, returns an answer (or an exception) for each item; None: `batch(...)` is a decorator.
+        function: takes a list, or several of equal length; returns an answer (or an exception) for each item. Calls
+            give one item of each list, by place or by name. None: `batch(...)` is a decorator.
         max_batch_size: largest number of items in a call.
         batch_wait_timeout_s: seconds that the first item of a batch waits for others; None: learnt from the calls.
         max_concurrent_batches: calls of the function at a time.
 
     Raises:
-        TypeError: the function is not `async`, or takes something else than a list.
+        TypeError: the function is not `async`, or takes something else than lists.
         ConfigError: a number is out of its range.
     """
     if function is None:
@@ -52,23 +90,34 @@ def batch(
         problems.append(f"batch_wait_timeout_s: must be >= 0 and finite, or None, got {batch_wait_timeout_s}")
     if problems:
         raise ConfigError(problems)
-    parameters = list(inspect.signature(function).parameters)
-    if not inspect.iscoroutinefunction(function) or (parameters[:1] == ["self"] and len(parameters) != 2):
-        raise TypeError(f"{function.__qualname__} must be an async function that takes a list of items")
+    has_owner, lists = _parameters_of(function)
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if not inspect.iscoroutinefunction(function) or not lists or any(each.kind not in positional for each in lists):
+        raise TypeError(f"{function.__qualname__} must be an async function that takes a list of items, or several")
+    of_items = inspect.Signature(lists)
 
-    def make(run: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]) -> Batcher[Any, Any]:
+    async def run(owner: tuple[Any, ...], items: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+        answers: Sequence[Any] = await function(*owner, *map(list, zip(*items, strict=True)))
+        return answers
+
+    def make(owner: tuple[Any, ...]) -> Batcher[Any, Any]:
         policy = Adaptive() if batch_wait_timeout_s is None else Fixed(1e3 * batch_wait_timeout_s)
         batcher: Batcher[Any, Any] = Batcher(policy=policy, max_batch_size=max_batch_size)
         for _ in range(max_concurrent_batches):
-            batcher.add_runner(run)
+            batcher.add_runner(partial(run, owner))
         return batcher
 
     @wraps(function)
-    async def ask(*arguments: Any) -> Any:
-        *owner, item = arguments
-        batchers = vars(owner[0] if owner else ask).setdefault(_BATCHERS, {})
-        if ask not in batchers:  # not its name: a class may override a method and call that of its base
-            batchers[ask] = make(partial(function, *owner))
-        return await batchers[ask].submit(item)
+    async def ask(*arguments: Any, **named: Any) -> Any:
+        owner, items = arguments[:has_owner], arguments[has_owner:]
+        if named or len(items) != len(lists):
+            items = of_items.bind(*items, **named).args
+        batchers = _batchers_of(owner[0] if owner else ask)
+        key = ask, asyncio.get_running_loop()  # not its name: a class may override a method and call that of its base
+        if key not in batchers:
+            for other in [one for one in batchers if one[1].is_closed()]:
+                del batchers[other]
+            batchers[key] = make(owner)
+        return await batchers[key].submit(items)
 
     return ask

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Generic, Protocol, TypeVar
 
 from orchestray.serving.batching.bisect import Parts
@@ -158,12 +159,13 @@ async def call(run: RunFunction[In, Out], items: Sequence[In]) -> Sequence[Out |
         if current is not None and current.cancelling():
             raise
         raise BatchFunctionError("The batch function cancelled itself.") from error
-    try:
-        num_answers = len(answers)
-    except TypeError as error:
+    # Of these, an iteration gives keys, letters or names of columns, or the answers in any order.
+    is_no_sequence = isinstance(answers, Mapping | AbstractSet | str | bytes) or hasattr(answers, "columns")
+    if is_no_sequence or not hasattr(answers, "__len__"):
         raise BatchFunctionError(
             f"The batch function must return a sequence with an answer for each request, got {type(answers).__name__}."
-        ) from error
+        )
+    num_answers = len(answers)
     listed: list[Out | Exception] = []
     if num_answers == len(items):
         listed = list(answers)  # here, so that an exception of the iteration fails the batch

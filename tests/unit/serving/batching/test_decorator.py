@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from orchestray.platform.errors import ConfigError
 from orchestray.serving import batch
+from orchestray.serving.batching import BatchFunctionError
 from support.batching import in_virtual_time, now_s
 
 
@@ -98,3 +101,84 @@ async def test_a_batched_method_may_call_the_batched_method_that_it_overrides() 
     model = Twice()
     assert await asyncio.wait_for(asyncio.gather(*map(model.double, range(4))), 60) == [0, 4, 8, 12]
     assert model.sizes == [4]
+
+
+class Scaled:
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    @batch
+    async def line(self, items: list[int], offsets: list[int]) -> list[int]:
+        return [self.factor * item + offset for item, offset in zip(items, offsets, strict=True)]
+
+    @classmethod
+    @batch
+    async def named(cls, items: list[int]) -> list[tuple[str, int]]:
+        return [(cls.__name__, item) for item in items]
+
+    @staticmethod
+    @batch
+    async def same(items: list[int]) -> list[int]:
+        return items
+
+
+class Other(Scaled):
+    pass
+
+
+@batch
+async def less(items: list[int], by: list[int]) -> list[int]:
+    return [item - each for item, each in zip(items, by, strict=True)]
+
+
+@in_virtual_time
+async def test_items_are_given_by_place_or_by_name_and_of_several_lists() -> None:
+    model = Scaled(2)
+    given = (model.line(1, 10), model.line(2, offsets=20), model.line(offsets=30, items=3), less(by=1, items=5))
+    assert await asyncio.gather(*given) == [12, 24, 36, 4]
+    assert await asyncio.gather(Scaled.named(1), Other.named(items=2)) == [("Scaled", 1), ("Other", 2)]
+    assert await Scaled.same(3) == 3
+    with pytest.raises(TypeError, match="missing a required argument: 'offsets'"):
+        await model.line(1)
+
+
+def pickled(model: Scaled) -> Any:
+    return pickle.loads(pickle.dumps(model))  # noqa: S301 - of this test
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_an_instance_is_not_answered_by_the_instance(copied: Any) -> None:
+    async def ask() -> tuple[int, int]:
+        model = Scaled(2)
+        await model.line(1, 0)
+        other = copied(model)
+        other.factor = 3
+        return await model.line(1, 0), await other.line(1, 0)
+
+    assert asyncio.run(ask()) == (2, 3)
+
+
+def test_a_function_answers_in_one_event_loop_after_another() -> None:
+    assert [asyncio.run(less(items, 1)) for items in (3, 5)] == [2, 4]
+
+
+def test_an_owner_that_takes_no_attributes_is_named() -> None:
+    class Bare:
+        __slots__ = ()
+
+        @batch
+        async def same(self, items: list[int]) -> list[int]:
+            return items
+
+    with pytest.raises(TypeError, match="must take attributes, got a Bare"):
+        asyncio.run(Bare().same(1))
+
+
+@pytest.mark.parametrize("answer", [{1: 10}, {10}, "a", b"a"])
+def test_what_is_no_sequence_of_answers_is_none(answer: Any) -> None:
+    @batch
+    async def answered(items: list[int]) -> Any:
+        return answer
+
+    with pytest.raises(BatchFunctionError, match="must return a sequence"):
+        asyncio.run(answered(1))
