@@ -31,3 +31,12 @@ else:
         if issubclass(_section, Proposals):
             union = Annotated[_INSIDE, Field(discriminator="type"), BeforeValidator(_refuse)]
             _section.model_rebuild(_types_namespace={"ProposingMethod": union})
+
+
+def section_of(name: str) -> type[MethodSection]:
+    """Return the section of a method, complete with what may be inside it.
+
+    Raises:
+        ConfigError: the method does not exist.
+    """
+    return METHODS.params(name)

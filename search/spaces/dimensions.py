@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from orchestray.platform.errors import ConfigError
+
 _NEAR_ZERO = 1e-4
 """Part of the range of a real number below which a number counts as 0: factors would leave it there for ever."""
 
@@ -195,19 +197,76 @@ class Binary(Dimension):
         return False
 
 
+_TYPES = ("uniform", "log_uniform", "integer", "log_integer", "choice", "binary")
+
+
 def make_dimension(type: str, **arguments: Any) -> Dimension:  # noqa: A002 - the config's own word
     """Make a dimension from its section in a config.
 
     Args:
         type: `uniform`, `log_uniform`, `integer`, `log_integer`, `choice` or `binary`.
-        arguments: `values` of a choice, `low` and `high` of a range.
+        arguments: `values` of a choice, JSON values or numpy's; `low` and `high` of a range, numbers.
+
+    Raises:
+        ConfigError: there is no such type, it has other arguments, or its values cannot be searched.
     """
-    if type == "choice":
-        return Choice(tuple(arguments["values"]))
+    if type not in _TYPES:
+        raise ConfigError(f"there is no dimension {type!r}; there are {', '.join(_TYPES)}")
+    wanted = {"choice": ("values",), "binary": ()}.get(type, ("low", "high"))
+    if {*wanted} != arguments.keys():
+        raise ConfigError(
+            f"{type}: takes {' and '.join(wanted) or 'no arguments'}, got {', '.join(arguments) or 'none'}"
+        )
     if type == "binary":
         return Binary()
-    kind = Integer if type.endswith("integer") else Uniform
-    return kind(arguments["low"], arguments["high"], is_log=type.startswith("log_"))
+    plain = {name: plain_value(value, f"{type}.{name}") for name, value in arguments.items()}
+    if type == "choice":
+        if not isinstance(plain["values"], list | tuple) or not plain["values"]:
+            raise ConfigError(f"choice.values: must be a list of one value or more, got {plain['values']!r}")
+        return Choice(tuple(plain["values"]))
+    return _range(type, plain["low"], plain["high"])
+
+
+def _range(type: str, low: Any, high: Any) -> Dimension:  # noqa: A002
+    """Return a range of numbers, whose ends are checked."""
+    is_whole, is_log = type.endswith("integer"), type.startswith("log_")
+    for name, value in (("low", low), ("high", high)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or (is_whole and value != int(value)):
+            kind = "a whole number" if is_whole else "a finite number"
+            raise ConfigError(f"{type}.{name}: must be {kind}, got {value!r}")
+    if is_log and low <= 0:
+        raise ConfigError(f"{type}.low: must be > 0, got {low:g}: {type} is even in the logarithm")
+    if low >= high:
+        raise ConfigError(f"{type}.low: must be less than high ({high:g}), got {low:g}; for one value take a choice")
+    return Integer(int(low), int(high), is_log) if is_whole else Uniform(float(low), float(high), is_log)
+
+
+def plain_value(value: Any, place: str) -> Any:
+    """Return a value as JSON has it, numpy's as Python's, and tuples as they are.
+
+    Args:
+        value: JSON values, numpy's, tuples and ranges, nested.
+        place: its name in errors.
+
+    Raises:
+        ConfigError: something in it has no such form; proposals are kept in files.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        made = [plain_value(each, f"{place}[{index}]") for index, each in enumerate(value)]
+        return tuple(made) if isinstance(value, tuple) else made
+    if isinstance(value, range):
+        return [*value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: plain_value(each, f"{place}.{key}") for key, each in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ConfigError(
+        f"{place}: must be numbers, texts, lists or mappings of those, got {value!r}; for an object take its name, "
+        "and look it up where you train"
+    )
 
 
 def sample(space: Mapping[str, Dimension], rng: np.random.Generator) -> dict[str, Any]:

@@ -41,7 +41,12 @@ class MethodScheduler(TrialScheduler):
         """
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Accept the properties unchanged: the searcher already knows its metric and mode."""
+        """Return True if the properties are the searcher's.
+
+        Raises:
+            ConfigError: they are others.
+        """
+        self._searcher.check_goal(metric, mode)
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:

@@ -8,18 +8,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
 from ray.tune.search.searcher import Searcher
 
+from orchestray.platform.config.metric_names import mode_of_metric
+from orchestray.platform.config.problems import translate
 from orchestray.platform.errors import ConfigError
 from orchestray.search.engine import tune_faults
 from orchestray.search.engine.objective import Objective
 from orchestray.search.engine.session import MemoryJournal, MethodSession, end_of
 from orchestray.search.methods.base import Continue, Decision, Method, Pause, Proposal, Report
 from orchestray.search.registry.methods import METHODS, make_method
+from orchestray.search.spaces.dimensions import Dimension
 
 if TYPE_CHECKING:
     from orchestray.search.spaces.architectures.base import ArchitectureSpace
-    from orchestray.search.spaces.dimensions import Dimension
 
 INHERITS = "inherits"
 """Key of a trial's config that holds the path of the checkpoint it starts from."""
@@ -84,8 +87,29 @@ class MethodSearcher(Searcher):
         self.session = MethodSession(self._make(), self.journal)
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
-        """Return True if metric and mode are the searcher's own or unspecified."""
-        return (metric in (None, self._metric)) and (mode in (None, self._mode))
+        """Return False: the space is the searcher's own, so that Tune refuses another one in `param_space`.
+
+        Raises:
+            ConfigError: see `check_goal`.
+        """
+        self.check_goal(metric, mode)
+        return False
+
+    def check_goal(self, metric: str | None, mode: str | None) -> None:
+        """Check what a TuneConfig wants against what is searched for.
+
+        Args:
+            metric, mode: those of the TuneConfig; None: not given.
+
+        Raises:
+            ConfigError: they differ from the searcher's.
+        """
+        if metric not in (None, self.objective.metric) or mode not in (None, self.objective.mode):
+            wanted = ", ".join(f"{name}={each!r}" for name, each in (("metric", metric), ("mode", mode)) if each)
+            raise ConfigError(
+                f"the TuneConfig has {wanted}, and the searcher metric={self.objective.metric!r}, "
+                f"mode={self.objective.mode!r}: give tune_searcher the same"
+            )
 
     @property
     def name(self) -> str:
@@ -122,7 +146,7 @@ class MethodSearcher(Searcher):
             proposal = self.session.ask()
             if proposal is None:
                 return None
-            if self._config(proposal) != config:
+            if any(config.get(key) != value for key, value in self._config(proposal).items()):  # param_space adds keys
                 self.missing.add(proposal.trial)
                 return None
             self.numbers[trial_id] = proposal.trial
@@ -190,22 +214,32 @@ class MethodSearcher(Searcher):
         number = self.numbers.get(trial_id)
         if number is None or self.session.trials[number].ended is not None:
             return
-        if result is not None and not error and self.objective.metric in result and self.time in result:
+        if result is not None and not error and self.objective.metric in result:
             self._last(trial_id, result)
         status = "failed" if error else (end_of(self.session, number) or ("succeeded", None))[0]
         self.session.tell(number, status, error="the trial failed" if error else None)
 
     def _last(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Report the final result of a trial, even if no report was due."""
+        """Report the final result of a trial, even if no report was due.
+
+        Tune's `Repeater` gives the mean of several trials, without a time: it is that of their ends.
+        """
         number = self.numbers[trial_id]
-        step = int(result[self.time])
+        step = int(result.get(self.time, self.session.budget(number)))
         standing = self.session.trials[number]
         if step > standing.step and not isinstance(standing.decision, Pause):
             self._report(number, step, result)
 
     def _report(self, number: int, step: int, result: Mapping[str, Any]) -> Decision:
         """Report a result to the method; NaN and infinities count as the worst there is."""
-        score = self.objective.score(float(result[self.objective.metric]))
+        value = result[self.objective.metric]
+        try:
+            score = self.objective.score(float(value))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"the trials report {self.objective.metric!r} as {value!r}: it must be a number, NaN for one that has "
+                "failed"
+            ) from None
         score = score if math.isfinite(score) else -math.inf
         return self.session.report(Report(number, step, score, (score,)))
 
@@ -238,12 +272,30 @@ class MakeMethod:
         return make_method(self._name, **self._arguments)
 
 
+def _check_parameters(type: str, parameters: Mapping[str, Any]) -> None:  # noqa: A002
+    """Check the parameters of a method as a config does.
+
+    Raises:
+        ConfigError: the method does not exist, or does not take them.
+    """
+    from orchestray.search.config.methods import section_of  # imported late, since it loads all sections
+
+    section = section_of(type)
+    given = {"type": type, **parameters}
+    if isinstance(given.get("proposals"), Mapping):
+        given["proposals"] = {"type": "random", **given["proposals"]}
+    try:
+        section.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError([problem.line("tune_searcher") for problem in translate(error, section)]) from None
+
+
 def tune_searcher(
     type: str,  # noqa: A002 - the config's own word
     space: Mapping[str, Dimension],
     *,
     metric: str,
-    mode: str = "max",
+    mode: str | None = None,
     architecture: ArchitectureSpace | None = None,
     trials: int | None = None,
     steps_per_trial: int = 1,
@@ -266,7 +318,7 @@ def tune_searcher(
         type: a name as in `search.method.type`.
         space: maps each key of the trials' config to its dimension.
         metric: metric that the trials report.
-        mode: `max` or `min`.
+        mode: `max` or `min`; None: by the name of the metric, and `max` where that does not say it.
         architecture: the space of networks; its genome is the config's `genome`.
         trials: maximum number of trials. Set `num_samples` to the same, or to -1: then it is as many as the method
             proposes, including one for each failed member of a population.
@@ -276,9 +328,19 @@ def tune_searcher(
         parameters: parameters of the method itself.
 
     Raises:
-        ConfigError: the method does not exist, it cannot search this space, or it trains a program of its own (`enas`,
-            `darts`, `smash`, a population with `packed`): that is for `orchestray search`.
+        ConfigError: the method does not exist, has other parameters, cannot search this space, or trains a program of
+            its own (`enas`, `darts`, `smash`, a population with `packed`): that is for `orchestray search`.
     """
+    mode = mode or mode_of_metric(metric) or "max"
+    if mode not in ("max", "min"):
+        raise ConfigError(f"tune_searcher: mode: must be max or min, got {mode!r}")
+    for key, dimension in space.items():
+        if not isinstance(dimension, Dimension):
+            raise ConfigError(
+                f"tune_searcher: space.{key}: must be a dimension, as make_dimension makes it, got {dimension!r}; what "
+                "is the same for all trials belongs into param_space"
+            )
+    _check_parameters(type, parameters)
     arguments = {
         "space": space,
         "architecture": architecture,

@@ -20,6 +20,7 @@ from orchestray.search.config.gangs import is_alone, num_workers
 from orchestray.search.config.trial import checked, put_in
 from orchestray.search.engine import tune_faults
 from orchestray.search.engine.trial_process import prepare_process
+from orchestray.search.spaces.dimensions import plain_value
 from orchestray.search.tune.searcher import INHERITS
 from orchestray.trainers.config.load import Source, load_train_config
 from orchestray.trainers.config.schema import TrainConfig
@@ -79,7 +80,7 @@ class TrialTrainable(Trainable):
         Raises:
             ConfigError: the base config refuses the values.
         """
-        changes = {key: value for key, value in values.items() if key != INHERITS}
+        changes = {key: plain_value(value, key) for key, value in values.items() if key != INHERITS}
         data = cls.base.model_dump(mode="json")
         found = put_in(data, cls.base, changes) or checked(data, look_at_task=False)
         if isinstance(found, TrainConfig):

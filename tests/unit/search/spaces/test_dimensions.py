@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from orchestray.platform.errors import ConfigError
 from orchestray.search.spaces.dimensions import (
     Binary,
     Choice,
@@ -103,3 +104,34 @@ def test_what_a_config_says_becomes_a_dimension() -> None:
     assert make_dimension("integer", low=1, high=64) == Integer(1, 64)
     assert make_dimension("choice", values=[1, "a"]) == Choice((1, "a"))
     assert make_dimension("binary") == Binary()
+
+
+def test_values_of_numpy_are_searched_as_pythons() -> None:
+    widths = make_dimension("choice", values=np.array([16, 32]))
+    assert widths == Choice((16, 32))
+    assert {type(value) for value in widths.all_values() or ()} == {int}
+    assert widths.is_ordered
+    pairs = make_dimension("choice", values=[(np.int64(1), 2.5), {"a": np.array([1.0])}])
+    assert repr(pairs) == repr(Choice(((1, 2.5), {"a": [1.0]})))
+    assert make_dimension("uniform", low=np.float32(0), high=1) == Uniform(0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("type_", "arguments", "text"),
+    [
+        ("loguniform", {"low": 1e-4, "high": 1}, "there is no dimension 'loguniform'"),  # as Tune calls it
+        ("uniform", {"low": 1, "high": 0}, "must be less than high"),
+        ("integer", {"low": 3, "high": 3}, "for one value take a choice"),
+        ("log_uniform", {"low": 0, "high": 1}, "must be > 0"),
+        ("integer", {"low": 0.5, "high": 3}, "must be a whole number"),
+        ("uniform", {"low": 0, "high": math.inf}, "must be a finite number"),
+        ("uniform", {"lower": 0, "upper": 1}, "takes low and high, got lower, upper"),
+        ("choice", {"values": []}, "one value or more"),
+        ("choice", {"values": [dict, list]}, "take its name"),
+    ],
+)
+def test_a_dimension_that_would_be_searched_otherwise_than_it_is_meant_is_refused(
+    type_: str, arguments: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_dimension(type_, **arguments)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.tune.search import Repeater
 from ray.tune.search.searcher import Searcher
 
 from orchestray.platform.errors import ConfigError, TrainingError
@@ -340,3 +341,65 @@ def test_a_result_that_is_no_number_is_the_worst_there_is_for_every_method(name:
         assert standing.ended is not None
         is_stopped_alone = isinstance(standing.decision, Stop) and standing.decision.reason == "it has diverged"
         assert number % 3 == 1 or not is_stopped_alone
+
+
+def test_the_mean_that_a_repeater_gives_without_a_time_is_the_score_of_its_trials() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=2, steps_per_trial=5)
+    repeated: Any = Repeater(searcher, repeat=2)
+    for trial, score in (("a", 1.0), ("b", 2.0)):
+        repeated.suggest(trial)
+        repeated.on_trial_complete(trial, {"score": score, "training_iteration": 5})
+    assert searcher.session.trials[0].ended is not None
+    assert searcher.session.trials[0].ended.score == 1.5
+
+
+@pytest.mark.parametrize("value", [None, "high", [1.0], {"mean": 1.0}])
+def test_a_metric_that_is_no_number_is_an_error_with_its_name_and_value(value: Any) -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=2)
+    searcher.suggest("a")
+    with pytest.raises(ConfigError, match=r"report 'score' as .*: it must be a number"):
+        searcher.on_trial_result("a", {"score": value, "training_iteration": 1})
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("loss", "min"), ("accuracy", "max"), ("height", "max")])
+def test_the_name_of_a_metric_says_its_direction_where_no_mode_is_given(metric: str, mode: str) -> None:
+    searcher = tune_searcher("random", NUMBERS, metric=metric, trials=2)
+    assert searcher.mode == searcher.objective.mode == mode
+
+
+def test_a_tuner_that_wants_the_opposite_of_its_searcher_is_refused() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", mode="max", trials=2)
+    scheduler = tune_scheduler(searcher)
+    for accepts in (functools.partial(searcher.set_search_properties, config={}), scheduler.set_search_properties):
+        accepts("score", "max")
+        accepts(None, None)
+        for metric, mode in (("score", "min"), ("loss", "max")):
+            with pytest.raises(
+                ConfigError, match=r"the TuneConfig has metric=.*the searcher metric='score', mode='max'"
+            ):
+                accepts(metric, mode)
+
+
+def test_another_space_beside_the_searchers_is_left_to_tune_to_refuse() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=2)
+    assert not searcher.set_search_properties("score", "max", {"width": 3})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"initail": 3}, "did you mean 'initial'"),
+        ({"model": "tpee"}, "did you mean 'tpe'"),
+        ({"mode": "minimize"}, "must be max or min"),
+        ({"space": {"width": 3}}, "space.width: must be a dimension"),
+    ],
+)
+def test_an_argument_that_a_search_would_do_without_is_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        tune_searcher("bayesian", **{"space": NUMBERS, "metric": "score", "trials": 4, **arguments})
+
+
+def test_a_trial_that_only_tune_knows_is_known_again_beside_constants_of_its_param_space() -> None:
+    first, restored = (tune_searcher("random", NUMBERS, metric="score", trials=2) for _ in range(2))
+    assert restored.adopt("a", {"width": 3, **first.suggest("a")}) == 0
+    assert not restored.missing
