@@ -154,13 +154,28 @@ def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
 
 
 def _by_column(answered: Any) -> Mapping[str, Any] | None:
-    """Return a model's answer as arrays by name, if it is a mapping of them or a data frame; else None."""
+    """Return a model's answer as arrays by name, if it is a mapping of them or a data frame; else None.
+
+    Raises:
+        ModelError: it is a tuple of arrays, of which each might be an output, or an answer to one sample.
+    """
+    if hasattr(answered, "_asdict"):  # a named tuple
+        answered = answered._asdict()
+    if isinstance(answered, tuple) and any(np.ndim(as_numpy(each)) for each in answered if not _is_json(each)):
+        raise ModelError(
+            "predict returned a tuple of arrays: return a mapping of them by name for several outputs, or a list with "
+            "an answer for each sample"
+        )
     if hasattr(answered, "columns") and hasattr(answered, "to_dict"):  # of pandas: iterated over, it gives names
         return {str(name): answered[name].to_numpy() for name in answered.columns}
     if not isinstance(answered, Mapping) or not answered:
         return None
     named = {str(name): value for name, value in answered.items()}
     return named if all(hasattr(value, "__len__") for value in named.values()) else None
+
+
+def _is_json(value: Any) -> bool:
+    return isinstance(value, str | bytes | list | tuple | Mapping | AbstractSet)
 
 
 def _rows(column: Any, num_samples: int) -> Sequence[Any]:

@@ -77,6 +77,7 @@ class ServedModel:
         self._num_threads = num_threads
         example = map_tensors(lambda tensor: _as_served(tensor, model), example)
         self._form = InputForm(example)
+        self._is_narrow = _precision_of(model) == torch.bfloat16
         specs = input_specs(example, padding)
         self._transfer = transfer_to(specs, accelerator)
         self.num_in_flight = self._transfer.num_in_flight
@@ -162,7 +163,7 @@ class ServedModel:
         """Return the model's tensors and texts for a batch by name, [size, ...] each."""
         size = len(next(iter(inputs.values())))
         with torch.enable_grad() if self._takes_gradients else torch.inference_mode(), self._precision():
-            answered = self._answer(self._form.filled([*inputs.values()]))
+            answered = self._answer(self._form.filled([self._as_weights(each) for each in inputs.values()]))
             if self._texts is None:
                 self._look_at_texts(answered, size)
             outputs = by_name(answered)
@@ -178,6 +179,9 @@ class ServedModel:
             if tensor.is_complex():
                 raise ModelError(f"the model answers with complex numbers, {name}: return torch.view_as_real of it")
         return outputs, texts
+
+    def _as_weights(self, tensor: Tensor) -> Tensor:
+        return tensor.bfloat16() if self._is_narrow and tensor.is_floating_point() else tensor
 
     def _look_at_texts(self, answered: Any, size: int) -> None:
         """Find the lists that have a text for each sample, and warn of values that are not answered."""
@@ -195,12 +199,19 @@ class ServedModel:
 
 
 def _as_served(example: Tensor, model: nn.Module) -> Tensor:
-    """Return the example in the model's own precision: a model trained in float64 takes float64."""
+    """Return the example in the model's own precision: a model trained in float64 takes float64.
+
+    In bfloat16, which numpy lacks, it takes float32, and its inputs are cast.
+    """
     example = example.detach().cpu()
     if not example.is_floating_point():
         return example
-    parameter = next((each for each in model.parameters() if each.is_floating_point()), None)
-    return example if parameter is None else example.to(parameter.dtype)
+    dtype = _precision_of(model) or example.dtype
+    return example.to(torch.float32 if dtype == torch.bfloat16 else dtype)
+
+
+def _precision_of(model: nn.Module) -> torch.dtype | None:
+    return next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
 
 
 def _compiled(model: nn.Module, backend: bool | str, num_sizes: int) -> Any:
@@ -250,9 +261,14 @@ def by_name(outputs: Any) -> dict[str, Tensor]:
     """Return a model's tensors, in mappings and sequences of any depth, by name: `outputs`, `outputs_0`, `a.b`.
 
     Raises:
-        ModelError: there are none.
+        ModelError: there are none, or two have one name, such as those of `{"a.b": ..., "a": {"b": ...}}`.
     """
-    named = {name: value for name, value in _leaves(outputs, "") if isinstance(value, Tensor)}
+    named: dict[str, Tensor] = {}
+    for name, value in _leaves(outputs, ""):
+        if isinstance(value, Tensor):
+            if name in named:
+                raise ModelError(f"the model answers with two outputs named {name}: rename one, or it would be lost")
+            named[name] = value
     if not named and not texts_by_name(outputs):
         raise ModelError(f"the model answers with a {type(outputs).__name__}: wanted a tensor, or several")
     return named

@@ -261,7 +261,8 @@ def _check_nesting(value: Any, spec: TensorSpec, field: str) -> None:
             got = kind_of(part[index])
             if type(part[index]) is float:
                 got = f"the number {part[index]}"
-            raise InputError(f"{place}[{index}]", f"a number (the input is {spec})", got)
+            kind = "true or false" if allowed == {bool} else "a number" if float in allowed else "a whole number"
+            raise InputError(f"{place}[{index}]", f"{kind} (the input is {spec})", got)
 
 
 def _innermost(value: Any, spec: TensorSpec, place: str, depth: int) -> Iterator[tuple[str, Sequence[Any]]]:

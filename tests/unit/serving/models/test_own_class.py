@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -273,6 +273,25 @@ def test_a_batch_of_which_not_each_sample_is_answered_fails(answered: Any) -> No
     else:
         assert isinstance(one, ModelError)
         assert isinstance(other, ModelError)
+
+
+class Pair(NamedTuple):
+    labels: Any
+    scores: Any
+
+
+def test_a_named_tuple_of_arrays_has_outputs_by_name() -> None:
+    model = OwnModel(lambda batch: Pair(np.array(batch), [[each, 0.5] for each in batch]), object(), name="own")
+    answers = model.run([{"inputs": boxed(each)} for each in (1, 2)])
+    found = [each["outputs"].item() for each in answers if isinstance(each, dict)]
+    assert found == [{"labels": 1, "scores": [1, 0.5]}, {"labels": 2, "scores": [2, 0.5]}]
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3])
+def test_a_tuple_of_arrays_is_refused_however_many_samples_there_are(num_samples: int) -> None:
+    model = OwnModel(lambda batch: (np.array(batch), -np.array(batch)), object(), name="own")
+    answers = model.run([{"inputs": boxed(each)} for each in range(num_samples)])
+    assert all(isinstance(each, ModelError) and "tuple of arrays" in str(each.__cause__) for each in answers)
 
 
 def test_its_content_is_that_of_its_file_and_of_the_modules_beside_it(tmp_path: Path) -> None:

@@ -167,6 +167,16 @@ def test_a_model_in_double_precision_takes_and_gives_doubles() -> None:
     assert (model.signature.inputs[0].dtype, model.signature.outputs[0].dtype) == ("float64", "float64")
 
 
+def test_a_model_whose_weights_are_bfloat16_takes_and_gives_float32() -> None:
+    linear = nn.Linear(4, 3).bfloat16()
+    model = ServedModel(linear, torch.zeros(4))
+    assert (model.signature.inputs[0].dtype, model.signature.outputs[0].dtype) == ("float32", "float32")
+    (answer,) = model.run([model.signature.parse([0.5, -1, 2, 0.25])])
+    assert isinstance(answer, dict)
+    wanted = linear(torch.tensor([[0.5, -1, 2, 0.25]]).bfloat16())[0].float()
+    assert answer["outputs"].tolist() == wanted.tolist()
+
+
 def test_bfloat16_answers_in_float32_near_the_full_precision() -> None:
     exact, rough = served_linear(), served_linear(precision="bfloat16")
     sample = exact.signature.parse([0.5, -1, 2, 0.25])
@@ -231,6 +241,15 @@ def test_tensors_of_any_depth_are_answered_by_name(
     assert [spec.name for spec in served.signature.outputs] == list(answer) == names
     assert all(array.tolist() == [1.0, 2.0] for array in answer.values())
     assert caplog.text == ""
+
+
+def test_two_outputs_of_one_name_are_refused_rather_than_lost() -> None:
+    class Twice(nn.Module):
+        def forward(self, inputs: Tensor) -> Any:
+            return {"a.b": inputs, "a": {"b": 2 * inputs}}
+
+    with pytest.raises(ModelError, match=r"two outputs named a\.b"):
+        ServedModel(Twice(), torch.zeros(2))
 
 
 def test_complex_numbers_are_refused_when_the_model_is_loaded() -> None:

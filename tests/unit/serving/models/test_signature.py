@@ -89,3 +89,13 @@ def test_whatever_comes_is_a_sample_or_an_input_error(value: object) -> None:
         return
     assert sample["inputs"].shape == (2, 3)
     assert np.isfinite(sample["inputs"]).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sent", "wanted"),
+    [("bool", [1, True], "true or false"), ("int64", [1.5, 2], "a whole number"), ("float32", ["1", 2], "a number")],
+)
+def test_what_is_wanted_in_a_list_is_what_its_type_takes(dtype: str, sent: list[object], wanted: str) -> None:
+    spec = TensorSpec("inputs", dtype, (2,))
+    with pytest.raises(InputError, match=rf"wanted {wanted} \(the input is {dtype}"):
+        Signature("model", "1", (spec,), (spec,), None).parse(sent)
