@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from orchestray.serving.models.errors import InputError
+from orchestray.serving.models.json_values import as_numpy
 from orchestray.serving.models.padding import Padding
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class Signature:
         """Parse a sample from JSON values or arrays to arrays of the wanted types; integers are accepted for floats.
 
         Args:
-            sample: nested lists of numbers (or an array); for several inputs a mapping by their names.
+            sample: nested lists of numbers, or an array or a tensor of any library; for several inputs a mapping by
+                their names.
             field: name of the sample in errors.
 
         Raises:
@@ -211,6 +213,7 @@ def boxed(value: Any) -> np.ndarray[Any, Any]:
 def _array(value: Any, spec: TensorSpec, field: str) -> np.ndarray[Any, Any]:
     if spec.dtype == ANY:
         return value if isinstance(value, np.ndarray) and value.dtype == object and not value.shape else boxed(value)
+    value = as_numpy(value)
     if not isinstance(value, np.ndarray):
         _check_nesting(value, spec, field)
         try:
@@ -241,6 +244,14 @@ def _cast(array: np.ndarray[Any, Any], spec: TensorSpec, field: str) -> np.ndarr
     return cast
 
 
+_FLAGS, _WHOLE = {bool, np.bool_}, {int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])}
+_TYPES: dict[str, set[type]] = {
+    "b": _FLAGS,
+    "i": _WHOLE,
+    "u": _WHOLE,
+    "f": {*_WHOLE, float, *(np.dtype(code).type for code in np.typecodes["Float"])},
+}
+"""Maps the kind of a type to the types in lists that it accepts: JSON's, and numpy's, which callers in Python have."""
 _TAKEN = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}
 """Maps the kind of a type to the kinds of values that it accepts."""
 
@@ -250,7 +261,7 @@ def _check_nesting(value: Any, spec: TensorSpec, field: str) -> None:
 
     The innermost lists, which hold nearly all values, are checked by C code alone.
     """
-    allowed = {bool} if spec.numpy_dtype.kind == "b" else {int} if spec.numpy_dtype.kind in "iu" else {int, float}
+    allowed = _TYPES[spec.numpy_dtype.kind]
     if not spec.shape:
         if type(value) not in allowed:
             raise InputError(field, str(spec), kind_of(value))
@@ -261,13 +272,14 @@ def _check_nesting(value: Any, spec: TensorSpec, field: str) -> None:
             got = kind_of(part[index])
             if type(part[index]) is float:
                 got = f"the number {part[index]}"
-            kind = "true or false" if allowed == {bool} else "a number" if float in allowed else "a whole number"
+            kind = "true or false" if bool in allowed else "a number" if float in allowed else "a whole number"
             raise InputError(f"{place}[{index}]", f"{kind} (the input is {spec})", got)
 
 
 def _innermost(value: Any, spec: TensorSpec, place: str, depth: int) -> Iterator[tuple[str, Sequence[Any]]]:
     size = spec.shape[depth]
-    if not isinstance(value, list | tuple) or (len(value) != size if size is not None else not value):
+    is_list = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 0)
+    if not is_list or (len(value) != size if size is not None else not len(value)):
         whole = depth == 0
         wanted = str(spec) if whole else f"a list of {size} (the input is {spec})"
         batch = whole and _is_batch(value, spec)

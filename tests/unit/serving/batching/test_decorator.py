@@ -135,8 +135,8 @@ async def less(items: list[int], by: list[int]) -> list[int]:
 async def test_items_are_given_by_place_or_by_name_and_of_several_lists() -> None:
     model = Scaled(2)
     given = (model.line(1, 10), model.line(2, offsets=20), model.line(offsets=30, items=3), less(by=1, items=5))
-    assert await asyncio.gather(*given) == [12, 24, 36, 4]
-    assert await asyncio.gather(Scaled.named(1), Other.named(items=2)) == [("Scaled", 1), ("Other", 2)]
+    assert [*await asyncio.gather(*given)] == [12, 24, 36, 4]
+    assert [*await asyncio.gather(Scaled.named(1), Other.named(items=2))] == [("Scaled", 1), ("Other", 2)]
     assert await Scaled.same(3) == 3
     with pytest.raises(TypeError, match="missing a required argument: 'offsets'"):
         await model.line(1)

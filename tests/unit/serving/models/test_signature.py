@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,3 +100,25 @@ def test_what_is_wanted_in_a_list_is_what_its_type_takes(dtype: str, sent: list[
     spec = TensorSpec("inputs", dtype, (2,))
     with pytest.raises(InputError, match=rf"wanted {wanted} \(the input is {dtype}"):
         Signature("model", "1", (spec,), (spec,), None).parse(sent)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [*np.array([1.0, 2.0])],
+        [*np.array([1, 2], np.float32)],
+        (np.int64(1), 2.0),
+        torch.tensor([1, 2]),
+        torch.tensor([1.0, 2.0], requires_grad=True, dtype=torch.bfloat16),
+        np.array([1, 2], np.float16),
+    ],
+    ids=repr,
+)
+def test_callers_in_python_may_send_numbers_of_numpy_and_tensors(sent: object) -> None:
+    pair, flags = TensorSpec("inputs", "float32", (2,)), TensorSpec("inputs", "bool", (2,))
+    assert signature(pair).parse(sent)["inputs"].tolist() == [1, 2]
+    if not isinstance(sent, torch.Tensor):
+        rows = signature(TensorSpec("inputs", "float32", (2, 2))).parse([sent, sent])
+        assert rows["inputs"].tolist() == [[1, 2], [1, 2]]
+    with pytest.raises(InputError, match=r"inputs"):
+        signature(flags).parse(sent)
