@@ -45,17 +45,17 @@ def _plus(formula: Formula) -> Formula:
     """Return the formula of an operation that adds its first argument to what `formula` counts."""
 
     def added(_bias: Tensor, *factors: Any, out: Tensor, **__: Any) -> Cost:
-        return formula(*factors, out=out) + Cost(additions=out.numel(), depth=1)
+        return formula(*factors, out=out) + _of(out, Cost(additions=out.numel(), depth=1))
 
     return added
 
 
 def _mv(a: Tensor, _vector: Tensor, **_: Any) -> Cost:
-    return product(a.shape[0], a.shape[1], 1)
+    return _of(a, product(a.shape[0], a.shape[1], 1))
 
 
 def _dot(a: Tensor, _b: Tensor, **_: Any) -> Cost:
-    return product(1, a.numel(), 1)
+    return _of(a, product(1, a.numel(), 1))
 
 
 # -- convolution -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def pointwise(name: str, out: Tensor) -> Cost:
     if name in _MULTIPLICATIONS:
         return _of(out, Cost(multiplications=count, depth=1))
     if name in _BOTH:
-        return Cost(multiplications=count, additions=count, depth=2)
+        return _of(out, Cost(multiplications=count, additions=count, depth=2))
     return Cost(others=count, depth=1)
 
 
@@ -148,7 +148,7 @@ def _loss_backward(_grad: Tensor, x: Tensor, *_: Any, **__: Any) -> Cost:
 
 
 def _sum(x: Tensor, *_: Any, out: Tensor, **__: Any) -> Cost:
-    return total(x.numel(), out.numel())
+    return _of(x, total(x.numel(), out.numel()))
 
 
 def _mean_of(values: int, groups: int) -> Cost:
@@ -156,7 +156,7 @@ def _mean_of(values: int, groups: int) -> Cost:
 
 
 def _mean(x: Tensor, *_: Any, out: Tensor, **__: Any) -> Cost:
-    return _mean_of(x.numel(), out.numel())
+    return _mean_of(x.numel(), out.numel()) * (2 if x.is_complex() else 1)  # of both parts
 
 
 def _extreme(x: Tensor, *_: Any, out: Any, **__: Any) -> Cost:
@@ -169,8 +169,9 @@ def _product(x: Tensor, *_: Any, out: Tensor, **__: Any) -> Cost:
 
 
 def _norm(x: Tensor, *_: Any, out: Tensor, **__: Any) -> Cost:
-    squares = Cost(multiplications=x.numel(), depth=1)
-    return squares + total(x.numel(), out.numel()) + Cost(others=out.numel(), depth=1)
+    values = x.numel() * (2 if x.is_complex() else 1)
+    squares = Cost(multiplications=values, depth=1)
+    return squares + total(values, out.numel()) + Cost(others=out.numel(), depth=1)
 
 
 def _variance(x: Tensor, *_: Any, out: Any, **__: Any) -> Cost:
@@ -179,7 +180,7 @@ def _variance(x: Tensor, *_: Any, out: Any, **__: Any) -> Cost:
 
 def _scan(x: Tensor, dimension: int, *_: Any, **__: Any) -> Cost:
     """Count parallel prefix sums: two sweeps of a tree (Blelloch 1990)."""
-    return Cost(additions=2 * x.numel(), depth=2 * levels(x.shape[dimension] if x.ndim else 1))
+    return _of(x, Cost(additions=2 * x.numel(), depth=2 * levels(x.shape[dimension] if x.ndim else 1)))
 
 
 def _logsumexp(x: Tensor, *_: Any, out: Tensor, **__: Any) -> Cost:
@@ -236,7 +237,7 @@ def _embedding_backward(grad: Tensor, indices: Tensor, *_: Any, **__: Any) -> Co
 
 def _scattered(_x: Tensor, *more: Any, **__: Any) -> Cost:
     values = next((one for one in reversed(more) if isinstance(one, Tensor)), None)
-    return NOTHING if values is None else Cost(additions=values.numel(), depth=levels(values.numel()))
+    return NOTHING if values is None else _of(values, Cost(additions=values.numel(), depth=levels(values.numel())))
 
 
 def _dropout(x: Tensor, *_: Any, **__: Any) -> Cost:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import _get_sequence_nr
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.module_tracker import ModuleTracker
 
 from orchestray.trainers.analysis.cost import NOTHING, Cost
 from orchestray.trainers.analysis.formulas import FORMULAS, MAKERS, MOVES, RANDOM, pointwise
@@ -42,7 +42,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Maps a storage to the operation that has written to it last."""
         self._kept: list[Any] = []
         """All storages: the address of one that is gone would be another's."""
-        self._tracker = ModuleTracker() if has_layers else None
+        self._entered = _Entered() if has_layers else None
         self._made: list[int] = []
         """Numbers of autograd's nodes at each change of the layer of the forward pass, rising."""
         self._makers: list[str] = []
@@ -50,15 +50,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._last_made = _get_sequence_nr() - 1
 
     def __enter__(self) -> Self:
-        if self._tracker is not None:
-            self._tracker.__enter__()  # type: ignore[no-untyped-call]
+        if self._entered is not None:
+            self._entered.begin()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if self._tracker is not None:
-            self._tracker.__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._entered is not None:
+            self._entered.end()
 
     @property
     def layer(self) -> str:
@@ -66,10 +66,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         In the backward pass it is the module that made the node of autograd whose gradient is computed.
         """
-        if self._tracker is None:
+        if self._entered is None:
             return ""
         if (number := _node_number()) is None:
-            return max(self._tracker.parents - {"Global"}, key=len, default="")
+            return self._entered.innermost
         place = bisect_right(self._made, number) - 1
         return self._makers[place] if place >= 0 else ""
 
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tuple(sorted(needs)),
                 sum(each.numel() * each.element_size() for each in by_storage.values()),
                 self.layer,
-                _node_number() is not None,
+                _node_number() is not None and not (self._entered is not None and self._entered.in_forward),
             )
         )
         for each in written:
@@ -110,7 +110,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_maker(self) -> None:
         """Keep which layer makes the node of the operation that is about to run, if it has one."""
-        if self._tracker is None or _node_number() is not None or (number := _get_sequence_nr() - 1) == self._last_made:
+        if self._entered is None or _node_number() is not None or (number := _get_sequence_nr() - 1) == self._last_made:
             return
         self._last_made = number
         if not self._makers or self._makers[-1] != self.layer:
@@ -130,6 +130,46 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return pointwise(_name(func), first)
         self._uncounted[_name(func)] += 1
         return NOTHING
+
+
+class _Entered:
+    """The modules whose forward passes are under way.
+
+    Unlike torch's `ModuleTracker`, it hooks no gradients: `torch.autograd.grad` works within a forward pass.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[nn.Module, str] = {}
+        self._stack: list[tuple[str, bool]] = []
+        """Name of each, and True if it was entered within a backward pass, to compute it again."""
+        self._hooks: list[Any] = []
+
+    @property
+    def innermost(self) -> str:
+        """Name of the innermost module, after the model's class; empty: there is none."""
+        return self._stack[-1][0] if self._stack else ""
+
+    @property
+    def in_forward(self) -> bool:
+        """True in a forward pass, whatever gradients it computes."""
+        return bool(self._stack) and not self._stack[0][1]
+
+    def begin(self) -> None:
+        leave = register_module_forward_hook(self._leave, always_call=True)
+        self._hooks = [register_module_forward_pre_hook(self._enter), leave]
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, module: nn.Module, _inputs: Any) -> None:
+        if module not in self._names:
+            kind = type(module).__name__
+            self._names |= {one: f"{kind}.{name}" if name else kind for name, one in module.named_modules()}
+        self._stack.append((self._names[module], _node_number() is not None))
+
+    def _leave(self, _module: nn.Module, _inputs: Any, _outputs: Any) -> None:
+        self._stack.pop()
 
 
 def _node_number() -> int | None:

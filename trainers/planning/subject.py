@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from orchestray.platform.data.nested import map_tensors, tensors_in
 from orchestray.platform.data.source import first_row
-from orchestray.platform.errors import ConfigError, OrchestrayError
+from orchestray.platform.errors import ConfigError, OrchestrayError, TaskError
 from orchestray.platform.task import Task, TaskSource, build_task, load_object
 from orchestray.trainers import tasks
 from orchestray.trainers.config.load import load_train_config
@@ -94,7 +95,15 @@ def subject_of(
         model = made()
     inputs = tuple(_input(shape, device) for shape in shapes)
     note = "no loss: the outputs are added up"
-    return Subject(name, _moved(model, device).train(), inputs, len(inputs[0]), None, (note,))
+    subject = Subject(name, _moved(model, device).train(), inputs, len(inputs[0]), None, (note,))
+    if any(is_lazy(each) for each in subject.model.parameters()):  # lazy layers have no shapes before they are called
+        try:
+            subject.forward()
+        except Exception as error:
+            raise TaskError(
+                f"{name} cannot be run, as its lazy layers must be: {type(error).__name__}: {error}"
+            ) from error
+    return subject
 
 
 def _of_task(name: str, task: Task, batch_size: int, seed: int, device: torch.device) -> Subject:

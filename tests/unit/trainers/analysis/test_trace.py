@@ -350,6 +350,73 @@ def test_gradients_of_modules_side_by_side_are_those_of_the_module_that_made_the
     }
 
 
+def test_a_gradient_that_a_forward_pass_takes_is_of_the_forward_pass() -> None:
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            energy = self.energy(x).tanh().sum()
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    graph = training(on_meta(Force()), 2, 3)
+    found = Counter((each.layer, each.is_backward) for each in graph.operations if each.name in PRODUCTS)
+    assert found[("Force.energy", False)] == 2  # its outputs, and the force
+    assert found[("Force.energy", True)] > 0
+
+
+def test_an_operation_is_of_the_module_that_runs_it_whatever_names_it_has() -> None:
+    class Caller(nn.Module):
+        def __init__(self, called: nn.Module) -> None:
+            super().__init__()
+            self.called = [called]  # not its own
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.called[0](x)
+            return out
+
+    linear = nn.Linear(3, 3)
+    wrapped = nn.Sequential(linear)
+    model = nn.Sequential()
+    for name, part in (("wrapped", wrapped), ("l", linear), ("caller_of_a_long_name", Caller(linear))):
+        model.add_module(name, part)
+    graph = training(on_meta(model), 2, 3)
+    owners = Counter(each.layer for each in graph.operations if each.name in PRODUCTS)
+    assert owners == {"Sequential.wrapped.0": 9}  # the first name, as `named_modules` has it
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda a, b: a @ b,
+        lambda a, b: a @ b[:, 0],
+        lambda a, b: torch.dot(a[0], b[:, 0]),
+        lambda a, b: torch.addmm(a @ b, a, b),
+        lambda a, b: torch.addmv((a @ b)[:, 0], a, b[:, 0]),
+        lambda a, b: torch.addcmul(a, a, a),
+        lambda a, b: a.sum(0),
+        lambda a, b: a.mean(0),
+        lambda a, b: torch.linalg.vector_norm(a, dim=0),
+        lambda a, b: a.cumsum(0),
+        lambda a, b: a.index_add(0, torch.zeros(3, dtype=torch.int64, device="meta"), a[:3]),
+    ],
+    ids=["mm", "mv", "dot", "addmm", "addmv", "addcmul", "sum", "mean", "norm", "cumsum", "index_add"],
+)
+def test_a_complex_operation_has_the_real_ones_that_it_is_made_of(compute: Callable[[Tensor, Tensor], Tensor]) -> None:
+    last = {}
+    for dtype in (torch.float32, torch.complex64):
+        factors = torch.empty(8, 5, dtype=dtype, device="meta"), torch.empty(5, 3, dtype=dtype, device="meta")
+        last[dtype] = traced(lambda factors=factors: compute(*factors)).operations[-1]  # type: ignore[misc]
+    real, of_complex = last[torch.float32].cost, last[torch.complex64].cost
+    if last[torch.float32].name in ("mean", "linalg_vector_norm"):  # factors that are real, or squares of both parts
+        assert of_complex.multiplications == 2 * real.multiplications
+        assert of_complex.additions >= 2 * real.additions
+        return
+    assert of_complex.multiplications == 4 * real.multiplications
+    assert of_complex.additions == 2 * (real.additions + real.multiplications)
+
+
 def test_the_gradients_of_an_embedding_are_its_own_whatever_comes_after_it() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

@@ -28,6 +28,10 @@ class Tied(nn.Module):
     def forward(self, x):
         return self.b(self.a(x))
 
+class Lazy(nn.LazyLinear):
+    def __init__(self):
+        super().__init__(2)
+
 def pair():
     return nn.Bilinear(4, 3, 2)
 
@@ -80,6 +84,13 @@ def test_a_shape_that_is_none_is_refused_unless_torch_knows_it(file: str, shape:
         return
     with pytest.raises(ConfigError, match="--inputs: must be sizes"):
         subject_of(f"{file}:Own", shapes=[shape])
+
+
+def test_lazy_layers_have_the_shapes_that_their_inputs_give_them(file: str) -> None:
+    subject = subject_of(f"{file}:Lazy", shapes=["3,4"])
+    assert [tuple(each.shape) for each in subject.model.parameters()] == [(2, 4), (2,)]
+    with pytest.raises(TaskError, match="Lazy cannot be run, as its lazy layers must be: "):
+        subject_of(f"{file}:Lazy", shapes=["3,4", "3,4"])
 
 
 def test_a_module_without_shapes_and_a_class_that_is_not_there_are_sentences(file: str) -> None:
