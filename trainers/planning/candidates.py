@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from orchestray.trainers.config.load import check_data
@@ -48,17 +49,20 @@ class Candidate:
         return made
 
 
-def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[tuple[Candidate, TrainConfig]]:
+def candidates(
+    config: TrainConfig, num_workers: int, cores: int, nodes: int = 1
+) -> list[tuple[Candidate, TrainConfig]]:
     """Return the schemes for a config that its rules allow, each with its config; one process of all threads is first.
 
     Args:
         config: the config; its own strategy is not among them.
         num_workers: most workers.
         cores: cores of a machine, which workers there share as threads.
+        nodes: machines, over which workers are spread.
     """
     data = config.model_dump(mode="json")
     found, seen = [], set[str]()
-    for candidate in _all(config, num_workers, cores):
+    for candidate in _all(config, num_workers, cores, nodes):
         made, problems = check_data(candidate.applied_to(data), look_at_task=False)
         if made is None or problems:
             continue
@@ -69,18 +73,17 @@ def candidates(config: TrainConfig, num_workers: int, cores: int) -> list[tuple[
     return found
 
 
-def _all(config: TrainConfig, num_workers: int, cores: int) -> Iterator[Candidate]:
+def _all(config: TrainConfig, num_workers: int, cores: int, nodes: int) -> Iterator[Candidate]:
     yield Candidate("one process", _changes(threads=cores))
     for recompute in ("blocks", "sqrt"):
         yield Candidate(f"one process, recompute {recompute}", _changes(threads=cores, recompute=recompute))
     for workers in _counts(num_workers):
-        threads = max(1, cores // workers)
+        threads = max(1, cores // ceil(workers / nodes))
         yield from _of_replicas(workers, threads)
-        for tensor in _counts(workers):
-            yield from _of_tensors(workers // tensor, tensor, threads)
-        for stages in _counts(workers):
-            if workers % stages == 0:
-                yield from _of_pipelines(config, workers // stages, stages, threads)
+        for parts in _counts(workers):
+            if workers % parts == 0:
+                yield from _of_tensors(workers // parts, parts, threads)
+                yield from _of_pipelines(config, workers // parts, parts, threads)
         yield from _of_loose_replicas(workers, threads)
         yield from _of_servers(workers, threads)
 
@@ -102,8 +105,6 @@ def _of_replicas(workers: int, threads: int) -> Iterator[Candidate]:
 
 
 def _of_tensors(replicas: int, tensor: int, threads: int) -> Iterator[Candidate]:
-    if replicas < 1:
-        return
     prefix = "" if replicas == 1 else f"{replicas} x "
     for plan in _PLANS:
         network = {"data": replicas, "tensor": tensor, "plan": plan}

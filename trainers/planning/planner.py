@@ -148,7 +148,7 @@ class Planner:
         made: list[Plan] = []
         unfit: list[Unfit] = []
         with find_once():
-            schemes = candidates(config, num_workers, self._cluster.machine.cores)
+            schemes = candidates(config, num_workers, self._cluster.machine.cores, self._cluster.num_nodes)
             for number, (candidate, applied) in enumerate(schemes):
                 report(number, len(schemes))
                 try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.schema import TrainConfig
 from orchestray.trainers.planning.candidates import candidates
@@ -31,9 +33,22 @@ def test_the_first_scheme_is_one_process_with_all_threads() -> None:
     assert applied.resources.num_threads == 4
 
 
-def test_every_scheme_of_the_platform_is_among_them_once() -> None:
-    names = names_of(config(), 4, 4)
+@pytest.mark.parametrize(("num_workers", "cores"), [(4, 4), (6, 8), (12, 16)])
+def test_no_two_schemes_have_one_name(num_workers: int, cores: int) -> None:
+    names = names_of(config(), num_workers, cores)
     assert len(names) == len(set(names))
+
+
+def test_workers_have_the_cores_of_all_machines_so_that_none_is_left_empty() -> None:
+    for candidate, applied in candidates(config(), 16, 8, nodes=4)[1:]:
+        network, threads = applied.strategy.network, applied.resources.num_threads
+        workers = network.data * network.tensor * network.pipeline
+        if workers > 1:
+            assert threads == {2: 8, 4: 8, 8: 4, 16: 2}[workers], candidate.name
+
+
+def test_every_scheme_of_the_platform_is_among_them() -> None:
+    names = names_of(config(), 4, 4)
     for part in (
         "4 replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3", "recompute sqrt", "tensor 2", "2 x tensor 2", "gpipe", "zbv",
         "dual_pipe_v", "pipedream", "2 x pipeline 2", "onebit", "powersgd", "topk", "averaged every", "DiLoCo",
