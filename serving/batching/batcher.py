@@ -168,8 +168,7 @@ class Batcher(Generic[In, Out]):
     @property
     def is_starting(self) -> bool:
         """True if requests wait for a first runner, which may yet come in the time that takes."""
-        core = self._core
-        return not core.runners and core.admission.start.is_awaited(core.loop.time())
+        return self._core.admission.start.is_awaited(self._core.loop.time())
 
     def look_again(self) -> None:
         """Look for work again, because what a runner may do has changed."""

@@ -16,7 +16,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from orchestray.serving.http import HttpProblem, HttpSettings
-from orchestray.serving.http.body import check_length
+from orchestray.serving.http.body import check_length, inflated
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from orchestray.serving.routing.endpoint import Share
@@ -180,6 +180,14 @@ def test_a_compressed_body_is_answered_up_to_the_limit_of_what_it_holds(
     bomb = compress(b" " * 2**20)
     assert len(bomb) < 2**12
     assert post(bomb, settings=HttpSettings(max_body_bytes=2**16), headers=headers).status_code == 413
+
+
+def test_a_compressed_body_is_refused_before_more_than_the_limit_is_in_memory() -> None:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": gzip.compress(b" " * 2**20)}
+
+    with pytest.raises(HttpProblem, match="larger than 1000 bytes"):
+        asyncio.run(inflated(receive, 1000)())  # the body that it would return is in memory
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 1000])
