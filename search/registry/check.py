@@ -50,7 +50,7 @@ def space_of(config: SearchConfig) -> ArchitectureSpace | None:
 def hyper_space_of(config: SearchConfig) -> Space:
     """Return the space of hyper-parameters of a search."""
     dimensions = {
-        key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type"}))
+        key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type", "when"}))
         for key, dimension in config.search.space.items()
     }
     return Space(dimensions, config.conditions, config.combinations.refusal)
