@@ -214,7 +214,7 @@ class _Endpoint:
         return cls(served, made[0])
 
     async def end(self) -> None:
-        """Answer waiting requests; end the versions too, unless Serve puts another ingress in the place of this one."""
+        """Answer waiting requests; end the versions too, unless Serve puts another ingress there instead."""
         self._tidying.cancel()
         self.starters.keeps = True
         await self.served.end()

@@ -65,7 +65,7 @@ def without_torchs_group(model: nn.Module) -> nn.Module:
         The same model.
     """
     for module in model.modules():
-        if type(module).forward is nn.SyncBatchNorm.forward:
+        if isinstance(module, nn.SyncBatchNorm) and type(module).forward is nn.SyncBatchNorm.forward:
             module.__class__ = cast(Any, _alone(cast(Any, type(module))))
     return model
 

@@ -135,10 +135,12 @@ class Forward:
         Raises:
             TrainingError: a parameter that was frozen at the start has a gradient, which no optimizer would use.
         """
-        # The weight is the initial gradient: multiplying the loss would add two operations.
-        start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
-        # An explicit gradient makes torch import sympy, 0.2 s.
-        loss.backward(None if weight == 1.0 else start)  # type: ignore[no-untyped-call]
+        if weight == 1.0:  # an explicit gradient makes torch import sympy, 0.2 s
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            # The weight is the initial gradient: multiplying the loss would add two operations.
+            start = torch.scalar_tensor(weight, dtype=loss.dtype, device=loss.device)
+            loss.backward(start)  # type: ignore[no-untyped-call]
         for name, module, each in self._frozen:
             if (parameter := module._parameters.get(each)) is not None and parameter.grad is not None:
                 raise thawed(name)
