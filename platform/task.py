@@ -17,7 +17,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 from orchestray.platform.errors import OrchestrayError, TaskError
+from orchestray.platform.process.alike import drawing_alike
 from orchestray.platform.usercode.beside import Texts, find_code
+from orchestray.platform.usercode.listed_names import problems_of_names
 from orchestray.platform.usercode.own_names import import_file, without_own_names
 
 if TYPE_CHECKING:
@@ -235,7 +237,8 @@ def build_task(source: TaskSource, builtin: Callable[[str], type] | None = None)
     task_class = _load_class(source, builtin)
     _check_arguments(task_class, source.arguments)
     try:
-        task: Task = task_class(**source.arguments)
+        with drawing_alike():
+            task: Task = task_class(**source.arguments)
     except OrchestrayError:
         raise
     except Exception as error:
@@ -245,10 +248,10 @@ def build_task(source: TaskSource, builtin: Callable[[str], type] | None = None)
 
 
 def validate(task: object) -> None:
-    """Check that an object has the five methods of a task, and that each accepts the arguments it will get.
+    """Check that an object has the five methods of a task, that each accepts the arguments it will get, and its names.
 
     Raises:
-        TaskError: names every method that is missing or has other parameters.
+        TaskError: names every method that is missing or has other parameters, and every attribute that is not a list.
     """
     problems = []
     for name, wanted in METHODS.items():
@@ -263,6 +266,7 @@ def validate(task: object) -> None:
         method = getattr(task, name, None)
         if method is not None and not (callable(method) and _takes(method, wanted)):
             problems.append(f"class {_name(type(task))}: {name} must be callable as '{name}({', '.join(wanted)})'")
+    problems += [f"class {_name(type(task))}: {problem}" for problem in problems_of_names(task)]
     if problems:
         raise TaskError("\n".join(problems))
 
@@ -302,10 +306,9 @@ def load_class(source: TaskSource, *, key: str = "task.type") -> type:
     return found
 
 
-def load_object(source: TaskSource, *, key: str) -> Callable[..., Any]:
-    """Return the class or function that a source names; arguments and errors are those of `load_class`."""
-    found: Callable[..., Any] = _load_class(source, None, key, also_functions=True)
-    return found
+def load_object(source: TaskSource, *, key: str) -> Any:
+    """Return the class, function or other object that a source names; arguments and errors are as of `load_class`."""
+    return _load_class(source, None, key, also_objects=True)
 
 
 def _load_class(
@@ -313,7 +316,7 @@ def _load_class(
     builtin: Callable[[str], type] | None,
     key: str = "task.type",
     *,
-    also_functions: bool = False,
+    also_objects: bool = False,
 ) -> Any:
     place, colon, class_name = source.type.rpartition(":")
     if not colon:
@@ -322,7 +325,7 @@ def _load_class(
         return builtin(source.type)
     module = _import_module(place, key) if source.file is None else _import_file(source.file, source)
     found = getattr(module, class_name, None)
-    if isinstance(found, type) or (also_functions and callable(found)):
+    if isinstance(found, type) or (also_objects and found is not None):
         return found
     where = source.file or f"module {place}"
     if found is not None:

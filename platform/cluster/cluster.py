@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.cluster import head as heads
 from orchestray.platform.errors import ClusterError
 from orchestray.platform.jobs.address import ask, use_token
-from orchestray.platform.process.stopping import held_interrupts
+from orchestray.platform.process.stopping import held_interrupts, kept_termination
 
 if TYPE_CHECKING:
     from orchestray.platform.actors.gang import Gang
@@ -109,7 +109,8 @@ def connect(address: str | None = None) -> Cluster:
                         f"{address} as well. Leave the address out, or use another process."
                     )
                 return cluster
-        with held_interrupts():  # Ray's next `init` aborts the process if Ctrl-C has left one half-way
+        # Ray's next `init` aborts the process if Ctrl-C has left one half-way.
+        with kept_termination(), held_interrupts():
             _connected[:] = [_connect(address or os.environ.get("RAY_ADDRESS"))]
             atexit.register(_connected[0].close)
         return _connected[0]

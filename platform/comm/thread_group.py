@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch._C._distributed_c10d import HashStore, PrefixStore
 
 from orchestray.platform.comm.collective import Collective, PeerLostError
-from orchestray.platform.process import torch_threads
+from orchestray.platform.process import gc_control, torch_threads
 
 Result = TypeVar("Result")
 TIMEOUT_S = 600.0
@@ -43,8 +43,13 @@ def run_members(size: int, member: Callable[[Collective], Result], timeout_s: fl
         in_threads(size, lambda rank: members[rank].close())
 
 
+@gc_control.pause()
 def in_threads(size: int, body: Callable[[int], Result]) -> list[Result]:
-    """Run `body(rank)` in `size` threads; return the results in rank order, or raise what one of them raised."""
+    """Run `body(rank)` in `size` threads; return the results in rank order, or raise what one of them raised.
+
+    No garbage is collected meanwhile: a collection looks into the tensors of all threads. Those may compute without the
+    interpreter's lock, and a process has ended with a segmentation fault.
+    """
     results: dict[int, Result] = {}
     errors: list[BaseException] = []
 

@@ -16,6 +16,8 @@ Flag = Annotated[bool, Strict()]
 Whole = Annotated[int, Strict()]
 Count = Annotated[int, Strict(), Field(ge=0)]
 Positive = Annotated[int, Strict(), Field(ge=1)]
+Seed = Annotated[int, Strict(), Field(ge=0, le=2**64 - 1)]
+"""The seeds that torch's generators take."""
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 AtLeastZero = Annotated[float, Strict(), Field(allow_inf_nan=False, ge=0)]
 AboveZero = Annotated[float, Strict(), Field(allow_inf_nan=False, gt=0)]

@@ -96,7 +96,7 @@ def _problem(place: Place, details: ErrorDetails) -> Problem:
     kind, value, context = details["type"], details["input"], details.get("ctx", {})
     path = place.path
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
-        return _type_problem(path, value, [tag for tag in map(tag_of, place.members) if tag])
+        return _type_problem(path, value, [tag_of(member) for member in place.members])
     if kind == "extra_forbidden":
         return Problem(path, _unknown_key(place))
     if kind == "value_error":
@@ -119,7 +119,9 @@ def _unknown_key(place: Place) -> str:
     return f"is no known key{hint}" if hint else f"is no known key; known here: {', '.join(known)}"
 
 
-def _type_problem(path: str, value: object, tags: list[str]) -> Problem:
+def _type_problem(path: str, value: object, tags_or_none: Sequence[str | None]) -> Problem:
+    """Return the problem of a `type`; a section without a tag takes classes."""
+    tags = [tag for tag in tags_or_none if tag]
     choice = ", ".join(tags)
     if not isinstance(value, Mapping):
         return Problem(path, f"must be a mapping with a type ({choice}), got {shown(value)}")
@@ -127,6 +129,8 @@ def _type_problem(path: str, value: object, tags: list[str]) -> Problem:
         return Problem(f"{path}.type", f"is required, and missing; there are {choice}")
     given = value["type"]
     hint = nearest(given, tags) if isinstance(given, str) else ""
+    if None in tags_or_none and isinstance(given, str) and "." in given:
+        hint = f"; a class is written with a colon: {':'.join(given.rsplit('.', 1))!r}"
     return Problem(f"{path}.type", f"must be one of {choice}, got {shown(given)}{hint}")
 
 
@@ -154,7 +158,8 @@ def _wanted(place: Place, details: ErrorDetails) -> str:
         return _KINDS[kind]
     if kind in _BOUNDS or kind == "less_than":
         sign, key = _BOUNDS.get(kind, ("<", "lt"))
-        return f"{sign} {context[key]:g}"
+        bound = context[key]
+        return f"{sign} {bound if isinstance(bound, int) else format(bound, 'g')}"
     if kind == "literal_error":
         return _choice(context)
     if kind == "string_pattern_mismatch":

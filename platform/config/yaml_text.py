@@ -78,7 +78,10 @@ def read(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise YamlError(f"{where}{error.problem or error.context or 'is no YAML'}") from None
+        problem = error.problem or error.context or "is no YAML"
+        if error.context and problem.startswith("but "):  # the second half of a sentence
+            problem = f"{error.context}, {problem}"
+        raise YamlError(f"{where}{problem}") from None
     except (yaml.YAMLError, ValueError) as error:
         raise YamlError(str(error).splitlines()[0]) from None
 

@@ -18,6 +18,7 @@ from orchestray.platform.data.mix import Mix, MixedSource
 from orchestray.platform.data.retries import READS, read_patiently
 from orchestray.platform.data.rows import Rows
 from orchestray.platform.errors import DataError, TaskError
+from orchestray.platform.process.alike import drawing_alike
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -181,7 +182,8 @@ def first_row(task: Task) -> pa.Table:
 
 def _dataset(task: Task, split: str) -> Any:
     try:
-        return task.dataset(split)
+        with drawing_alike():
+            return task.dataset(split)
     except NotImplementedError as error:
         if split != VALIDATION:
             raise
@@ -223,6 +225,11 @@ def open_source(
     import pyarrow.dataset as ds  # takes half a second, as it imports pandas: a task with a table does not need it
 
     if isinstance(data, Streamed):
+        if not isinstance(data.dataset, ds.Dataset):
+            raise TaskError(
+                f"Streamed takes a pyarrow.dataset.Dataset, got a {type(data.dataset).__qualname__}. Return a table as "
+                "it is: it is in memory, and needs no windows."
+            )
         window_rows = data.window_rows
         data = data.dataset
     if isinstance(data, ds.InMemoryDataset):

@@ -15,9 +15,11 @@ import pyarrow as pa
 import torch
 
 from orchestray.platform.data.draws import SampleDraws
+from orchestray.platform.data.mark import mark_of
 from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.data.order import EpochPlan, Indices, share_pieces, used_samples
 from orchestray.platform.data.prefetch import Prefetch
+from orchestray.platform.data.refilled import Refills
 from orchestray.platform.data.source import Source
 from orchestray.platform.data.tensors import ColumnError
 from orchestray.platform.data.window_cache import OwnOrder
@@ -192,6 +194,10 @@ class SampleStream:
         depth = max(1, self._prefetch) if self.steps_per_epoch - start_step > 1 else 0
         return Prefetch(self._shares(epoch, start_step, start_step if cuts_first else -1), depth)
 
+    def mark(self) -> list[int]:
+        """Return a mark of all samples, which is that of every worker that has the same data."""
+        return mark_of(self._source)
+
     def one_sample(self) -> Batch:
         """Return a batch of the data's first sample; it belongs to the caller."""
         sample: Batch = map_tensors(torch.clone, self._first)
@@ -336,11 +342,15 @@ def _micro_batch(rows: pa.Table, ids: Indices, convert: Convert, weigh: Callable
     batch = convert(rows, ids)
     if weigh is None:
         return MicroBatch(batch, len(ids), ids)
-    weight = float(weigh(batch))
+    given = weigh(batch)
+    try:
+        weight = float(given)
+    except (TypeError, ValueError, RuntimeError):  # not a number, or several
+        weight = -1.0
     if not 0 <= weight < float("inf"):
         raise TrainingError(
-            f"The task's weight(batch) returned {weight} for a batch of {len(ids)} samples. Return the number that the "
-            "loss of the batch is divided by: it is never negative."
+            f"The task's weight(batch) returned {given} for a batch of {len(ids)} samples. Return the number that the "
+            "loss of the batch is divided by: it is one, and never negative."
         )
     return MicroBatch(batch, len(ids), ids, weight)
 
@@ -358,6 +368,7 @@ class Converter:
             seed: seed of the run.
         """
         self._to_batch, self._to_training_batch, self._seed = to_batch, to_training_batch, seed
+        self._refills = Refills()
 
     def __call__(self, rows: pa.Table, ids: Indices, epoch: int) -> Batch:
         """Return rows as a batch.
@@ -369,7 +380,8 @@ class Converter:
         """
         try:
             if self._to_training_batch is None:
-                return self._to_batch(rows)
-            return self._to_training_batch(rows, SampleDraws(ids, seed=self._seed, epoch=epoch))
+                return self._refills(partial(self._to_batch, rows))
+            draws = SampleDraws(ids, seed=self._seed, epoch=epoch)
+            return self._refills(partial(self._to_training_batch, rows, draws))
         except ColumnError as error:
             raise error.named_in(rows) from error.__cause__

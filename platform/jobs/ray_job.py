@@ -20,6 +20,8 @@ from orchestray.platform.jobs import kuberay
 
 MAX_BYTES = 900_000
 """Largest total size of the files, in bytes; Kubernetes takes 1 MiB for an object."""
+_MOST_OF_KEY = 200
+"""Characters of a path that its key has; Kubernetes takes 253."""
 _SCRIPT = "run.sh"
 _FILES = "files"
 _RETRIES = 3
@@ -91,8 +93,8 @@ def _content(files: Mapping[str, Path]) -> tuple[dict[str, str | bytes], list[di
     content: dict[str, str | bytes] = {}
     items = []
     for index, (path, file) in enumerate(sorted(files.items())):
-        key = re.sub(r"[^-._a-zA-Z0-9]+", "-", path)
-        if key in content or key == _SCRIPT:
+        key = re.sub(r"[^-._a-zA-Z0-9]+", "-", path)[-_MOST_OF_KEY:]
+        while key in content or key == _SCRIPT:
             key = f"{index}-{key}"
         data = file.read_bytes()
         try:

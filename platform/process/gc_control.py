@@ -14,6 +14,8 @@ _lock = threading.RLock()
 _blocks: list[object] = []
 _before: list[tuple[int, int, int]] = []
 """Thresholds before the first of the blocks; empty if there is none."""
+_pauses: list[bool] = []
+"""True for each pause that found the collector enabled, of all threads."""
 
 
 @contextlib.contextmanager
@@ -24,13 +26,15 @@ def pause() -> Iterator[None]:
     repeatedly. That is 0.4 s of the 2.8 s of CPU time of a worker's imports, measured. Objects created meanwhile are
     examined once, at the next collection of their generation.
     """
-    was_enabled = gc.isenabled()  # a pause within a pause ends with the outer one
-    gc.disable()
+    with _lock:
+        _pauses.append(any(_pauses) or gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        with _lock:  # pauses of several threads, or within each other, end with the last one
+            if _pauses.pop() and not _pauses:
+                gc.enable()
 
 
 @contextlib.contextmanager

@@ -88,3 +88,24 @@ def held_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         for frame in came[:_MOST_HELD]:
             before(signal.SIGINT, frame)
+
+
+@contextlib.contextmanager
+def kept_termination() -> Iterator[None]:
+    """Give SIGTERM the handler back that the program had set, instead of that of `ray.init`, which raises SystemExit.
+
+    Without one of its own, Ray's stays, which ends what Ray has started. Only in the main thread.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before in (None, signal.SIG_DFL):
+        yield
+        return
+    try:
+        yield
+    except SystemExit as error:  # of Ray's handler: the block is left half-way
+        if error.code == signal.SIGTERM and callable(before):
+            before(signal.SIGTERM, None)
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -23,11 +23,18 @@ from orchestray.platform.run.files import (
     write_atomic,
 )
 from orchestray.platform.run.metrics import EventLog, MetricsLog
-from orchestray.platform.run.store import open_store
+from orchestray.platform.run.store import REPLACED, open_store
 from orchestray.platform.run.tensorboard import TensorBoardLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from orchestray.platform.run.store import Store
+
+
+_REMOVE_IT = "it only says how the run ended: remove it, and --resume writes it again"
+_KEPT = "run"
+"""Folder beside checkpoints in a storage of their own, with what a resume needs where the run directory is gone."""
 
 
 class RunPaths:
@@ -163,21 +170,46 @@ class RunDirectory:
     def open_existing(cls, runs_dir: str | os.PathLike[str], name: str, *, storage: str | None = None) -> Self:
         """Lock the run `<runs_dir>/<name>` to continue it, and remove files that a dead process left half-written.
 
+        A directory that is gone with its machine is made again from what `keep_elsewhere` has put into the storage.
+
         Raises:
             RunNameError: the run does not exist, or a process is still writing it.
-            StorageError: the directory is not writable.
+            StorageError: the directory is not writable, or the storage does not answer.
         """
         check_name(name)
         paths = RunPaths(Path(os.path.abspath(runs_dir)) / name)  # noqa: PTH100
-        if not paths.path.is_dir():
+        if storage is None and not paths.path.is_dir():
             raise RunNameError(
-                f"there is no run '{name}' in {paths.path.parent}: `orchestray runs list` shows the runs"
+                f"there is no run '{name}' in {paths.path.parent}, and no checkpoint.storage that may have it: "
+                "give the --runs-dir that has it (`orchestray runs list` shows the runs), or leave out --resume"
             )
+        is_gone = storage is not None and not paths.config.exists()
+        location = paths.checkpoint_location(storage)
+        kept = _kept_files(open_store(location), paths) if is_gone else {}
+        if is_gone and not kept:
+            _check_unused(location, name)
+        with storage_errors(f"create the run directory {paths.path}"):
+            paths.path.mkdir(parents=True, exist_ok=True)
         run = cls(paths, _lock(paths, name), storage)
         with storage_errors(f"clean up {paths.path}"):
             for directory in (paths.path, paths.checkpoints):
                 remove_stale_temporaries(directory)
+        for path, content in kept.items():
+            write_atomic(path, content)
         return run
+
+    def keep_elsewhere(self) -> None:
+        """Put the run's config and code beside its checkpoints, where these have a storage of their own."""
+        if self.checkpoint_location == str(self.paths.checkpoints):
+            return
+        store = open_store(self.checkpoint_location)
+        files = {path: path.read_bytes() for path in (self.paths.code, self.paths.config)}
+        if _kept_files(store, self.paths) == files:  # an object store has nothing while a folder is replaced
+            return
+        with store.create(_KEPT) as open_file:
+            for path, content in files.items():  # the last one makes the folder valid
+                with open_file(path.name) as write:
+                    write(content)
 
     def write_config(self, yaml_text: str) -> None:
         """Write `config.yaml`."""
@@ -291,9 +323,14 @@ def read_result(paths: RunPaths) -> dict[str, Any] | None:
     """Return a run's `result.json`, or None while it has none."""
     if not paths.result.exists():
         return None
-    result = load_json(paths.result)
+    try:
+        result = load_json(paths.result)
+    except StorageError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise StorageError(f"{error}; {_REMOVE_IT}") from error
+        raise
     if not isinstance(result, dict):
-        raise StorageError(f"could not read {paths.result}: it is not a JSON object")
+        raise StorageError(f"could not read {paths.result}: it is not a JSON object; {_REMOVE_IT}")
     return result
 
 
@@ -304,6 +341,18 @@ def _check_unused(location: str, name: str) -> None:
             f"run name '{name}' is in use in checkpoint.storage: {location} holds checkpoints; "
             "remove them, or choose another name with --name"
         )
+
+
+def _kept_files(store: Store, paths: RunPaths) -> dict[Path, bytes]:
+    """Return what `keep_elsewhere` has put beside the checkpoints, by its path; empty if the run has never begun."""
+    for folder in (_KEPT, _KEPT + REPLACED):
+        if store.size(folder, paths.config.name) >= 0:
+            found = {}
+            for path in (paths.code, paths.config):
+                with store.open_read(folder, path.name) as stream:
+                    found[path] = bytes(stream.read())
+            return found
+    return {}
 
 
 def _lock(paths: RunPaths, name: str) -> int:

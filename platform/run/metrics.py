@@ -199,19 +199,28 @@ def read_tail(path: Path, num_bytes: int = 64 * 1024) -> list[dict[str, Any]]:
 
 
 def read_metrics(path: Path) -> pa.Table:
-    """Return `metrics.jsonl` as a table: one row per line, one column per key of any line (null where missing)."""
+    """Return `metrics.jsonl` as a table: one row per line, one column per key of any line (null where missing).
+
+    Objects are columns of structs. Values of several types under one key are texts; those that were none, as JSON.
+    """
     import pyarrow as pa
 
     lines = read_lines(path)
     names = list(dict.fromkeys(name for line in lines for name in line))
-    columns = {}
-    for name in names:
-        values = [line.get(name) for line in lines]
-        try:
-            columns[name] = pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):  # numbers and texts under one key
-            columns[name] = pa.array([None if value is None else str(value) for value in values])
-    return pa.table(columns)
+    return pa.table({name: _column([line.get(name) for line in lines]) for name in names})
+
+
+def _column(values: Sequence[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(name for value in values if isinstance(value, dict) for name in value))
+    if names and all(value is None or isinstance(value, dict) for value in values):
+        inner = [_column([None if value is None else value.get(name) for value in values]) for name in names]
+        return pa.StructArray.from_arrays(inner, names, mask=pa.array([value is None for value in values]))
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):  # numbers and texts under one key, or more than 64 bits
+        return pa.array([value if value is None or isinstance(value, str) else json.dumps(value) for value in values])
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:

@@ -44,6 +44,10 @@ from support.configs import GOOD, problems_of
         # out of range
         ("train.batch_size=0", "train.batch_size: must be >= 1, got 0"),
         ("train.seed=-1", "train.seed: must be >= 0, got -1"),
+        (
+            "train.seed=18446744073709551616",  # more than torch's generators take
+            "train.seed: must be <= 18446744073709551615, got 18446744073709551616",
+        ),
         ("train.optimizer.lr=0", "train.optimizer.lr: must be > 0, got 0"),
         ("task.dropout=1", "task.dropout: must be < 1, got 1"),
         ("train.steps=-5", "train.steps: must be >= 1, got -5"),
@@ -71,6 +75,14 @@ from support.configs import GOOD, problems_of
                 "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, lamb, kfac, "
                 "natural_gradient, muon, soap, yellowfin, got 'adm'; "
                 "did you mean 'adam'?"
+            ),
+        ),
+        (
+            "train.optimizer.type=torch.optim.NAdam",
+            (
+                "train.optimizer.type: must be one of sgd, adagrad, rmsprop, adam, adamw, lars, lamb, kfac, "
+                "natural_gradient, muon, soap, yellowfin, got 'torch.optim.NAdam'; "
+                "a class is written with a colon: 'torch.optim:NAdam'"
             ),
         ),
         (

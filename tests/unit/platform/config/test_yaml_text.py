@@ -62,6 +62,7 @@ def test_what_is_written_is_read_back_by_us_and_by_readers_of_yaml_1_1(data: Any
         ("a: {b: 1, b: 2}", "line 1, column 11: the key 'b' is there twice"),
         ("\ta: 1", r"line 1, column 1: found character '\t' that cannot start any token"),
         ("{[1]: 2}", "line 1, column 2: found unhashable key"),
+        ("a: 1\n---\na: 2", "line 2, column 1: expected a single document in the stream, but found another document"),
     ],
 )
 def test_a_mistake_is_said_with_its_place(text: str, problem: str) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestray.platform.data.rows import Rows
-from orchestray.platform.data.source import DatasetSource, TableSource, open_source
+from orchestray.platform.data.source import DatasetSource, Streamed, TableSource, open_source
 from orchestray.platform.errors import DataError, TaskError
 from support.accounting import WriteParquet, numbered
 
@@ -161,6 +161,11 @@ def test_what_is_no_table_is_refused_saying_what_was_wanted(data: object) -> Non
     kind = type(data).__name__
     with pytest.raises(TaskError, match=rf"must return a pyarrow.Table or a pyarrow.dataset.Dataset, got a .*{kind}"):
         open_source(data)
+
+
+def test_a_table_that_is_to_be_streamed_is_refused_with_what_to_do() -> None:
+    with pytest.raises(TaskError, match=r"Streamed takes a pyarrow\.dataset\.Dataset, got a Table.* as it is"):
+        open_source(Streamed(pa.table({"a": [1]}), window_rows=1))
 
 
 def test_a_truncated_file_is_named_when_it_is_opened(write_parquet: WriteParquet) -> None:

@@ -45,6 +45,17 @@ def test_a_pause_within_a_pause_does_not_end_it() -> None:
     assert gc.isenabled()
 
 
+def test_pauses_of_two_threads_end_with_the_last_one_whichever_begins_first() -> None:
+    gc.enable()
+    first, second = gc_control.pause(), gc_control.pause()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
 def test_who_has_switched_collections_off_finds_them_off() -> None:
     gc.disable()
     with gc_control.pause():

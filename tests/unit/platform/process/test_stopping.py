@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from orchestray.platform.process.stopping import Asked, held_interrupts, stop_on_signals
+from orchestray.platform.process.stopping import Asked, held_interrupts, kept_termination, stop_on_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -92,3 +93,37 @@ def test_interrupts_that_are_ignored_stay_so() -> None:
     with held_interrupts():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def as_ray_does(number: int, frame: object) -> None:
+    sys.exit(number)
+
+
+def test_a_programs_own_handler_of_sigterm_outlives_a_start_of_ray() -> None:
+    asked: list[bool] = []
+    number = Asked()
+    with stop_on_signals(lambda: asked.append(True), lambda text: None, meanwhile="tidying up", asked=number):
+        with kept_termination():
+            signal.signal(signal.SIGTERM, as_ray_does)
+        signal.raise_signal(signal.SIGTERM)
+    assert (asked, number.number) == ([True], signal.SIGTERM)
+
+
+def test_sigterm_while_ray_starts_ends_the_start_and_is_known_to_the_programs_own_handler() -> None:
+    asked: list[bool] = []
+
+    def start() -> None:
+        with stop_on_signals(lambda: asked.append(True), lambda text: None, meanwhile="tidying up"), kept_termination():
+            signal.signal(signal.SIGTERM, as_ray_does)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert asked == [True]
+
+
+def test_a_program_without_a_handler_of_sigterm_keeps_that_of_ray() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with kept_termination():
+        signal.signal(signal.SIGTERM, as_ray_does)
+    assert signal.getsignal(signal.SIGTERM) is as_ray_does

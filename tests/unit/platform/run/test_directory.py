@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestray.platform.errors import RunNameError, StorageError
-from orchestray.platform.run.directory import RunDirectory, RunPaths, is_live, read_config_text
+from orchestray.platform.run.directory import RunDirectory, RunPaths, is_live, read_config_text, read_result
 
 HOLD = (
     "import sys; from orchestray.platform.run.directory import RunDirectory\n"
@@ -100,7 +100,7 @@ def test_a_run_whose_process_was_killed_before_it_was_whole_leaves_its_name_free
 
 
 def test_a_run_that_does_not_exist_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(RunNameError, match="there is no run 'nope'"):
+    with pytest.raises(RunNameError, match=r"there is no run .nope. .* no checkpoint\.storage that may have it"):
         RunDirectory.open_existing(tmp_path, "nope")
 
 
@@ -162,6 +162,7 @@ def test_a_full_disk_keeps_the_old_result(mount_small_disk: Callable[..., Path])
 def test_runs_that_share_a_storage_have_checkpoints_of_their_own(tmp_path: Path) -> None:
     storage = f"file://{tmp_path}/storage"
     with RunDirectory.create(tmp_path, "a", storage=storage) as a, RunDirectory.create(tmp_path, "b") as b:
+        a.write_config("name: a")
         assert a.checkpoint_location == f"{storage}/a"
         assert b.checkpoint_location == str(tmp_path / "b" / "checkpoints")
     (tmp_path / "storage" / "a" / "step-00000100").mkdir(parents=True)
@@ -172,7 +173,51 @@ def test_runs_that_share_a_storage_have_checkpoints_of_their_own(tmp_path: Path)
         assert resumed.checkpoint_location == f"{storage}/a"
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_directory_that_is_gone_is_made_again_from_the_storage(tmp_path: Path, scheme: str) -> None:
+    storage = f"{scheme}{tmp_path}/storage"
+    for text in ("epochs: 1", "epochs: 2"):
+        with RunDirectory.open_existing(tmp_path / "lost", "a", storage=storage) as run:
+            assert run.read_result() is None
+            run.write_config(text)
+            run.write_code({"files": {}})
+            run.keep_elsewhere()
+    with RunDirectory.open_existing(tmp_path / "new", "a", storage=storage) as again:
+        assert read_config_text(again.paths) == "epochs: 2"
+        assert json.loads(again.paths.code.read_text()) == {"files": {}}
+    (tmp_path / "storage" / "a" / "run").rename(tmp_path / "storage" / "a" / "run.replaced")  # it was being replaced
+    with RunDirectory.open_existing(tmp_path / "newer", "a", storage=storage) as again:
+        assert read_config_text(again.paths) == "epochs: 2"
+
+
+def test_what_is_kept_in_the_storage_is_written_again_only_if_it_has_changed(tmp_path: Path) -> None:
+    kept = tmp_path / "storage" / "a" / "run"
+    folders = []
+    for text in ("epochs: 1", "epochs: 1", "epochs: 2"):
+        with RunDirectory.open_existing(tmp_path / "runs", "a", storage=str(tmp_path / "storage")) as run:
+            run.write_config(text)
+            run.write_code({"files": {}})
+            run.keep_elsewhere()
+        folders.append(kept.stat().st_ino)
+    assert folders[0] == folders[1] != folders[2]
+    assert (kept / "config.yaml").read_text() == "epochs: 2"
+
+
+def test_checkpoints_without_the_config_of_their_run_are_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "storage" / "a" / "step-00000100").mkdir(parents=True)
+    with pytest.raises(RunNameError, match=r"run name 'a' is in use in checkpoint\.storage"):
+        RunDirectory.open_existing(tmp_path / "new", "a", storage=str(tmp_path / "storage"))
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_storage_that_cannot_be_used_leaves_no_run_directory(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot use checkpoint\.storage"):
         RunDirectory.create(tmp_path, "a", storage="ftp://host/path")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_damaged_result_is_refused_with_what_to_do(content: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(StorageError, match=r"result\.json: it is not .*; it only says .* remove it, and --resume"):
+        read_result(RunPaths(tmp_path))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -106,6 +107,16 @@ def test_the_table_has_every_key_of_any_line(tmp_path: Path) -> None:
         "mixed": [None, None, "1", "text"],
     }
     assert read_metrics(tmp_path / "none.jsonl").num_rows == 0
+
+
+def test_keys_of_objects_are_columns_of_their_own_whatever_types_their_values_have(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    values: list[Any] = ["off", True, 2**63, [1, {"a": 0}], None]
+    write(path, [{"config": {"lr": 0.5, "mixed": {"value": value}}} for value in values] + [{"trial": 5}])
+    configs = read_metrics(path).to_pydict()["config"]
+    assert [config and config["lr"] for config in configs] == [0.5] * 5 + [None]
+    texts = ["off", "true", "9223372036854775808", '[1, {"a": 0}]', None]
+    assert [config["mixed"]["value"] for config in configs[:5]] == texts
 
 
 def test_the_tail_of_a_long_log_is_whole_lines(tmp_path: Path) -> None:
