@@ -10,7 +10,7 @@ from orchestray.trainers.aggregation.params import Mean
 from orchestray.trainers.config.checked_view import Rule, View
 from orchestray.trainers.config.compression_checks import keeps_residue
 from orchestray.trainers.config.server_checks import SERVER_RULES
-from orchestray.trainers.optim.params import Kfac, NaturalGradient, Sgd
+from orchestray.trainers.optim.params import Kfac, NaturalGradient, Sgd, YellowFin
 from orchestray.trainers.sync.allreduce.params import AllReduce
 from orchestray.trainers.sync.local.params import Averaging, Edges, ElasticAveraging, Gossip, Independent
 from orchestray.trainers.sync.parameter_server import ParameterServer
@@ -199,6 +199,15 @@ def _outer_optimizer(view: View) -> Iterator[Problem]:
     if isinstance(outer, Sgd) and outer.nesterov and outer.momentum == 0:
         text = "needs a momentum: without one there is nothing to look ahead by"
         yield Problem(f"{_PATH}.outer_optimizer.nesterov", text)
+    network = view("strategy.network")
+    if isinstance(outer, YellowFin) and network.tensor * network.pipeline > 1:
+        text = (
+            f"yellowfin measures the norm of the whole move, of which each worker has a part with tensor: "
+            f"{network.tensor} and pipeline: {network.pipeline}; use sgd, or 1 for both"
+        )
+        yield Problem(f"{_PATH}.outer_optimizer.type", text)
+    if isinstance(outer, YellowFin) and outer.groups:
+        yield Problem(f"{_PATH}.outer_optimizer.groups", "yellowfin tunes by the whole move; take them out, or use sgd")
 
 
 def _curvature(view: View) -> Iterator[Problem]:

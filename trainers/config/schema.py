@@ -17,6 +17,7 @@ from orchestray.platform.config.base import (
     Number,
     Positive,
     Section,
+    Seed,
     Text,
     text_like,
 )
@@ -148,7 +149,7 @@ class TrainSection(Section):
     accumulate: Positive = 1
     """Number of micro-batches that a batch is split into, computed one after the other; saves memory, and does not
     change the result."""
-    seed: Count = 0
+    seed: Seed = 0
     """Seed of the weights, the order of the samples and all other random choices."""
     batch_norm: Literal["synchronized", "local"] = "synchronized"
     """Samples that batch normalisation sees: the whole batch (as in one process), or each worker's own share."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
@@ -26,8 +27,8 @@ from orchestray.platform.errors import TrainingError
 
 _GROUP = "batch_norm"
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""Classes of torch that normalise by a batch."""
+NORMALISATIONS = _BatchNorm
+"""Class of the modules that normalise by a batch, torch's and others'."""
 CollectiveRef = Callable[[], Collective]
 
 
@@ -36,21 +37,14 @@ def synchronize(model: nn.Module, collective_ref: CollectiveRef) -> nn.Module:
 
     The modules stay the same objects with the same parameters, buffers and names. Only their class changes, to a
     subclass. Their operations run in a separate group, so they need no order relative to the gradients' operations.
+    A module with a `forward` of its own normalises where it calls `torch.nn.functional.batch_norm`.
 
     Args:
         model: changed in place.
         collective_ref: returns the replica's current collective.
-
-    Raises:
-        TrainingError: a batch normalisation overrides `forward`, and its own computation would be lost.
     """
-    for name, module in model.named_modules():
+    for module in model.modules():
         if isinstance(module, NORMALISATIONS) and not _is_synchronized(module):
-            if type(module).forward is not _BatchNorm.forward:
-                raise TrainingError(
-                    f"The module {name!r} ({type(module).__name__}) defines its own batch normalisation, which cannot "
-                    "be synchronized over the workers. Set train.batch_norm to local."
-                )
             module.__class__ = cast(Any, _synchronized(cast(Any, type(module))))
             cast(_Synchronized, module).collective_ref = collective_ref
     return model
@@ -215,6 +209,7 @@ class _Synchronized(_BatchNorm):
     """A mixin whose `forward` normalises over all replicas; `synchronize` mixes it into a module's own class."""
 
     collective_ref: CollectiveRef
+    has_own_forward: bool
     is_counted: bool = True
 
     def run_report(self) -> dict[str, int]:
@@ -226,6 +221,11 @@ class _Synchronized(_BatchNorm):
         collective = self.collective_ref() if self.training else None
         if collective is None or collective.size == 1:
             return super().forward(input)
+        if self.has_own_forward:
+            with _OverReplicas(self, collective) as over_replicas:
+                result = super().forward(input)
+            over_replicas.check()
+            return result
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         normalized, mean, variance, count = cast(Any, _Normalize.apply)(
             input, self.weight, self.bias, self.eps, collective.sibling(_GROUP), self.is_counted
@@ -242,14 +242,62 @@ class _Synchronized(_BatchNorm):
             self.num_batches_tracked.add_(1)
             if factor is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        for running, value in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
-            if running is not None:
-                running.mul_(1.0 - (factor or 0.0)).add_((value * (factor or 0.0)).to(running.dtype))
+        _update(self.running_mean, mean, factor or 0.0)
+        _update(self.running_var, variance * (count / (count - 1)), factor or 0.0)
+
+
+@torch.no_grad()
+def _update(running: Tensor | None, value: Tensor, factor: float) -> None:
+    if running is not None:
+        running.mul_(1.0 - factor).add_((value * factor).to(running.dtype))
 
 
 @cache
 def _synchronized(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Synchronized{kind.__name__}", (_Synchronized, kind), {"__module__": __name__})
+    own = {"__module__": __name__, "has_own_forward": kind.forward is not _BatchNorm.forward}
+    return type(f"Synchronized{kind.__name__}", (_Synchronized, kind), own)
+
+
+class _OverReplicas(TorchFunctionMode):
+    """A context in which a module's own calls of `torch.nn.functional.batch_norm` normalise over all replicas."""
+
+    def __init__(self, module: _Synchronized, collective: Collective) -> None:
+        super().__init__()
+        self._module, self._collective = module, collective
+        self._is_called = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = self._normalize if func is functional.batch_norm else func
+        return call(*args, **(kwargs or {}))
+
+    def check(self) -> None:
+        """Raise a TrainingError if the module has normalised in another way."""
+        if not self._is_called:
+            raise TrainingError(
+                f"A module of class {type(self._module).__mro__[2].__name__} defines its own batch normalisation "
+                "without torch.nn.functional.batch_norm, so it cannot be synchronized over the workers. Have its "
+                "forward call that, or set train.batch_norm to local."
+            )
+
+    def _normalize(
+        self,
+        input: Tensor,  # noqa: A002 - torch's name
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        self._is_called = True
+        if not training:
+            return functional.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        group, is_counted = self._collective.sibling(_GROUP), self._module.is_counted
+        normalized, mean, variance, count = cast(Any, _Normalize.apply)(input, weight, bias, eps, group, is_counted)
+        _update(running_mean, mean, momentum)
+        _update(running_var, variance * (count / (count - 1)), momentum)
+        return cast(Tensor, normalized)
 
 
 class _Normalize(torch.autograd.Function):

@@ -65,14 +65,15 @@ def buffers_in_place(values: Mapping[tuple[nn.Module, str], Tensor]) -> Iterator
 
 
 @contextlib.contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Replace buffers and parameters without gradients by copies inside, and restore extra state afterwards.
+def untouched(model: nn.Module, task: object = None) -> Iterator[None]:
+    """Replace buffers and parameters without gradients by copies inside; restore extra state and numbers afterwards.
 
-    What else a pass writes to, such as a number that a module counts, stays; so do parameters without gradients beyond
-    256 MB in all, the largest of them.
+    Numbers are those that modules, and the task, have as attributes, and count. What else a pass writes to stays; so do
+    parameters without gradients beyond 256 MB in all, the largest of them.
     """
     extra = [(module, copy.deepcopy(module.get_extra_state())) for module in with_extra_state(model.modules())]
     held = [(owner, dict(owner._buffers.items())) for owner in model.modules()]
+    numbers = [(counting, _numbers(counting)) for counting in (*model.modules(), *_tasks(task))]
     frozen = _frozen(model)
     copies = {
         (owner, name): tensor.detach().clone()
@@ -91,8 +92,24 @@ def untouched(model: nn.Module) -> Iterator[None]:
             owner._parameters[name] = parameter
         for owner, buffers in held:
             _set(owner, buffers)
+        for counting, kept in numbers:
+            for name in _numbers(counting).keys() - kept.keys():
+                if hasattr(type(counting), name):  # where it begins
+                    del vars(counting)[name]
+            vars(counting).update(kept)
         for module, state in extra:
             module.set_extra_state(state)
+
+
+def _tasks(task: object) -> Iterator[object]:
+    """Yield a task, and those that it wraps."""
+    while hasattr(task, "__dict__"):
+        yield task
+        task = vars(task).get("task")
+
+
+def _numbers(owner: object) -> dict[str, float]:
+    return {name: value for name, value in vars(owner).items() if type(value) in (int, float)}
 
 
 def _frozen(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:

@@ -17,14 +17,15 @@ from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.task import asked_by
 from orchestray.trainers.core.batch_norm import has_synchronized, normalised_alone, not_counted
 from orchestray.trainers.core.inputs import call, inputs_of
+from orchestray.trainers.core.loss_parameters import refuse_own_parameters
 from orchestray.trainers.core.out_of_memory import ADVICE, is_out_of_memory
-from orchestray.trainers.core.own_gradients import Noting, WithoutGradients
+from orchestray.trainers.core.own_gradients import Noting, WithoutGradients, makes_parameter
 from orchestray.trainers.core.task_calls import Gather, alone, loss_of, measure, weighted
 from orchestray.trainers.core.unread import UnreadLosses
 from orchestray.trainers.core.weights import in_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from orchestray.platform.data.stream import MicroBatch, SampleStream
     from orchestray.platform.task import Batch, Task
@@ -59,6 +60,8 @@ class Forward:
             if parameter is not None and not parameter.requires_grad
         ]
         """Parameters that are not trained, by name, module and name there: tensors may be replaced, modules are not."""
+        self._built: dict[str, nn.Parameter] = {}
+        """The parameters as they are before the first pass, until a pass backward has shown that it left them."""
         self._kinds: list[str] = []
         """Kinds of numbers in the first outputs."""
         self.without_gradients = WithoutGradients(model)
@@ -68,6 +71,8 @@ class Forward:
     def outputs(self, batch: Batch) -> tuple[Any, Batch]:
         """Return the model's outputs, and the batch on the model's device and in the run's precision."""
         batch = self.place(batch)
+        if not self._kinds:
+            self._built = dict(self.model.named_parameters())
         with self.precision():
             outputs = call(self.model, batch["inputs"])
         if not self._kinds:
@@ -133,8 +138,11 @@ class Forward:
         """Add the gradient of `weight` times the loss to every `.grad`.
 
         Raises:
-            TrainingError: a parameter that was frozen at the start has a gradient, which no optimizer would use.
+            TrainingError: the loss has no gradient; or a parameter has one, which no optimizer would use: it was frozen
+                at the start, made by the pass, or is the task's.
         """
+        if not loss.requires_grad:
+            raise without_gradient()
         if weight == 1.0:  # an explicit gradient makes torch import sympy, 0.2 s
             loss.backward()  # type: ignore[no-untyped-call]
         else:
@@ -144,6 +152,10 @@ class Forward:
         for name, module, each in self._frozen:
             if (parameter := module._parameters.get(each)) is not None and parameter.grad is not None:
                 raise thawed(name)
+        if self._built:
+            refuse_others(self._built, self.model)
+            refuse_own_parameters(self.task, self.model)
+            self._built = {}
 
     def metrics(self, micro_batch: MicroBatch, *, step: int = 1, loss_only: bool = False) -> dict[str, Any]:
         """Return the loss and the task's metrics of a micro-batch, in a form that `task_calls.add` adds up.
@@ -156,9 +168,9 @@ class Forward:
         outputs, batch = self.outputs(micro_batch.batch)
         size, weight = micro_batch.num_samples, micro_batch.weight
         with self.precision():
-            loss = self.loss_of(outputs, batch, step=step)
+            loss = scalar(self.loss_of(outputs, batch, step=step))
             if loss_only:
-                return {"loss": weighted(loss, weight)}
+                return {"loss": weighted("loss", loss, weight)}
             return measure(self.task, outputs, batch, loss=loss, num_samples=size, weight=weight)
 
 
@@ -168,13 +180,24 @@ def scalar(loss: Any) -> Tensor:
     Raises:
         TrainingError: it is not a tensor of one number.
     """
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
+        got = f"a {type(loss).__name__}"
+        if isinstance(loss, Tensor):
+            got = f"a tensor of {loss.dtype}" if loss.is_complex() else f"a tensor of shape {tuple(loss.shape)}"
         raise TrainingError(
             f"The task's loss must be a scalar tensor, the mean over the samples; loss() returned {got}. "
             "Reduce it, for example with .mean()."
         )
     return loss.reshape(()) if loss.dim() else loss
+
+
+def without_gradient() -> TrainingError:
+    """Return the error of a loss that no parameter has a part in."""
+    return TrainingError(
+        "The task's loss does not depend on a parameter that is trained, so it has no gradient. Have the model train "
+        "some, and compute the loss from its outputs by operations that have gradients: not from .detach(), .item(), "
+        "argmax or numpy, and not under torch.no_grad()."
+    )
 
 
 def thawed(name: str) -> TrainingError:
@@ -183,6 +206,20 @@ def thawed(name: str) -> TrainingError:
         f"The parameter {name!r} was frozen when the training began, and is trained now, which would not move it. Have "
         "build_model return it with requires_grad, and detach in the forward pass what is not to be trained yet."
     )
+
+
+def refuse_others(built: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+    """Refuse a model whose forward pass has made parameters, which no optimizer knows.
+
+    Raises:
+        TrainingError: a parameter that has a gradient is not among those that were built.
+    """
+    # ZeRO-3 puts whole parameters and their shards in each other's place.
+    is_sharded = any(hasattr(module, "unshard") for module in model.modules())
+    for name, parameter in model.named_parameters():
+        is_known = name in built if is_sharded else built.get(name) is parameter
+        if parameter.grad is not None and not is_known:
+            raise makes_parameter(name)
 
 
 def empty_pass(forward: Forward, sample: Batch, *, step: int) -> None:
@@ -276,10 +313,10 @@ def passing(forward: Forward, stream: SampleStream) -> None:
 class user_code:  # noqa: N801 - used as a function; a generator-based context manager costs several times as much
     """A context that turns an exception of the user's code into a TrainingError with its file and line."""
 
-    __slots__ = ("_of", "_rank", "_step")
+    __slots__ = ("_of", "_rank", "_step", "_trains")
 
-    def __init__(self, step: int, rank: int, of: str = "The model or its loss") -> None:
-        self._step, self._rank, self._of = step, rank, of
+    def __init__(self, step: int, rank: int, of: str = "The model or its loss", *, trains: bool = True) -> None:
+        self._step, self._rank, self._of, self._trains = step, rank, of, trains
 
     def __enter__(self) -> None:
         return
@@ -294,22 +331,34 @@ class user_code:  # noqa: N801 - used as a function; a generator-based context m
         frame = user[-1] if user else frames[-1]
         raise TrainingError(
             f"{self._of} failed at step {self._step} on worker {self._rank}: {type(error).__name__}: "
-            f"{error} ({frame.filename}, line {frame.lineno}){_advice(error)}"
+            f"{error} ({frame.filename}, line {frame.lineno}){_advice(error, trains=self._trains)}"
         ) from error
 
 
 def evaluation_code(step: int, rank: int, *, loss_only: bool) -> user_code:
     """Return the context of a pass that evaluates: it calls the task's metrics as well, unless `loss_only`."""
-    return user_code(step, rank, "The model or its loss" if loss_only else "The model, its loss or a metric")
+    of = "The model or its loss" if loss_only else "The model, its loss or a metric"
+    return user_code(step, rank, of, trains=False)
 
 
-def _advice(error: BaseException) -> str:
+def _advice(error: BaseException, *, trains: bool) -> str:
     if "does not have a deterministic implementation" in str(error):
         return ". train.deterministic: true allows no such operation: replace it in the model, or set it to false."
     if is_out_of_memory(error):
         return f". {ADVICE}"
+    if "Double" in str(error) and "Float" in str(error):
+        return (
+            ". Numbers of a table are often float64, and a model's are float32: have to_batch return them as float32 "
+            "(.float()), or set train.precision to float64."
+        )
     if "Expected more than 1 value per channel" not in str(error):
         return ""
+    if not trains:
+        return (
+            ". The model normalises by the batch in evaluation, too, as a batch normalisation has no running "
+            "statistics, and cannot do so with one sample: take track_running_stats=False out of it, or choose "
+            "train.batch_size so that each worker has more samples of the last batch of the validation data."
+        )
     return (
         ". Batch normalisation cannot learn from one sample: set train.drop_last to true, or choose train.batch_size "
         "so that the last batch of an epoch has more."
@@ -320,6 +369,11 @@ def _not_finite(value: float, micro_batch: MicroBatch, step: int, rank: int) -> 
     ids = micro_batch.sample_ids.tolist()
     bad = [sample for sample, row in zip(ids, _finite_rows(micro_batch), strict=True) if not row]
     text = f"The loss became {value} at step {step} on worker {rank}, in the batch of samples {_listed(ids)}. "
+    if any(tensor.dim() and not tensor.shape[0] for tensor in tensors_in(micro_batch.batch)):
+        return text + (
+            "to_batch has left all of them out: leave out in dataset('train') what is not to be trained on, as samples "
+            "are counted, and shared among workers, by its rows."
+        )
     if bad:
         return text + f"The data itself holds NaN or infinity in sample(s) {_listed(bad)}: clean or drop them."
     return text + "The data is finite: lower the learning rate, warm it up, or set train.grad_clip."

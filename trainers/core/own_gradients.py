@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -120,13 +120,14 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
         batch: a micro-batch.
 
     Raises:
-        TrainingError: the forward pass writes to a parameter that is trained.
+        TrainingError: the forward pass makes a parameter, or writes to one that is trained.
     """
     found: set[str] = set()
     versions = [(name, parameter, parameter._version) for name, parameter in forward.model.named_parameters()]
+    built = {name: parameter for name, parameter, _ in versions}
     untrained = _untrained(forward.model)
     try:
-        with generators_put_back(), torch.enable_grad(), untouched(forward.model):
+        with generators_put_back(), torch.enable_grad(), untouched(forward.model, forward.task):
             copies = [
                 (copy, copy._version, own) for copy, own in zip(_untrained(forward.model), untrained, strict=True)
             ]
@@ -145,6 +146,7 @@ def own_gradients(forward: Forward, batch: Batch) -> frozenset[str]:
     for name, parameter, version in versions:
         if parameter.requires_grad and parameter._version != version:
             raise writes_parameter(name)
+    refuse_made(forward.model, built)
     return frozenset(found)
 
 
@@ -158,6 +160,29 @@ def writes_parameter(name: str) -> TrainingError:
         f"The forward pass of the model changes its parameter {name!r} itself, as nn.Embedding(max_norm=...) does. A "
         "worker changes its copy by its own samples, so the copies would differ. Change it in a parametrization "
         "(torch.nn.utils.parametrize), make it a buffer, or train with one worker."
+    )
+
+
+def refuse_made(model: nn.Module, built: Mapping[str, nn.Parameter]) -> None:
+    """Refuse a model whose first pass has made parameters.
+
+    Args:
+        model: the model after the pass.
+        built: its parameters before.
+
+    Raises:
+        TrainingError: there is one that is to be trained.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and built.get(name) is not parameter:
+            raise makes_parameter(name)
+
+
+def makes_parameter(name: str) -> TrainingError:
+    """Return the error of a forward pass that makes a parameter, which no optimizer knows."""
+    return TrainingError(
+        f"The forward pass of the model has made the parameter {name!r}, which the training would not move, and which "
+        "each worker would draw for itself. Make it in build_model, and have the forward pass change values alone."
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
+from orchestray.platform.process.alike import ALONE, torch_state
+from orchestray.platform.process.gc_control import pause
 from orchestray.platform.process.gpu import gpus_touched
 
 _GENERATOR_SEEDS = 2**63
@@ -51,14 +52,10 @@ class FollowsSteps(nn.Module):
     is_counted: bool = True
 
 
-_alone = threading.RLock()
-"""Held while generators are seeded outside of a run's passes: the threads of a process share them."""
-
-
 @contextlib.contextmanager
 def building(seed: int) -> Iterator[None]:
     """Set the seed of every generator, and let no other thread build or check a model inside the context."""
-    with _alone:
+    with ALONE:
         seed_everything(seed)
         yield
 
@@ -66,9 +63,9 @@ def building(seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def generators_put_back() -> Iterator[None]:
     """Give every generator its state back afterwards, and let no other thread build or check a model inside."""
-    with _alone:
-        torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-        cuda_states = torch.cuda.get_rng_state_all() if gpus_touched() else []
+    with ALONE:
+        torch_state, *cuda_states = generator_states()
+        numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
         try:
             yield
         finally:
@@ -135,6 +132,25 @@ def draws(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase):
         return bool(module.dropout > 0)
     return isinstance(module, nn.RReLU) or bool(getattr(module, "draws_random", False))
+
+
+@contextlib.contextmanager
+def without_draws(model: nn.Module) -> Iterator[None]:
+    """Put the modules that are known to draw random numbers into evaluation mode inside, and none beside them."""
+    drawing = [module for module in model.modules() if module.training and draws(module)]
+    for module in drawing:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in drawing:
+            module.training = True
+
+
+def generator_states() -> list[torch.Tensor]:
+    """Return the states of torch's generators, which change when a number is drawn."""
+    with pause():  # see `torch_state`
+        return [torch_state(), *(torch.cuda.get_rng_state_all() if gpus_touched() else [])]
 
 
 def _seed(seed: int, device: torch.device) -> None:

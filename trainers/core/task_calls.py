@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 from torch import Tensor
 
 from orchestray.platform.comm import objects
-from orchestray.platform.errors import ConfigError
+from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import OPTIONAL_METHODS, asked_by
 from orchestray.trainers.core.members import is_loss
 
@@ -21,6 +21,8 @@ Gather = Callable[[Any], Any]
 """A function that joins the tensors of all replicas."""
 TOTAL = "total "
 """Prefix of the values of a task with `final_metrics` among the sums."""
+_KEPT_NAMES = frozenset({"step", "epoch", "time_s", "split", "event"})
+"""Keys of a metric line that say what line it is, so that no metric may have their names."""
 
 
 def alone(values: Any) -> Any:
@@ -61,20 +63,75 @@ def measure(task: Task, outputs: Any, batch: Batch, *, loss: Tensor, num_samples
         num_samples: number of samples, by which metrics are weighted.
         weight: weight of the loss.
     """
-    sums: dict[str, Any] = {"loss": weighted(loss, weight)}
-    found: dict[str, Any] = dict(task.metrics(outputs, batch))
+    sums: dict[str, Any] = {"loss": weighted("loss", loss, weight)}
+    found = named("metrics", task.metrics(outputs, batch))
     if has_totals(task):
         return sums | {TOTAL + name: _addend(name, value) for name, value in found.items()}
-    return sums | {name: weighted(value, weight if is_loss(name) else num_samples) for name, value in found.items()}
+    return sums | {
+        name: weighted(f"metric {name!r}", value, weight if is_loss(name) else num_samples)
+        for name, value in found.items()
+    }
 
 
-def weighted(value: Any, weight: float) -> float:
-    """Return a number times its weight; a loss of weight 0 counts nothing, also if it is NaN."""
+def weighted(name: str, value: Any, weight: float) -> float:
+    """Return a number times its weight; a loss of weight 0 counts nothing, also if it is NaN.
+
+    Args:
+        name: its name, for messages.
+        value: a number, or a tensor of one.
+        weight: its weight.
+
+    Raises:
+        TrainingError: it is none.
+    """
+    if not isinstance(value, SupportsFloat) or (isinstance(value, Tensor) and value.numel() != 1):
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise TrainingError(
+            f"The task's {name} must be one number, the mean over the samples; it is {got}. Reduce it, for example "
+            "with .mean()."
+        )
     return float(value.detach() if isinstance(value, Tensor) else value) * weight if weight else 0.0
 
 
+def named(method: str, found: Any) -> dict[str, Any]:
+    """Return what a method of the task gave as its metrics, by name.
+
+    Raises:
+        ConfigError: it is not a dict, or has a name that a metric line cannot have.
+    """
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"The task's {method} must return a dict of numbers; it returned {found!r}.")
+    if kept := sorted(_KEPT_NAMES.intersection(found)):
+        raise ConfigError(
+            f"The task's {method} returned a metric of the name {kept[0]!r}, which says what a line of metrics.jsonl "
+            "is about. Give it another name."
+        )
+    return {str(name): value for name, value in found.items()}
+
+
+def refuse_other_names(known: Collection[str], found: Collection[str]) -> None:
+    """Refuse metrics that are not of every micro-batch: their mean over all samples is unknown.
+
+    Raises:
+        TrainingError: the names differ. Totals need not be in all, as what is not there adds nothing.
+    """
+    ours, others = ({name for name in names if not name.startswith(TOTAL)} for names in (known, found))
+    if differ := sorted(ours ^ others):
+        raise TrainingError(
+            f"The task's metrics returned {differ[0]!r} for some batches, and not for others. A metric is a mean over "
+            "all samples: return the same names for every batch, or sums and counts of which a method "
+            "final_metrics(totals) makes the metric."
+        )
+
+
 def add(sums: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add what `measure` returned for another micro-batch: numbers and tensors by their sum, lists at their end."""
+    """Add what `measure` returned for another micro-batch: numbers and tensors by their sum, lists at their end.
+
+    Raises:
+        TrainingError: the metrics have other names than before.
+    """
+    if sums and more:
+        refuse_other_names(sums, more)
     for name, value in more.items():
         sums[name] = sums[name] + value if name in sums else value
 
@@ -101,10 +158,10 @@ def finish(task: Task, sums: Mapping[str, Any]) -> dict[str, float]:
         for name, value in sums.items()
         if name.startswith(TOTAL)
     }
-    found: Any = task.final_metrics(totals)  # type: ignore[attr-defined]  # `has_totals`
+    found = named("final_metrics", task.final_metrics(totals))  # type: ignore[attr-defined]  # `has_totals`
     try:
-        return {str(name): float(value) for name, value in found.items()}
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        return {name: float(value) for name, value in found.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"The task's final_metrics must return a dict of numbers; it returned {found!r}.") from error
 
 

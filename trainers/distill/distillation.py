@@ -16,6 +16,7 @@ from torch.nn import functional
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.inputs import arguments, call, described, inputs_of
 from orchestray.trainers.core.own_gradients import WithoutGradients
+from orchestray.trainers.core.rng import generators_put_back
 from orchestray.trainers.core.task_calls import Gather, alone, has_totals, loss_of, refuse
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.core.wrapped_task import WrappedTask
@@ -97,7 +98,7 @@ class DistilledTask(WrappedTask):
     def teacher_outputs(self, batch: Batch) -> Any:
         """Return the teacher's outputs for a batch; the logarithms, if it is an ensemble of probabilities."""
         if self._teacher is None:
-            with torch.random.fork_rng([]):  # building it draws random weights, in the middle of a step
+            with generators_put_back():  # building it draws random weights, in the middle of a step
                 self._teacher = self._make_teacher().eval().requires_grad_(False)
         inputs, teacher = inputs_of(batch), self._teacher
         try:
@@ -164,11 +165,14 @@ def distance(outputs: Any, teacher_outputs: Any, batch: Batch, temperature: floa
 
 
 def soft_divergence(student: Tensor, teacher: Tensor, temperature: float, dim: int = -1) -> Tensor:
-    """Return T^2 KL(softmax(teacher / T) || softmax(student / T)) along `dim`, averaged over all other dimensions."""
+    """Return T^2 KL(softmax(teacher / T) || softmax(student / T)) along `dim`, averaged over all other dimensions.
+
+    A class that the teacher rules out by a logit of minus infinity adds nothing: 0 log 0 is 0.
+    """
     goal = (teacher / temperature).log_softmax(dim)
     found = (student / temperature).log_softmax(dim)
-    each = functional.kl_div(found, goal, reduction="none", log_target=True).sum(dim)
-    return each.mean() * temperature**2
+    each = functional.kl_div(found, goal, reduction="none", log_target=True).masked_fill(goal.isneginf(), 0.0)
+    return each.sum(dim).mean() * temperature**2
 
 
 def problem_of(outputs: Any, teacher_outputs: Any, targets: Tensor | None) -> str | None:

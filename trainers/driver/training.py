@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from orchestray.platform.cluster.cluster import connect, prepare
 from orchestray.platform.errors import ConfigError, Interrupted, OrchestrayError
 from orchestray.platform.process.stopping import Asked, stop_on_signals
+from orchestray.platform.run.checkpoint_files import checkpoint_steps
 from orchestray.platform.run.directory import RunDirectory
 from orchestray.platform.run.metrics import read_lines
+from orchestray.platform.run.store import open_store
 from orchestray.platform.run.writer import RunWriter
 from orchestray.platform.terminal.progress import Progress
 from orchestray.trainers.config.load import dump_yaml, load_train_config
@@ -83,12 +85,13 @@ def train(
             _attempt(config, directory, address, quiet, started_at, trackers, resume_from=None)
             return load_run(directory.path)
     with RunDirectory.open_existing(runs_dir, config.name, storage=config.checkpoint.storage) as directory:
-        if not directory.paths.config.exists():  # it ended before it had written that, as on a full disk
-            _attempt(config, directory, address, quiet, started_at, trackers, resume_from=None)
-            return load_run(directory.path)
-        previous = load_train_config(str(directory.paths.config))
+        has_config = directory.paths.config.exists()  # not if it ended before it had written that, as on a full disk
+        previous = load_train_config(str(directory.paths.config)) if has_config else config
+        before = directory.paths.checkpoint_location(previous.checkpoint.storage)
         # Before its first step a run has nothing that another config could spoil.
-        if read_lines(directory.paths.metrics) and (differences := resume_differences(previous, config)):
+        if (differences := resume_differences(previous, config)) and (
+            read_lines(directory.paths.metrics) or checkpoint_steps(open_store(before))
+        ):
             place = directory.paths.config
             problems = [f"{place}: a resumed run may not change {difference}" for difference in differences]
             problems[-1] += "; to start a run with that, leave out --resume and give it another --name"
@@ -99,7 +102,6 @@ def train(
                 progress.finish(result)
         else:
             _refuse_made(directory, result or {})
-            before = directory.paths.checkpoint_location(previous.checkpoint.storage)
             _attempt(config, directory, address, quiet, started_at, trackers, resume_from=before)
         return load_run(directory.path)
 
@@ -204,6 +206,7 @@ def _run_engine(
     storage = directory.checkpoint_location
     settings = ReplicaSettings.from_config(config, storage=storage, model_directory=str(directory.paths.model))
     keep_code(directory, settings, run_log)
+    directory.keep_elsewhere()
     checkpoint = None
     prepare(address)  # what finds a checkpoint imports Ray
     if resume_from is not None:
@@ -211,13 +214,14 @@ def _run_engine(
         checkpoint = _go_on_from(resume_from, settings, directory, run_log)
         reached = 0 if checkpoint is None else int(checkpoint.step)
         settings = replace(settings, faults=still_to_happen(settings.faults, events, reached))
-    cluster = connect(address)
     stop = threading.Event()
-    # After Ray is connected: it installs a handler for SIGTERM of its own.
     with (
         stop_on_signals(stop.set, run_log.progress.event, meanwhile="saving a checkpoint", asked=asked),
         contextlib.closing(run_log.output),
     ):
+        cluster = connect(address)
+        if stop.is_set():
+            raise KeyboardInterrupt
         from orchestray.trainers.driver.control.attempt import Attempt
 
         attempt = Attempt.of(config, settings, cluster, run_log, checkpoint, stop)
@@ -257,7 +261,7 @@ def _go_on_from(before: str, settings: ReplicaSettings, directory: RunDirectory,
     run_progress.started_at -= float(found.state.get("seconds", 0.0))
     for line in read_lines(directory.paths.metrics):
         run_progress.is_news(line)
-    run_log.record(found.state.get("lines", []), copies=True)
+    run_log.record(found.state.get("lines", []))
     run_log.progress.event(f"going on from the checkpoint of step {found.step}")
     return found
 

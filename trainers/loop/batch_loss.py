@@ -8,27 +8,31 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestray.platform.comm import objects
 from orchestray.platform.data.nested import copied
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import asked_by
+from orchestray.trainers.core.batch_norm import has_synchronized
 from orchestray.trainers.core.buffers import BufferCopies, untouched
+from orchestray.trainers.core.rng import generator_states, without_draws
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
-
-    from orchestray.platform.data.stream import SampleStream, Share
+    from orchestray.platform.data.stream import Cut, SampleStream, Share
     from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.loop.replica import Replica
 
-_TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 1e-2}
-"""Relative difference of two ways to sum the same loss, by precision: rounding is a tenth of it or less."""
+_TOLERANCE = {"float32": 1e-5, "float64": 1e-5, "bfloat16": 1e-2}
+"""Relative difference of two ways to sum the same loss, by precision: rounding is a tenth of it or less.
+
+In float64, too, models and losses compute parts in float32, such as a softmax.
+"""
 
 
 def weighed(replica: Replica, share: Share, *, step: int) -> Share:
@@ -75,9 +79,17 @@ def checked(replica: Replica, shares: Iterator[Share]) -> Iterator[Share]:
         TrainingError: they differ, so the result would depend on how batches are cut.
     """
     share = next(shares)
-    with replica.evaluating(), untouched(replica.model), replica.log.uncounted():
-        replica.draw.step = replica.position.step + 1
-        own = why_no_mean(replica.network, share, replica.settings)
+    with untouched(replica.model, replica.task), replica.log.uncounted():
+        with replica.evaluating():
+            replica.draw.step = replica.position.step + 1
+            problem, changes = why_no_mean(replica.network, share, replica.settings)
+        own = problem or why_dependent(replica, share), changes
+        if any(parameter.grad is not None for parameter in replica.model.parameters()):
+            raise TrainingError(
+                "The task's loss or the model's forward calls backward(). The gradients that it leaves would be added "
+                "to those of the training, and would not be weighted by a worker's share of the batch. Take the call "
+                "out, or use torch.autograd.grad: the loss that is returned is differentiated by the training."
+            )
         replica.network.usage()  # of the check, and so of no step
         replica.exchange.rest()
         # Those that do not see it would wait for the others; of a pipeline only one worker sees the loss.
@@ -100,23 +112,74 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
     """
     if share.cut is None:
         return None, False
-    whole = replace(share, micro_batches=(share.cut.whole or share.micro_batches[0],))
-    in_parts = replace(share, micro_batches=share.cut.parts)
     before = BufferCopies(network.model)
     before.take()
-    losses = [network.evaluate(_copied(part), loss_only=True).get("loss", 0.0) for part in (whole, whole, in_parts)]
+    apart = _apart(network, share, share.cut, settings)
     changes = bool(before.changed(lambda _: ()))
-    if not whole.weight or losses[0] != losses[1]:
-        return None, changes
-    at_once, cut = losses[0] / whole.weight, losses[2] / whole.weight
-    if math.isclose(at_once, cut, rel_tol=_TOLERANCE[settings.precision], abs_tol=1e-7):
+    if layer := next((name for name, each in network.model.named_modules() if _scales_by_frequency(each)), None):
+        return (
+            f"The layer {layer or type(network.model).__name__!r} divides its gradients by how often a row is used in "
+            "the batch (scale_grad_by_freq=True). A worker or micro-batch counts its own samples alone, so the result "
+            "would depend on how batches are cut. Take scale_grad_by_freq out, train with one worker and "
+            "train.accumulate: 1, or set train.loss_is: between_samples to train on it as it is."
+        ), changes
+    if apart is None:
         return None, changes
     text = (
-        f"The task's loss is not a mean over samples: of {whole.num_samples} samples it is {at_once:.8g}, and the mean "
-        f"of the losses of their {len(in_parts.micro_batches)} parts is {cut:.8g}. With several workers or "
-        "micro-batches the result would depend on how batches are cut. "
+        f"The task's loss is not a mean over samples: {apart}. With several workers or micro-batches the result would "
+        "depend on how batches are cut. "
     )
     return text + _advice(network.model), changes
+
+
+def why_dependent(replica: Replica, share: Share) -> str | None:
+    """Return the reason why samples of a batch depend on each other while the model trains; None if none is found.
+
+    Batch normalisation in modules of torch spans the replicas, or is said not to. Models that draw random numbers in
+    their own code, and those that are cut over workers, are not looked at.
+
+    Args:
+        replica: the replica, in the modes of training.
+        share: share of a batch; without a `cut` this worker says nothing.
+    """
+    settings, model = replica.settings, replica.model
+    is_whole = settings.layout.model_size == 1 and settings.exchange.get("shard") != "parameters"
+    is_one = settings.num_replicas > 1 and not replica.exchange.diverges
+    if share.cut is None or not (is_whole and is_one) or settings.batch_norm == "local" or has_synchronized(model):
+        return None
+    states = generator_states()
+    with without_draws(model), torch.no_grad():
+        try:
+            apart = _apart(replica.network, share, share.cut, settings)
+        except TrainingError:  # the first step reports what fails in training
+            return None
+    if apart is None or not all(map(torch.equal, states, generator_states())):
+        return None
+    return (
+        f"While the model trains, the loss of a sample depends on those beside it: {apart}. With several workers the "
+        "result would depend on how batches are cut. If the model's code normalises by the batch, use the modules of "
+        "torch, such as nn.BatchNorm2d, which do so over all workers, or set train.batch_norm: local to have each "
+        "normalise its share. Otherwise set train.loss_is: between_samples to train on it as it is."
+    )
+
+
+def _apart(network: Network, share: Share, parts: Cut, settings: ReplicaSettings) -> str | None:
+    """Return the loss of samples at once and in parts, in words; None if they are alike, or not to be compared."""
+    whole = replace(share, micro_batches=(parts.whole or share.micro_batches[0],))
+    in_parts = replace(share, micro_batches=parts.parts)
+    losses = [network.evaluate(_copied(part), loss_only=True).get("loss", 0.0) for part in (whole, in_parts, whole)]
+    if not whole.weight or losses[0] != losses[2]:  # random, or by what the passes have changed
+        return None
+    at_once, cut = losses[0] / whole.weight, losses[1] / whole.weight
+    # Weights of few bits round like the precision of that name, whatever the run's.
+    is_low = any(each.dtype in (torch.bfloat16, torch.float16) for each in network.model.parameters())
+    tolerance = _TOLERANCE["bfloat16" if is_low else settings.precision]
+    if math.isclose(at_once, cut, rel_tol=tolerance, abs_tol=1e-7):
+        return None
+    return (
+        f"of {whole.num_samples} samples it is {at_once:.8g}, and the mean of the losses of their "
+        f"{len(in_parts.micro_batches)} parts is {cut:.8g}"
+    )
 
 
 def _advice(model: nn.Module) -> str:
@@ -131,8 +194,13 @@ def _advice(model: nn.Module) -> str:
     return (
         "If the loss is divided by another number than that of the samples (valid tokens, class weights), give the "
         "task a method weight(batch) that returns this number. If it compares samples with each other, have loss take "
-        "`gather`, or set train.loss_is: between_samples to train on it as it is."
+        "`gather`, or set train.loss_is: between_samples to train on it as it is. That also trains on batches whose "
+        "samples to_batch or to_training_batch mixes, or changes by what else is in the batch."
     )
+
+
+def _scales_by_frequency(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.scale_grad_by_freq
 
 
 def _has_running(layer: _BatchNorm) -> bool:

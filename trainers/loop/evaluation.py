@@ -56,6 +56,8 @@ def evaluate(
     means = {name: value for name, value in sums.items() if name not in totals}
     # A rank without samples does not know the metrics' names. The first replica has samples if any replica has.
     names = objects.share_json(world, list(means), source) if world.size > 1 else list(means)
+    if means:
+        task_calls.refuse_other_names(names, means)
     counted = [float(num_samples), weight] if network.is_reporting else [0.0, 0.0]
     apart = 0.0 if exchange.diverges or buffers is None else buffers.apart(trains=False)
     total = torch.tensor([apart, *(means.get(name, 0.0) for name in names), *counted], dtype=torch.float64)

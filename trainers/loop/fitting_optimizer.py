@@ -35,6 +35,20 @@ def make_fitting(chosen: Mapping[str, Any], model: nn.Module) -> Optimizer:
     return optimizer
 
 
+def check_outer(exchange: Mapping[str, Any], model: nn.Module) -> None:
+    """Refuse groups of an outer optimizer that match no parameter of the plain model.
+
+    Args:
+        exchange: values of `strategy.exchange`.
+        model: the plain model.
+
+    Raises:
+        ConfigError: names the pattern, and the nearest name.
+    """
+    outer = exchange.get("outer_optimizer") or {}
+    check_matches(outer.get("groups", ()), model.named_parameters(), "strategy.exchange.outer_optimizer")
+
+
 def num_trained(model: nn.Module) -> int:
     """Return the number of elements of the parameters that are trained."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

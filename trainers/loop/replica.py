@@ -29,17 +29,18 @@ from orchestray.trainers.loop.agreement import agree_on_state, load_sharded
 from orchestray.trainers.loop.averages import averaged
 from orchestray.trainers.loop.device_metrics import metrics_of
 from orchestray.trainers.loop.evaluation import evaluate
-from orchestray.trainers.loop.fitting_optimizer import make_fitting, num_trained, refuse_cuts, refuse_parts
+from orchestray.trainers.loop.fitting_optimizer import check_outer, make_fitting, num_trained, refuse_cuts, refuse_parts
 from orchestray.trainers.loop.growing_batches import plan_of
 from orchestray.trainers.loop.loop import Loop
 from orchestray.trainers.loop.position import Position
+from orchestray.trainers.loop.same_data import refuse_other_data
 from orchestray.trainers.loop.saving import refuse_own_saving, save_checkpoint
 from orchestray.trainers.loop.sharded_buffers import changed_kinds
 from orchestray.trainers.loop.step_buffers import StepBuffers
 from orchestray.trainers.loop.step_log import StepLog
 from orchestray.trainers.loop.whole_parameters import with_whole_parameters
 from orchestray.trainers.optim.averaged import Averaged
-from orchestray.trainers.optim.clipping import clip, clip_pieces, whole_norms, whole_totals
+from orchestray.trainers.optim.clipping import SpreadSums, clip, clip_pieces
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.solvers.solver_optimizer import SolverOptimizer
 from orchestray.trainers.sync.factory import make_exchange
@@ -119,6 +120,8 @@ class Replica:
         self.stop_requested = False
         self.pause_at = settings.pause_at
         self.faults: Faults | None = None
+        self._sums: SpreadSums | None = None
+        """Sums over the pieces of parameters; None: every worker has whole ones."""
         self._members = Members(task, settings, lambda: self.groups.data, task_of) if settings.num_members else None
         if self._members is not None:
             self.task = task = self._members.task
@@ -130,6 +133,7 @@ class Replica:
             aggregation=settings.aggregation,
             seed=settings.seed,
         )
+        check_outer(settings.exchange, self._assembler.plain_model)
         if self._members is not None:
             share_trunk(cast("Independent", self.exchange), task, self._assembler.plain_model)
         self.optimizer: Optimizer
@@ -220,6 +224,7 @@ class Replica:
         world.waits_for_device &= settings.is_replicated
         self._groups = Groups(settings.layout, world)
         self.draw.replica = settings.share_of(self._groups.coordinate.data)
+        refuse_other_data(self)
         if settings.is_replicated:
             agree_on_state(self, load)
             self.exchange.attach(self.model, world)
@@ -306,7 +311,10 @@ class Replica:
         groups = self.groups
         if self._members is not None:
             self._become_member(self._members, groups.coordinate.data)
-        num_elements = num_trained(self._assembler.plain_model)
+        plain = self._assembler.plain_model
+        num_elements = num_trained(plain)
+        dtypes = {name: parameter.dtype for name, parameter in plain.named_parameters() if parameter.requires_grad}
+        del plain  # which would stay in memory
         world.barrier()  # workers in threads share torch's generator: none may seed it or draw before all are built
         network = self._assembler.assemble(lambda: groups)
         self._take(network)
@@ -314,16 +322,16 @@ class Replica:
         updates = self.exchange.updates()
         refuse_parts(self.optimizer, self.settings.optimizer["type"], updates, num_elements)
         holders = groups.model if self.exchange.diverges else world
+        self._sums = sums = SpreadSums(updates, holders, dtypes)
         if network.streams:  # each stage updates by itself
             refuse_cuts(self.optimizer, self.settings.optimizer["type"], updates)
         else:
-            self.optimizer = with_whole_parameters(self.optimizer, updates, holders)
+            self.optimizer = with_whole_parameters(self.optimizer, sums)
         self.optimizer.init([(update.name, update.tensor) for update in updates])
         replicas = SoloCollective() if self.exchange.diverges else groups.data
         self.optimizer.join(replicas, is_alike=self.settings.exchange.get("shard", "none") == "none")
         if not network.streams:
-            self.optimizer.norm_reducer = whole_norms(updates, holders)
-            self.optimizer.total_reducer = whole_totals(updates, holders)
+            self.optimizer.norm_reducer, self.optimizer.total_reducer = sums.of, sums.totals
         load_sharded(self, load)
         for text in self._assembler.warnings:
             self.warn(text)
@@ -358,10 +366,9 @@ class Replica:
         self, updates: Sequence[OptimizedTensor], gradients: Sequence[Tensor | None], limit: float
     ) -> float | Tensor:
         """Scale the gradients so that their joint 2-norm is at most `limit`, and return the norm before."""
-        diverges, own = self.exchange.diverges, self.groups.model
-        if self.settings.is_replicated or (diverges and own.size == 1):
+        if self._sums is None or (self.exchange.diverges and self.groups.model.size == 1):
             return clip(gradients, limit)
-        return clip_pieces(updates, gradients, limit, own if diverges else self.world)
+        return clip_pieces(updates, gradients, limit, self._sums)
 
     def roll_back(self) -> None:
         """Restore the state of the last completed step after a failed one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orchestray.platform.data.mark import warn_of_shared_rows
 from orchestray.platform.data.retries import READS
 from orchestray.platform.data.source import Source, open_split
 from orchestray.platform.run.checkpoint import CheckpointWriter
@@ -48,6 +49,9 @@ class TaskHost:
         key = split, id(task)
         if key not in self._sources:
             self._sources[key] = open_split(task, split, num_endless=self._settings.num_endless)
+            opened = [found for each in ("train", "validation") if (found := self._sources.get((each, id(task))))]
+            if len(opened) == 2:
+                warn_of_shared_rows(*opened)
         return self._sources[key]
 
     def _stream(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from orchestray.platform.comm.collective import Collective
-    from orchestray.trainers.core.exchange import OptimizedTensor
+    from orchestray.trainers.optim.clipping import SpreadSums
 
 _Messages = dict[int, list[Tensor]]
 """Tensors to or from each worker, by its rank."""
@@ -42,19 +42,17 @@ class _Cut(NamedTuple):
     """All parts, by rank; those that are counted cover the parameter."""
 
 
-def with_whole_parameters(optimizer: Optimizer, updates: Sequence[OptimizedTensor], holders: Collective) -> Optimizer:
+def with_whole_parameters(optimizer: Optimizer, sums: SpreadSums) -> Optimizer:
     """Return the optimizer, made fit for parts of parameters if it has to see whole ones.
 
     Args:
         optimizer: optimizer of this worker, which `init` follows for.
-        updates: tensors that this worker updates.
-        holders: workers that hold the parts, all of which call.
+        sums: sums over the workers that hold the parts, all of which call.
     """
-    piece_of = {update.name: update.piece for update in updates}
 
     def wrap(one: Optimizer) -> Optimizer:
         plain = one.optimizer if isinstance(one, WholeParameters) else one
-        return plain if plain.takes_parts or plain.mixes_parameters else WholeParameters(plain, piece_of, holders)
+        return plain if plain.takes_parts or plain.mixes_parameters else WholeParameters(plain, sums)
 
     return optimizer.replaced(wrap)
 
@@ -67,17 +65,16 @@ class WholeParameters(Optimizer):
     every worker are moved by each.
     """
 
-    def __init__(self, optimizer: Optimizer, piece_of: Mapping[str, TensorSlice], holders: Collective) -> None:
+    def __init__(self, optimizer: Optimizer, sums: SpreadSums) -> None:
         """
         Args:
             optimizer: optimizer to give whole parameters to.
-            piece_of: piece of each parameter that this worker updates, by its name.
-            holders: workers that hold the parts. All of them call `init` at the same time.
+            sums: sums over the workers that hold the parts. All of them call `init` at the same time.
         """
         super().__init__()
         self.optimizer = optimizer
         self.slots, self.whole_slots = optimizer.slots, optimizer.whole_slots
-        self._piece_of, self._holders = piece_of, holders
+        self._piece_of, self._holders, self._sums = sums.piece_of, sums.holders, sums
         self._cuts: list[_Cut] = []
         """Parameters that are cut anywhere, in the same order on all workers."""
         self._wholes: dict[int, Tensor] = {}
@@ -139,9 +136,7 @@ class WholeParameters(Optimizer):
         """Return the sums over all parameters, each counted by its owner, or by the worker whose whole one counts."""
         owned = {self._names[place] for place in self._wholes}
         counted = [name in owned or self._piece_of[name].is_counted for name in names]
-        totals = squares @ squares.new_tensor(counted)
-        self._holders.all_reduce(totals)
-        return totals
+        return self._sums.present(names, squares, counted).sum(dim=1)
 
     @torch.no_grad()
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None], lr: float) -> None:

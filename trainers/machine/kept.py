@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import tempfile
 from pathlib import Path
 
 from orchestray.platform.errors import ConfigError
@@ -51,6 +53,20 @@ def memory_bytes() -> int:
 def versions() -> dict[str, str]:
     """Return the versions that a measurement depends on."""
     return installed_versions("torch")
+
+
+def check_place(file: Path) -> None:
+    """Check that a profile can be written to a file, before half a minute of measurements; makes its folder.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    with storage_errors(f"write {file}"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
 
 
 def save(profile: MachineProfile, file: Path) -> None:

@@ -42,12 +42,21 @@ class Compute:
 
 @dataclass(frozen=True)
 class Contention:
-    """The slowdown of processes of one thread that compute at the same time: their time over that of one alone."""
+    """The slowdown of processes of one thread that compute at the same time: their time over that of one alone.
+
+    Raises:
+        ConfigError: a slowdown is missing, or is not above 0.
+    """
 
     products: Mapping[int, float]
     """Maps the number of processes to the slowdown of products of matrices, which stay in the cache."""
     copies: Mapping[int, float]
     """Maps the number of processes to the slowdown of copies, which do not."""
+
+    def __post_init__(self) -> None:
+        for name, factors in (("products", self.products), ("copies", self.copies)):
+            if not factors or min(factors) < 1 or min(factors.values()) <= 0:
+                raise ConfigError(f"the contention of {name} needs a number of processes with a slowdown above 0")
 
     def factor(self, processes: int, cores: int, copies: float = 0.0) -> float:
         """Return the slowdown of each of `processes` processes of one thread.
@@ -111,7 +120,7 @@ class MachineProfile:
     """A machine in numbers. The file that keeps it is JSON, and may be edited.
 
     Raises:
-        ConfigError: a number is missing, or is not above 0.
+        ConfigError: a number is missing, or cannot be one of a machine.
     """
 
     name: str
@@ -141,10 +150,14 @@ class MachineProfile:
     """Largest relative distance of repeats of one product of matrices, from begin to end of the calibration."""
 
     def __post_init__(self) -> None:
+        _refuse_impossible(asdict(self))
         if not self.compute or min(self.compute) < 1 or self.cores < 1 or self.memory_bytes < 1:
             raise ConfigError("a machine needs a core and memory, and its speed with a number of threads")
-        rates = (each.copy_bytes_per_s for each in self.compute.values())
-        if min(*rates, self.disk_bytes_per_s) <= 0 or not 0 <= self.overlap <= 1:
+        for threads, each in self.compute.items():
+            if "float32" not in each.gemm:
+                raise ConfigError(f"the products of float32 with {threads} threads are missing")
+        rates = [each.copy_bytes_per_s for each in self.compute.values()]
+        if min([*rates, self.disk_bytes_per_s]) <= 0 or not 0 <= self.overlap <= 1:
             raise ConfigError("the speeds of a machine must be above 0, and its overlap from 0 to 1")
         for channel in ("tcp", "shared_memory"):
             if channel not in self.channels:
@@ -230,5 +243,22 @@ class MachineProfile:
             )
         except KeyError as error:
             raise ConfigError(f"{error.args[0]} is missing") from None
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ConfigError(f"a value has the wrong type: {error}") from None
+
+
+def _refuse_impossible(value: Any, place: str = "") -> None:
+    """Raise if a number within a value is infinite, NaN or below 0: no number of a machine is.
+
+    Args:
+        value: a number, or a mapping or sequence of such values.
+        place: keys that lead to it, with a dot behind each.
+    """
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _refuse_impossible(each, f"{place}{key}.")
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            _refuse_impossible(each, f"{place}{number}.")
+    elif isinstance(value, int | float) and not 0 <= value < math.inf:
+        raise ConfigError(f"{place.removesuffix('.')} must be a finite number of 0 or more, got {value}")

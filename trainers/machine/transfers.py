@@ -102,6 +102,8 @@ class CollectiveTimes:
         for kind in KINDS:
             if 2 not in self.curves.get(kind, {}):
                 raise ConfigError(f"the times of {kind} with 2 ranks are missing")
+            if (least := min(self.curves[kind])) < 2:
+                raise ConfigError(f"an operation needs 2 ranks or more: there are times of {kind} with {least}")
 
     def seconds(self, kind: Kind, ranks: int, num_bytes: float) -> float:
         """Return the seconds of a collective operation among `ranks` processes of the machine.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from orchestray.platform.errors import CheckpointError, ConfigError
+from orchestray.platform.process.alike import torch_state
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.optim.sparse import dense
 
@@ -205,7 +206,7 @@ def _stepped(make: Any, of_each: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> t
     """
     parameters = [start.clone() for start, _ in of_each]
     optimizer = make(parameters)
-    before, random = _kept_elsewhere(optimizer), torch.get_rng_state()
+    before, random = _kept_elsewhere(optimizer), torch_state()
     for step in zip(*(gradients for _, gradients in of_each), strict=True):
         for parameter, gradient in zip(parameters, step, strict=True):
             parameter.grad = gradient.clone()
@@ -216,7 +217,7 @@ def _stepped(make: Any, of_each: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> t
             f"config: train.optimizer: it keeps state in {changed}, which would be lost with a worker; use another "
             "optimizer, or one that keeps its state in state[parameter], as tensors and numbers"
         )
-    if not torch.equal(random, torch.get_rng_state()):
+    if not torch.equal(random, torch_state()):
         raise ConfigError(
             "config: train.optimizer: it draws random numbers, which would be others on each worker; use another "
             "optimizer"

@@ -136,12 +136,15 @@ def make_groups(
     return GroupedOptimizer([*made, Group("*", make(**arguments, lr=lr), 1.0)])
 
 
-def check_matches(groups: Sequence[Mapping[str, Any]], named: Iterable[tuple[str, Tensor]]) -> None:
+def check_matches(
+    groups: Sequence[Mapping[str, Any]], named: Iterable[tuple[str, Tensor]], key: str = "train.optimizer"
+) -> None:
     """Refuse patterns that no trained parameter has.
 
     Args:
         groups: groups of an optimizer's section.
         named: all parameters of the plain model, by their first names.
+        key: key of that section in the config.
 
     Raises:
         ConfigError: names the pattern, and the nearest name.
@@ -158,7 +161,7 @@ def check_matches(groups: Sequence[Mapping[str, Any]], named: Iterable[tuple[str
             names = [name for name, is_trained in trained.items() if is_trained]
             hint = nearest(pattern, names) or f"; the first is {names[0]!r}" if names else ""
             reason = f"no parameter has a name like {pattern!r}{hint}"
-        raise ConfigError(f"config: train.optimizer.groups.{index}.match: {reason}")
+        raise ConfigError(f"config: {key}.groups.{index}.match: {reason}")
 
 
 def first_names(model: nn.Module) -> dict[str, str]:

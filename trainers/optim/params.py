@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, ValidationError, model_validator
 
@@ -289,10 +289,26 @@ class YellowFin(OptimizerSection):
     """L2 penalty added to the gradient."""
 
 
+Extended = TypeVar("Extended", bound=Section)
+
+
+def refuse_nan(section: Extended) -> Extended:
+    """Return a section whose further keys are arguments of a class.
+
+    Raises:
+        ValueError: a number among them is NaN, which classes take without a word.
+    """
+    if wrong := [name for name, value in (section.model_extra or {}).items() if value != value]:
+        raise ValueError(f"{' and '.join(wrong)} must be a number, got nan")
+    return section
+
+
 class OptimizerClass(OptimizerSection):
     """A class of `torch.optim`, or one of your own; all other keys are arguments of its constructor."""
 
     model_config = ConfigDict(extra="allow")
+
+    _without_nan = model_validator(mode="after")(refuse_nan)
 
     type: Text
     """Class: "torch.optim:NAdam", "package.module:Class" or "path/to/file.py:Class"."""
@@ -388,6 +404,8 @@ class ScheduleClass(Schedule):
     """A class of `torch.optim.lr_scheduler`, or one of your own; all other keys are arguments of its constructor."""
 
     model_config = ConfigDict(extra="allow")
+
+    _without_nan = model_validator(mode="after")(refuse_nan)
 
     type: Text
     """Class: "torch.optim.lr_scheduler:CosineAnnealingWarmRestarts", "package.module:Class" or "file.py:Class"."""

@@ -21,7 +21,7 @@ class YellowFin(Optimizer):
     `Measured.tune` finds the momentum mu and the rate alpha from three measurements. These are the range of the
     curvature (squared norms of the last `window` gradients), the variance of the gradient and the distance to the
     optimum. `lr` is a factor on the tuned rate. Averages are corrected for their initial bias. The curvature is
-    averaged by its logarithm, as in section 4 of the paper and its authors' code.
+    averaged by its logarithm, as in section 4 of the paper and its authors' code. A gradient of zeros is not measured.
 
     All replicas of a synchronous scheme measure the same gradient, so they tune alike. If workers hold parts of the
     model, `total_reducer` must be set.
@@ -80,9 +80,12 @@ class YellowFin(Optimizer):
         torch._foreach_mul_(squares, beta)
         torch._foreach_addcmul_(squares, pulls, pulls, 1.0 - beta)
         squared_norm, second, first = self._totals(pulls, squares, averages)
-        measured.measure(squared_norm, beta)
-        whole = 1.0 - beta**measured.step
-        measured.tune(max(second / whole - first / whole**2, 0.0), beta, slow_start=self._slow_start)
+        if squared_norm:
+            measured.measure(squared_norm, beta)
+            whole = 1.0 - beta**measured.step
+            measured.tune(max(second / whole - first / whole**2, 0.0), beta, slow_start=self._slow_start)
+        elif beta:  # a gradient of zeros would be a curvature of zero, and the next rate next to infinite
+            torch._foreach_div_([*averages, *squares], beta)
         torch._foreach_mul_(state["momentum_buffer"], measured.momentum)
         torch._foreach_add_(state["momentum_buffer"], pulls, alpha=-lr * measured.lr)
         torch._foreach_add_(params, state["momentum_buffer"])

@@ -17,20 +17,22 @@ from orchestray.trainers.core.batch_norm import (
     without_torchs_group,
 )
 from orchestray.trainers.core.buffer_kinds import Kind, kinds_of, transient
-from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.forward import Forward, user_code
 from orchestray.trainers.core.gathering import Gathering
 from orchestray.trainers.core.inputs import inputs_of
 from orchestray.trainers.core.modes import begin_training
 from orchestray.trainers.core.own_gradients import mark, own_gradients
+from orchestray.trainers.core.plain_model import build_model
 from orchestray.trainers.core.rng import RngKey, building, generators_put_back, seed_modules
 from orchestray.trainers.core.weights import convert
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.recompute import ActivationMeter, find_blocks, recompute
+from orchestray.trainers.parallel.same_loss import loss_of_whole, refuse_another_loss
 from orchestray.trainers.parallel.whole_model import WholeNetwork
 
 if TYPE_CHECKING:
-    from orchestray.platform.data.stream import SampleStream
-    from orchestray.platform.task import Batch, Task
+    from orchestray.platform.data.stream import MicroBatch, SampleStream
+    from orchestray.platform.task import Task
     from orchestray.trainers.config.settings import ReplicaSettings
     from orchestray.trainers.core.network import Network
     from orchestray.trainers.layout.groups import Groups
@@ -68,6 +70,8 @@ class Assembler:
         """Layers of each pipeline stage of what was assembled last, as (start, stop); empty without a pipeline."""
         self.built: dict[str, Kind] = {}
         """Buffers of the plain model as it was built."""
+        self._is_compared = False
+        """True once a cut model was not refused for its loss; a survivor does not compare it again."""
         self._pipeline: PipelineAssembler | None = None
         self._plan_pipeline()
         self._plain: nn.Module | None = self._build()
@@ -96,7 +100,7 @@ class Assembler:
 
     def _built_with(self, seed: int) -> nn.Module:
         with building(seed):
-            model = self._task.build_model()
+            model = build_model(self._task)
         if self._settings.precision == "float64":
             convert(model, torch.float64)
         return begin_training(without_torchs_group(model.to(self._device)))
@@ -127,7 +131,18 @@ class Assembler:
         Args:
             groups: returns this worker's current groups.
         """
-        network = self._assemble(groups)
+        if self._settings.layout.model_size == 1:
+            network = self._assemble(groups)
+        else:
+            micro_batch, precision = self._example(groups), self._settings.precision
+            loss = None
+            if not self._is_compared:
+                forward = Forward(self._task, self.plain_model, precision, self._device)
+                loss = loss_of_whole(forward, micro_batch, self._stream(groups).one_sample())
+            network = self._assemble(groups)
+            self.draw.step = 1  # no loss is asked for a step before the first
+            refuse_another_loss(loss, network, micro_batch, groups().model, precision=precision)
+            self._is_compared = True
         self._assembled = network.model
         return network
 
@@ -187,7 +202,7 @@ class Assembler:
         if micro_batch.num_samples < 2:  # batch normalisation needs two
             return []
         inputs = forward.place(micro_batch.batch)["inputs"]
-        with forward.precision():
+        with user_code(1, groups().rank), forward.precision():
             texts = [
                 unseeded_warning(model, unseeded_modules(model, inputs)),
                 repeated_warning(repeated_draws(model, inputs)),
@@ -202,7 +217,7 @@ class Assembler:
         """
         settings = self._settings
         forward = Forward(self._task, model, settings.precision, self._device)
-        found = own_gradients(forward, self._example(groups))
+        found = own_gradients(forward, self._example(groups).batch)
         # Scalars are neither sharded nor split, but only one stage of a pipeline has them.
         if "parameters" in found or ("scalars" in found and settings.layout.pipeline > 1):
             raise ConfigError(_of_whole_parameters(settings))
@@ -243,14 +258,14 @@ class Assembler:
             )
             self.warnings = [*self.warnings, warning] if groups().rank == 0 else []
 
-    def _example(self, groups: GroupsRef) -> Batch:
+    def _example(self, groups: GroupsRef) -> MicroBatch:
         """Return a micro-batch, the same on every worker that splits the same model."""
         from orchestray.trainers.parallel.pipeline.assemble import first_micro_batch
 
         # The first replica's stream surely has samples, and one stream makes all replicas split alike. A member of an
         # ensemble has its own samples, and perhaps a model of its own shape.
         stream = self._stream_of("train", groups().coordinate.data if self._settings.members else 0)
-        return first_micro_batch(stream).batch
+        return first_micro_batch(stream)
 
     def _stream(self, groups: GroupsRef) -> SampleStream:
         return self._stream_of("train", groups().coordinate.data)
@@ -258,8 +273,9 @@ class Assembler:
     def _split(self, model: nn.Module, forward: Forward, groups: GroupsRef) -> Split:
         from orchestray.trainers.parallel.tensor.assemble import split_over_workers
 
-        example = forward.place(self._example(groups))["inputs"]
-        return split_over_workers(self._task, model, self._settings.tensor_plan, groups, example)
+        example = forward.place(self._example(groups).batch)["inputs"]
+        kind, precision = self._settings.tensor_plan, forward.precision
+        return split_over_workers(self._task, model, kind, groups, example, precision)
 
     def _recompute(self, model: nn.Module, num_live: int = 1, inputs: Callable[[], Any] | None = None) -> None:
         if self._settings.recompute != "none":

@@ -16,7 +16,7 @@ from orchestray.trainers.planning.analyse import analyse
 from orchestray.trainers.planning.subject import subject_of
 
 _COPIES = 4
-"""Copies of the parameters in memory: themselves, their gradients, and two moments of the optimizer."""
+"""Copies of trained parameters in memory: themselves, their gradients, and two moments of the optimizer."""
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,6 @@ def sizes_of(
         num_samples = open_split(task, "train", num_endless=1).num_rows
     count = num_samples or subject.batch_size
     sample_bytes = sum(tensor.nbytes for tensor in tensors_in(subject.inputs)) / subject.batch_size
-    memory = Memory(_COPIES * analysis.parameter_bytes, analysis.saved_bytes, count * sample_bytes)
+    frozen_bytes = sum(each.nbytes for each in subject.model.parameters() if not each.requires_grad)
+    memory = Memory(_COPIES * analysis.parameter_bytes + frozen_bytes, analysis.saved_bytes, count * sample_bytes)
     return Sizes(count, analysis.parameter_bytes, memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from orchestray.platform.errors import TaskError
 from orchestray.trainers.analysis.brent import least_time, most_time, useful_processors
 from orchestray.trainers.analysis.graph import OperatorGraph
 from orchestray.trainers.analysis.trace import Recorder
-from orchestray.trainers.analysis.unfused import unfused
+from orchestray.trainers.analysis.unfused import FusedCalls, unfused
 from orchestray.trainers.planning.layer_watch import Saved, Shapes, plain_name
 from orchestray.trainers.planning.padding import PaddingCost, padding_costs
 from orchestray.trainers.planning.recomputation import Recomputation, recomputations
@@ -24,6 +25,14 @@ from orchestray.trainers.planning.tensor_traffic import Traffic, traffic_of_plan
 
 PROCESSORS = (1, 16, 256, 4096, 65_536)
 """Numbers of processors for which the bounds of a step's time are shown."""
+
+
+_FUSED_NOTES = {
+    "attention": "attention is counted by its operations: a kernel that fuses them keeps less for the backward pass",
+    "recurrences": "recurrences are counted by their operations: a kernel of a whole layer keeps more for the "
+    "backward pass",
+}
+"""Notes on kinds of layers that torch's kernels may compute at once."""
 
 
 @dataclass(frozen=True)
@@ -175,17 +184,24 @@ def analyse(subject: Subject) -> Analysis:
     """Analyse a step of a model, on its device: on `meta` nothing is computed.
 
     Raises:
-        TaskError: the model needs values, which there are none of on `meta`; or it fails.
+        TaskError: the model needs values, which there are none of on `meta`; or it fails, or has an operator of
+            torch that calls functions.
     """
-    recorder, saved, shapes = Recorder(), Saved(subject), Shapes(subject.model)
+    recorder, saved, shapes, fused = Recorder(), Saved(subject), Shapes(subject.model), FusedCalls()
     is_on_meta = all(each.is_meta for each in tensors_in(subject.inputs))
     try:
         with recorder, saved.watched(recorder), shapes.watched(), nullcontext() if is_on_meta else unfused():
-            loss = subject.forward()
+            with fused:
+                loss = subject.forward()
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
-        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}"
+        if called := re.search(r"rule registered for HigherOrderOperator (\w+)", str(error)):
+            raise TaskError(
+                f"{subject.name} calls torch's operator {called[1]}, and what the functions within it compute cannot "
+                f"be counted: have the model compute that by operations of Python, with a loop or an if"
+            ) from error
         if not is_on_meta:
             raise TaskError(f"{subject.name} cannot be run: {message}") from error
         raise TaskError(
@@ -217,6 +233,7 @@ def analyse(subject: Subject) -> Analysis:
             *subject.notes,
             *_notes_on(subject.model),
             *(() if loss.requires_grad else ("no backward pass: nothing needs a gradient",)),
+            *(_FUSED_NOTES[kind] for kind in sorted(fused.kinds) if loss.requires_grad),
         ),
     )
 

@@ -58,10 +58,11 @@ def plan(
     Raises:
         ConfigError: the config is wrong, this machine has no profile, or no scheme fits.
     """
-    planner, cluster = _planner(nodes, machine, price_per_hour, budget=budget, mtbf_h=mtbf_h)
+    # First what is wrong in the call: the profile that may be missing takes half a minute to measure.
     config = load_train_config(source, overrides)
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers must be 1 or more, got {workers}")
+    planner, cluster = _planner(nodes, machine, price_per_hour, budget=budget, mtbf_h=mtbf_h)
     return planner.plans(config, workers or cluster.machine.cores * nodes, report)
 
 
@@ -75,8 +76,9 @@ def plan_as_it_stands(
     mtbf_h: float | None = None,
 ) -> Plan:
     """Return the prediction of a config as it stands; arguments and errors as in `plan`."""
+    config = load_train_config(source, overrides)
     planner, _ = _planner(nodes, machine, price_per_hour, mtbf_h=mtbf_h)
-    return planner.this(load_train_config(source, overrides))
+    return planner.this(config)
 
 
 def note_run(config: TrainConfig, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -126,11 +128,18 @@ def _refuse_unrecorded(config: TrainConfig) -> None:
         raise ConfigError(f"config: train.batch_schedule: {text}")
 
 
+def _steps_between_exchanges(config: TrainConfig) -> int | None:
+    """Return after how many steps all workers exchange; None: after each, or not by a number of steps."""
+    exchange: Any = config.strategy.exchange
+    every = getattr(exchange, "every", None)
+    return every if isinstance(every, int) and getattr(exchange, "unit", "steps") == "steps" else None
+
+
 def _noted(
     config: TrainConfig, lines: Iterable[Mapping[str, Any]], predictor: Predictor, machine: MachineProfile
 ) -> dict[str, Any] | None:
     lines = [*lines]
-    measured_s = records.measured_step_s(lines)
+    measured_s = records.measured_step_s(lines, every=_steps_between_exchanges(config))
     if measured_s is None:
         return None
     record = records.load_record(machine.name)
@@ -177,7 +186,7 @@ def _planner(
     else:
         there = kept.load(Path(machine), of_any_machine=True)
         _check_torch(there, here, machine)
-        cluster = Cluster(there, nodes, here.flops_per_s() / there.flops_per_s())
+        cluster = Cluster(there, nodes, here)
     if price_per_hour is not None:
         cluster = replace(cluster, machine=replace(cluster.machine, price_per_worker_hour=price_per_hour))
     _, measurements = _predictor(cluster)

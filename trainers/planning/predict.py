@@ -53,6 +53,9 @@ class Predictor:
             ConfigError: the config does not fit the task or the model.
             TrainingError: the task's code failed.
         """
+        threads, cores = config.resources.num_threads, self._cluster.machine.cores
+        if threads > cores:
+            raise ConfigError(f"config: resources.cpus_per_worker: a machine has {cores} cores, got {threads}")
         settings, *largest = _settings_by_size(config)
         made, network = self._made(config, settings), config.strategy.network
         if changes and not made.spares:
@@ -77,7 +80,7 @@ class Predictor:
             samples=length.samples,
             steps_per_epoch=length.steps_per_epoch,
             num_steps=length.num_steps,
-            parts=_slower(made.parts, self._cluster.slowness),
+            parts=_slower(made.parts, self._cluster.slowness(threads)),
             memory=made.memory,
             num_bytes=made.num_bytes,
             staleness=made.staleness,
@@ -90,14 +93,13 @@ class Predictor:
         return [each for settings in _settings_by_size(config) for each in self._wanted(config, settings)]
 
     def _wanted(self, config: TrainConfig, settings: ReplicaSettings) -> list[Wanted]:
-        threads = config.resources.num_threads
-        at_once = self._at_once(settings.layout.size, threads)
+        at_once, threads = self._measured_by(settings.layout.size, config.resources.num_threads)
         if config.strategy.exchange.type == "parameter_server":
             alone = Wanted("dry_run", _of_server_worker(settings), threads, at_once)
             return [alone, Wanted("served", settings, threads, 1)]
         if settings.layout.pipeline > 1:
             whole = Wanted("dry_run", _whole(settings), threads, at_once)
-            layers = self._layers(settings, threads)
+            layers = self._layers(config, settings)
             return [layers, whole, self._count(layers, settings, threads)]
         wanted = [Wanted("dry_run", settings, threads, at_once)]
         if settings.recompute != "none":
@@ -108,8 +110,9 @@ class Predictor:
     def _process_bytes(self) -> int:
         return self._cluster.machine.process_bytes
 
-    def _layers(self, settings: ReplicaSettings, threads: int) -> Wanted:
-        at_once, pipeline = self._at_once(settings.layout.size, threads), settings.pipeline
+    def _layers(self, config: TrainConfig, settings: ReplicaSettings) -> Wanted:
+        at_once, threads = self._measured_by(settings.layout.size, config.resources.num_threads)
+        pipeline = settings.pipeline
         wanted = Wanted("profile", settings, threads, at_once)
         if isinstance(pipeline.split, list):  # by a plan, perhaps: it has measured these layers before it named a cut
             balanced = replace(settings, pipeline=replace(pipeline, split="balanced"))
@@ -124,10 +127,9 @@ class Predictor:
         begins = self._pipeline_step(layers, settings).begins if known else ()
         return Wanted("count", countable(settings, begins)[0], threads, 1)
 
-    def _at_once(self, num_workers: int, threads: int) -> int:
-        """Return how many workers measure at once: as many as a machine has, up to twice what its cores can carry."""
-        here = self._cluster.workers_of_node(num_workers)
-        return max(1, min(here, 2 * self._cluster.machine.cores // threads))
+    def _measured_by(self, num_workers: int, threads: int) -> tuple[int, int]:
+        """Return how many workers measure at once, and the threads of each."""
+        return self._cluster.at_once(num_workers, threads), self._cluster.threads_here(threads)
 
     def _made(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
         if config.strategy.exchange.type == "parameter_server":
@@ -136,7 +138,7 @@ class Predictor:
             return self._pipeline(config, settings)
         runs, *without = [self._measurements.dry_runs(each) for each in self._wanted(config, settings)]
         size, overlap = settings.layout.size, self._cluster.machine.overlap
-        crowd = _crowd(size, self._at_once(size, config.resources.num_threads), self._cluster)
+        crowd = self._cluster.crowd(size, config.resources.num_threads)
 
         def time_of(kind: str, members: int, num_bytes: int) -> float:
             return self._cluster.time_of(kind, members, num_bytes, num_workers=size)
@@ -154,13 +156,12 @@ class Predictor:
         )
 
     def _pipeline(self, config: TrainConfig, settings: ReplicaSettings) -> _Made:
-        threads = config.resources.num_threads
-        step = self._pipeline_step(self._layers(settings, threads), settings)
+        step = self._pipeline_step(self._layers(config, settings), settings)
         _, whole, count = self._wanted(config, settings)
         known, counted = self._measurements.dry_runs(whole)[0], self._measurements.counted(count)
         size, layout = settings.layout.size, settings.layout
         share = max(step.parameter_bytes) / max(1, known.parameter_bytes) / layout.tensor
-        crowd = _crowd(size, self._at_once(size, threads), self._cluster)
+        crowd = self._cluster.crowd(size, config.resources.num_threads)
         time_of, whole_s = partial(self._cluster.time_of, num_workers=size), known.exchanging
         parts = Parts(
             compute_s=step.busy_s * crowd,
@@ -346,11 +347,6 @@ def _held_bytes(step: PipelineStep, whole: DryRun) -> tuple[int, int, int]:
     own, num = max(zip(step.parameter_bytes, step.num_parameters, strict=True))
     times, beside = divmod(whole.optimizer_bytes, max(1, whole.parameter_bytes))
     return own, own, times * own + beside * num // max(1, sum(step.num_parameters))
-
-
-def _crowd(num_workers: int, at_once: int, cluster: Cluster) -> float:
-    """Return how much longer workers compute that are more than those that have measured at once."""
-    return max(1.0, cluster.workers_of_node(num_workers) / at_once)
 
 
 def _slower(parts: Parts, slowness: float) -> Parts:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -147,25 +148,39 @@ def append(entry: Entry, file: Path | None = None) -> None:
             os.close(handle)
 
 
-def measured_step_s(lines: Iterable[Mapping[str, Any]], *, warm_up: int = 10, least: int = 20) -> float | None:
+def measured_step_s(
+    lines: Iterable[Mapping[str, Any]], *, every: int | None = None, warm_up: int = 10, least: int = 20
+) -> float | None:
     """Return the mean seconds of a step from the metric lines of a run; None: it made too few.
 
     Pauses between steps (a validation, a restart) do not count.
 
     Args:
         lines: metric lines, in order.
+        every: steps between two exchanges, which count even where they are long and few; None: no steps are unlike.
         warm_up: number of first steps that do not count.
         least: least number of steps that count.
     """
-    times = [float(line["time_s"]) for line in lines if "samples_per_s" in line and "time_s" in line]
-    gaps = [after - before for before, after in zip(times[warm_up:], times[warm_up + 1 :], strict=False)]
+    nothing: Mapping[str, Any] = {}
+    known = [nothing, *(line for line in lines if "time_s" in line)]
+    steps = [(line, "samples_per_s" in before) for before, line in pairwise(known) if "samples_per_s" in line]
+    times = [float(line["time_s"]) for line, _ in steps[warm_up:]]
+    gaps = [after - before for before, after in pairwise(times)]
     if len(gaps) < least:
         return None
     usual = median(gaps)
-    short = [gap for gap in gaps if gap <= _PAUSE * usual] if usual > 0 else gaps
-    # Seldom but regular steps, as those with an average over the replicas, count.
-    counted = short if len(gaps) - len(short) <= _SELDOM * len(gaps) else gaps
+    # A step that follows a validation has that in its gap.
+    exchanging = [follows and _is_seldom(line, every) for line, follows in steps[warm_up + 1 :]]
+    counted = [gap for gap, is_one in zip(gaps, exchanging, strict=True) if gap <= _PAUSE * usual or is_one]
+    # Regular steps, as those with an average over the replicas, count.
+    if usual <= 0 or len(gaps) - len(counted) > _SELDOM * len(gaps):
+        counted = gaps
     return sum(counted) / len(counted)
+
+
+def _is_seldom(line: Mapping[str, Any], every: int | None) -> bool:
+    """Return True if a step exchanges, of so few that they could be taken for pauses."""
+    return every is not None and every * _SELDOM >= 1 and int(line["step"]) % every == 0
 
 
 _PAUSE, _SELDOM = 5.0, 0.04

@@ -75,13 +75,18 @@ def subject_of(
         ConfigError: the config, or a shape, is wrong, or the class needs shapes.
         TaskError: the class cannot be imported or built.
     """
+    if source.endswith(".py"):
+        raise ConfigError(f"{source}: name the class in it as well, as {source}:Model")
     if source.endswith((".yaml", ".yml")) or Path(source).is_file():
+        _refuse_unused("--inputs", shapes, f"{source} has the inputs of its task")
         config = load_train_config(source, list(overrides))
         task = tasks.build(TaskSource.from_config(config.task, config.train))
         return _of_task(config.name or Path(source).stem, task, config.train.batch_size, config.train.seed, device)
+    _refuse_unused("keys of a config", overrides, f"{source} is none")
     made: Any = load_object(TaskSource.of_class(source, {}, noun="model"), key="analyse")
     name = source.rpartition(":")[2]
     if isinstance(made, type) and not issubclass(made, nn.Module) and hasattr(made, "build_model"):
+        _refuse_unused("--inputs", shapes, f"the task {source} has its own")
         return _of_task(name, build_task(TaskSource.of_class(source, {})), 1, 0, device)
     if not shapes:
         raise ConfigError(
@@ -104,6 +109,12 @@ def subject_of(
                 f"{name} cannot be run, as its lazy layers must be: {type(error).__name__}: {error}"
             ) from error
     return subject
+
+
+def _refuse_unused(what: str, given: Sequence[str], why: str) -> None:
+    """Raise if arguments are given that would not count."""
+    if given:
+        raise ConfigError(f"{what} ({', '.join(given)}): {why}; leave them out")
 
 
 def _of_task(name: str, task: Task, batch_size: int, seed: int, device: torch.device) -> Subject:

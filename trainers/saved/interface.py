@@ -5,7 +5,7 @@ It is written with the model, so that the model is served where its training dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from orchestray.platform.data.source import first_row
 from orchestray.platform.errors import CheckpointError, OrchestrayError, TaskError
 from orchestray.platform.run.model_files import EXAMPLE_FILE, load_beside, load_model_json
 from orchestray.platform.task import OF_AN_ENDPOINT
+from orchestray.platform.usercode.listed_names import feature_counts, listed_names, lower_names
 from orchestray.trainers.core.inputs import InputForm, described, inputs_of
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Interface:
             task: the task; see `OPTIONAL_ATTRIBUTES`.
             row: returns the first row of the training data; default: the data is opened.
         """
-        names, lower = (getattr(task, key, None) or () for key in ("class_names", "lower_is_better"))
+        names = listed_names(getattr(task, "class_names", None))
+        lower = lower_names(getattr(task, "lower_is_better", None))
         example, problem = None, ""
         try:
             example = example_of(task, row)
@@ -161,8 +163,7 @@ def saved_example(directory: str | os.PathLike[str], load_task: Callable[[], Tas
 
 
 def _feature_names(task: Task) -> dict[str, int]:
-    named: Mapping[str, int] | Sequence[str] = getattr(task, "feature_names", None) or ()
-    return dict(named) if isinstance(named, Mapping) else dict.fromkeys(named, 1)
+    return feature_counts(getattr(task, "feature_names", None))
 
 
 def example_of(task: Task, row: Callable[[], pa.Table] | None = None) -> Any:

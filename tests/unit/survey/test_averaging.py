@@ -61,7 +61,10 @@ def test_parallel_sgd_sends_its_weights_once_and_the_mean_is_no_worse_than_its_m
     # The validation of the mean and the end share it.
     assert [num_meetings(member, size_of(task)) for member in members] == [1] * data
     losses = [loss_of(task, member.after) for member in members]
-    mean = loss_of(task, dict(members[0].replica.model.state_dict()))
+    end = members[0].replica.model.state_dict()
+    averages = {name: torch.stack([member.after[name] for member in members]).mean(0) for name in end}
+    assert furthest(end, averages) <= 1e-12
+    mean = loss_of(task, dict(end))
     assert np.ptp(losses) > 1e-3
     assert mean <= np.mean(losses)
 

@@ -187,11 +187,11 @@ def test_squared_loss_is_the_mean_square_and_its_gradient_twice_the_error(tmp_pa
 
 
 def noting_passes(sizes: list[int]) -> Callable[[Replica, Collective, object], None]:
-    """Return a function that has the first replica note the samples of each forward pass in training."""
+    """Return a function that has the first replica note the samples of each forward pass that learns."""
 
     def prepare(replica: Replica, collective: Collective, _calls: object) -> None:
-        def note(model: nn.Module, _inputs: object, outputs: Tensor) -> None:
-            if model.training:
+        def note(_model: nn.Module, _inputs: object, outputs: Tensor) -> None:
+            if outputs.requires_grad:
                 sizes.append(len(outputs))
 
         if collective.rank == 0:

@@ -293,12 +293,12 @@ def test_normalisation_keeps_the_accuracy_of_a_hundredth_of_the_gradient_which_i
     found = {
         (is_normalised, is_sparse): [
             percentage_of(trained_with(hundredth if is_sparse else (), seed, 4, is_normalised=is_normalised))
-            for seed in range(5)
+            for seed in range(3)
         ]
         for is_normalised in (True, False)
         for is_sparse in (True, False)
     }
-    mean = {variant: sum(each) / 5 for variant, each in found.items()}
+    mean = {variant: sum(each) / 3 for variant, each in found.items()}
     assert mean[True, True] > mean[True, False] - 4
     assert mean[False, True] < mean[False, False] - 8
     assert min(found[True, True]) > max(found[False, True])

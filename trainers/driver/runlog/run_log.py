@@ -106,12 +106,12 @@ class RunLog:
         facts: dict[str, Any] = {**sizes, **members}
         self.writer.event("resumed" if resumed else "started", **facts)
 
-    def record(self, lines: list[dict[str, Any]], *, copies: bool = False) -> None:
+    def record(self, lines: list[dict[str, Any]], *, met_at: int = 0) -> None:
         """Write lines and events as they come from the replicas, each line once.
 
         Args:
             lines: lines and events, in order.
-            copies: True if the lines are of steps before the replicas met, which are not a sign of a recovery.
+            met_at: step at which the replicas have met; the line of a later step is a sign of a recovery.
         """
         news: list[dict[str, Any]] = []
         try:
@@ -122,7 +122,7 @@ class RunLog:
                     self._on_event(line)
                 elif self.run_progress.is_news(line):
                     news.append(line)
-                    self._show(line, copies=copies)
+                    self._show(line, met_at)
         finally:  # a copy of these lines would be ignored later
             self.writer.metrics(news)
         if lines:
@@ -130,12 +130,12 @@ class RunLog:
             # One less: the validation of the last step may still come.
             self.run_progress.written_step = max(0, self.run_progress.last_step - 1)
 
-    def _show(self, line: Mapping[str, Any], *, copies: bool) -> None:
+    def _show(self, line: Mapping[str, Any], met_at: int) -> None:
         """Do everything with a line except writing it."""
         self.bytes_reported += line.get("bytes_sent", 0)
         self.progress.update(line)
         self._look_at(line)
-        is_recovered = not copies and self.run_progress.is_recovered_by(line)
+        is_recovered = int(line["step"]) > met_at and self.run_progress.is_recovered_by(line)
         if "split" not in line:
             self.run_progress.goodput.complete(float(line["time_s"]), after_loss=is_recovered)
         if is_recovered:
@@ -162,10 +162,11 @@ class RunLog:
         if line["event"] == "agreed":
             if self.run_progress.go_back_to(step):
                 self.run_progress.goodput.go_back(self.writer.truncate_after(step))
-            self.record(list(line["lines"]), copies=True)
+            self.record(list(line["lines"]), met_at=step)
             if step > 0:
-                # Rank 0 may have died with lines that were not fetched; every replica keeps a copy of the last ones.
-                self.record(self.fetch_copies(self.run_progress.last_step), copies=True)
+                # Rank 0 may have died with lines that were not fetched; every replica keeps a copy of the last ones. It
+                # may have done further steps by now.
+                self.record(self.fetch_copies(self.run_progress.last_step), met_at=step)
         elif line["event"] == "warning":
             self.warn(line["text"], line["text"])
         elif line["event"] == "checkpoint_saved":

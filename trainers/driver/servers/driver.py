@@ -325,7 +325,7 @@ class CentralDriver:
         taken_over = [self._take_over(rank, lost) for rank in sorted(lost) if self._primaries.serves(rank)]
         if any(taken_over) and all(taken_over):  # lines of the lost lead that were not fetched; its copy has them too
             self._take()  # what the lost lead has answered comes before
-            self._run_log.record(self._lines.copies(self.run_progress.last_step), copies=True)
+            self._run_log.record(self._lines.copies(self.run_progress.last_step))
         role = self._servers.shape.role
         # Before the answers of workers that have noticed: they must not be set to work for a dead server.
         self._events.appendleft(events.ServersLost(lost, role, replaced=all(taken_over)))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from orchestray.platform.comm import objects
 from orchestray.platform.data.nested import copied
 from orchestray.trainers.core.batch_norm import needs_every_pass
-from orchestray.trainers.core.forward import Forward
+from orchestray.trainers.core.forward import Forward, scalar, without_gradient
 from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
@@ -168,8 +168,15 @@ class PipelineAssembler:
 
         forward = Forward(self._task, layers.model, self._settings.precision, self._device)
         batch = forward.place(micro_batch.batch)
+
+        def loss(outputs: Any) -> Tensor:
+            found = scalar(loss_of(self._task, outputs, copied(batch)))
+            if not found.requires_grad:
+                raise without_gradient()
+            return found
+
         with forward.precision():
-            costs = profile_layers(layers, batch["inputs"], lambda outputs: loss_of(self._task, outputs, copied(batch)))
+            costs = profile_layers(layers, batch["inputs"], loss)
         return [cost.compute_s for cost in costs]
 
 

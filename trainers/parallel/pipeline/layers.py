@@ -166,7 +166,8 @@ class Layers:
         called: dict[str, nn.Module] = {}
         fetched: set[str] = set()
         unnamed: set[int] = set()
-        for node in _with_fetches([node for layer in self._nodes[start:stop] for node in layer], []):
+        needed = list(self._output.all_input_nodes) if stop == len(self) else []
+        for node in _with_fetches([node for layer in self._nodes[start:stop] for node in layer], needed):
             if "unnamed" in node.meta:
                 unnamed.add(node.meta["unnamed"])
             elif node.op == "call_module" or node.meta.get("is_module"):

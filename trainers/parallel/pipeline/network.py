@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from orchestray.trainers.core.buffer_kinds import transient
 from orchestray.trainers.core.inputs import ONE_TENSOR, InputForm
+from orchestray.trainers.core.loss_parameters import refuse_own_parameters
 from orchestray.trainers.core.network import Usage
 from orchestray.trainers.core.task_calls import add
 from orchestray.trainers.layout.tensor_slice import TensorSlice
@@ -88,6 +89,7 @@ class PipelineNetwork:
             PeerLostError: another worker did not come.
         """
         self.model = model
+        self._task = task
         self._device = torch.device(device)
         self._draw = draw
         self._rank = groups.rank
@@ -157,6 +159,8 @@ class PipelineNetwork:
                     self._backward(action, jobs)
             self._links.settle()
         self._log.end_step()
+        if self._steps == 1:
+            refuse_own_parameters(self._task, self.model)
         loss_sum = 0.0
         for job, loss in zip(jobs, losses, strict=True):
             loss_sum += loss * job.weight

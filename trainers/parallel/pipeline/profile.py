@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.trainers.core.buffers import BufferCopies
+from orchestray.trainers.core.rng import generators_put_back
 from orchestray.trainers.parallel.pipeline.layers import Layers
 from orchestray.trainers.parallel.pipeline.stage import Stage
 
@@ -71,7 +72,7 @@ def profile_layers(
         raise ValueError(f"there must be at least one pass to measure, got {repeats}")
     stages = [layers.part(index, index + 1) for index in range(len(layers))]
     tensors = layers.form.tensors(inputs)
-    with _untouched(layers.model, tensors[0].device):
+    with _untouched(layers.model):
         for _ in range(warm_up):
             _measure(stages, tensors, loss, clock)
         passes = [_measure(stages, tensors, loss, clock) for _ in range(repeats)]
@@ -188,13 +189,12 @@ def _now_s(device: torch.device, clock: Callable[[], float]) -> float:
 
 
 @contextlib.contextmanager
-def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore the buffers and torch's random state afterwards."""
-    devices = [device] if device.type == "cuda" else []
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers and every random state afterwards."""
     buffers = BufferCopies(model)
     buffers.take()
     try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
+        with generators_put_back(), torch.enable_grad():
             yield
     finally:
         buffers.put_back()

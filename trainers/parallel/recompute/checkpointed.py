@@ -20,6 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from orchestray.platform.errors import TrainingError
+from orchestray.platform.process.alike import torch_state
 from orchestray.platform.process.gpu import gpus_touched
 from orchestray.trainers.core.buffers import BuffersBefore
 
@@ -249,7 +250,7 @@ class _RandomState:
     def __init__(self, draw: RngKey | None, cuda_devices: set[torch.device]) -> None:
         self._draw = draw
         self._drawn_from = dict(vars(draw)) if draw is not None else {}
-        self._cpu = torch.get_rng_state()
+        self._cpu = torch_state()
         self._cuda = {device: torch.cuda.get_rng_state(device) for device in cuda_devices}
 
     @contextlib.contextmanager

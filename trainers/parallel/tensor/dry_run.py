@@ -6,15 +6,17 @@ The passes are those of `split_model`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective, PeerLostError
+from orchestray.platform.comm.thread_group import in_threads
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.batch_norm import leave_the_others
 from orchestray.trainers.parallel.tensor.apply import split_model
@@ -47,30 +49,39 @@ def rehearse(model: nn.Module, plan: Plan, size: int, example: Any) -> ConfigErr
     for part in parts:
         leave_the_others(part)
     table = _Table(size)
-    errors: list[Exception] = []
+    precision = _autocast_here()
 
     def run(rank: int) -> None:
         member = _Member(table, rank)
         try:
-            split_model(parts[rank], plan, lambda: member, rank, size, example=example)
+            with precision():
+                split_model(parts[rank], plan, lambda: member, rank, size, example=example)
             table.meet(rank, "the end", None)
-        except Exception as error:  # noqa: BLE001 - carried to the caller's thread
-            errors.append(error)
+        except BaseException:
             table.leave()
+            raise
 
-    threads = [threading.Thread(target=run, args=(rank,), name=f"rehearsal-{rank}") for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if not errors:
-        return None
-    error = min(errors, key=lambda found: isinstance(found, PeerLostError))
-    if isinstance(error, PeerLostError):  # a thread of the rehearsal, not a worker of the gang
+    try:
+        in_threads(size, run)
+    except PeerLostError:  # a thread of the rehearsal, not a worker of the gang
         return ConfigError("Split by this plan, the workers do not take part in the same operations.")
-    if isinstance(error, ConfigError):
+    except ConfigError as error:
         return error
-    raise error
+    return None
+
+
+def _autocast_here() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """Return a function that makes this thread's autocast in another, which has one of its own."""
+    kinds = {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)}
+
+    @contextlib.contextmanager
+    def autocast() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for kind, dtype in kinds.items():
+                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))  # as in `split_over_workers`
+            yield
+
+    return autocast
 
 
 class _Table:

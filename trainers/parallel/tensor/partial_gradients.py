@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.flat_tensors import flatten, unflatten
 from orchestray.platform.errors import ConfigError
+from orchestray.trainers.core.every_tensor import every_tensor_in
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.optim.sparse import dense
 from orchestray.trainers.parallel.tensor.base import STYLES
-from orchestray.trainers.parallel.tensor.verify import evaluating, in_reals, tensors_in
+from orchestray.trainers.parallel.tensor.verify import evaluating, in_reals
 
 if TYPE_CHECKING:
     from orchestray.trainers.parallel.tensor.base import Split
@@ -104,7 +105,7 @@ def _gradients(
         return {}, torch.float32
     generator = torch.Generator().manual_seed(_SEED)
     with evaluating(model), torch.enable_grad():
-        outputs = [output for output in tensors_in(call(model, example)) if output.requires_grad]
+        outputs = [output for output in every_tensor_in(call(model, example)) if output.requires_grad]
         if not outputs:
             return {}, torch.float32
         weights = [torch.randn(output.shape, generator=generator).to(output) for output in outputs]

@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from orchestray.platform.process.alike import torch_state
 from orchestray.trainers.core.buffers import untouched
+from orchestray.trainers.core.every_tensor import every_tensor_in
 from orchestray.trainers.core.inputs import call
-from orchestray.trainers.parallel.tensor.verify import tensors_in
 
 Draws = dict[str, list[tuple[int, ...]]]
 """Shapes of what each module draws in a forward pass, by its name, in order."""
@@ -37,7 +38,7 @@ def own_draws(model: nn.Module, inputs: Any) -> Draws:
     """
     found: Draws = {}
     inside: list[tuple[str, bool]] = []
-    state = torch.default_generator.get_state()
+    state = torch_state()
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(_entering(inside, name)))
@@ -87,7 +88,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags and self._inside and not self._inside[-1][1]:
             shapes = self._found.setdefault(self._inside[-1][0], [])
-            shapes += [tuple(tensor.shape) for tensor in tensors_in(result)]
+            shapes += [tuple(tensor.shape) for tensor in every_tensor_in(result)]
         return result
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,8 +12,10 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import PeerLostError
 from orchestray.platform.data.even_split import split_evenly
-from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.errors import ConfigError
+from orchestray.platform.process.alike import torch_state
 from orchestray.trainers.core import modes
+from orchestray.trainers.core.every_tensor import every_tensor_in
 from orchestray.trainers.core.inputs import call
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.parallel.tensor.attention_blocks import ADVICE
@@ -46,13 +47,8 @@ class Checker:
     def __init__(self, model: nn.Module, example: Any) -> None:
         self._model = model
         self._example = example
-        try:
-            with evaluating(model), watched_dropouts(model) as shapes:
-                self._plain = _tensors(call(model, example))
-        except Exception as error:
-            raise TrainingError(
-                f"The model failed on the inputs of a micro-batch, before it was split: {_cause(error)}"
-            ) from error
+        with evaluating(model), watched_dropouts(model) as shapes:
+            self._plain = _tensors(call(model, example))
         self._plain_shapes = shapes
 
     def check(self, split: Split, styles: Styles, undo: Undo) -> None:
@@ -128,7 +124,7 @@ def _note(calls: list[tuple[str, list[Tensor]]], name: str, _module: nn.Module, 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put the model in evaluation mode inside, without gradients, with the same random numbers on every worker."""
-    state = torch.default_generator.get_state()
+    state = torch_state()
     torch.default_generator.manual_seed(_SEED)
     try:
         with modes.evaluating(model), torch.no_grad():
@@ -159,34 +155,8 @@ def nothing_hidden(model: nn.Module) -> Iterator[None]:
                 model.get_parameter(name).zero_()
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a value: in lists, tuples, dictionaries, and attributes of other objects, also nested."""
-    found: list[Tensor] = []
-    _collect(value, found, set())
-    return found
-
-
-def _collect(value: Any, found: list[Tensor], seen: set[int]) -> None:
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif id(value) not in seen and not isinstance(value, nn.Module | type):  # whose tensors are not outputs
-        seen.add(id(value))  # objects may refer to each other
-        if isinstance(value, Mapping):
-            value = list(value.values())
-        elif not isinstance(value, list | tuple):
-            value = [getattr(value, name) for name in _attributes(value) if hasattr(value, name)]
-        for item in value:
-            _collect(item, found, seen)
-
-
-def _attributes(value: Any) -> list[str]:
-    """Return the names of an object's own attributes; a dataclass with slots has no dictionary of them."""
-    fields = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-    return list(dict.fromkeys([*fields, *getattr(value, "__dict__", {})]))
-
-
 def _tensors(value: Any, *, copied: bool = False) -> list[Tensor]:
-    return [tensor.detach().clone() if copied else tensor.detach() for tensor in tensors_in(value)]
+    return [tensor.detach().clone() if copied else tensor.detach() for tensor in every_tensor_in(value)]
 
 
 def _same(ours: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:

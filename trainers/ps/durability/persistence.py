@@ -169,10 +169,18 @@ def restore(directory: Path, machine: Machine) -> int:
 def _settled(directory: Path) -> int:
     """Return the number of the newest snapshot once nobody writes its log."""
     while found := _snapshots(directory):
-        with (directory / f"log-{max(found)}").open("rb") as log:
+        number = max(found)
+        is_there = False
+        with (
+            contextlib.suppress(FileNotFoundError),  # its server may have replaced it since the listing
+            (directory / f"log-{number}").open("rb") as log,
+        ):
+            is_there = True
             _wait_for_writer(log)
-        if max(_snapshots(directory), default=None) == max(found):
-            return max(found)
+        if max(_snapshots(directory), default=None) == number:
+            if not is_there:
+                raise CheckpointError(f"{directory} holds snapshot {number}, but not log-{number} of what came after.")
+            return number
     raise CheckpointError(f"{directory} holds no snapshot of a parameter server, so none can be made of it.")
 
 
@@ -196,11 +204,12 @@ def _wait_for_writer(log: IO[bytes]) -> None:
 
 def _records(path: Path) -> Iterator[tuple[Entry, list[Tensor]]]:
     with path.open("rb") as log:
+        size = path.stat().st_size
         while len(prefix := log.read(_RECORD.size)) == _RECORD.size:
             *num_bytes, checksum = _RECORD.unpack(prefix)
-            header, specs, values = (log.read(length) for length in num_bytes)
-            if len(header) + len(specs) + len(values) < sum(num_bytes):
+            if sum(num_bytes) > size - log.tell():  # incomplete; a damaged length is not to be read: it may be any
                 return
+            header, specs, values = (log.read(length) for length in num_bytes)
             if zlib.crc32(values, zlib.crc32(specs, zlib.crc32(header))) != checksum:
                 return
             yield Header.decode(Entry, header).sections, _tensors(bytearray(values), json.loads(specs))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from orchestray.platform.data.mark import warn_of_shared_rows
 from orchestray.platform.data.retries import READS
 from orchestray.platform.data.source import open_split
 from orchestray.platform.errors import CheckpointError, ConfigError
@@ -19,6 +20,7 @@ from orchestray.trainers.core.model_state import load_state
 from orchestray.trainers.core.outcome import Outcome
 from orchestray.trainers.core.own_saving import loads_itself
 from orchestray.trainers.core.parts import parts_of, reports_of
+from orchestray.trainers.core.plain_model import build_model
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.core.rng import seed_everything
 from orchestray.trainers.loop.checkpoint_source import newest
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestray.platform.comm.channel.base import Channel
+    from orchestray.platform.data.source import Source
     from orchestray.trainers.config.settings import ReplicaSettings, Start
     from orchestray.trainers.loop.checkpoint_source import Loaded
     from orchestray.trainers.ps.variants.hogwild.shared_values import SharedValues
@@ -103,7 +106,7 @@ class ServerHost(AcceptingHost):
         follows = rank >= self._central.shards if is_copy is None else is_copy
         loaded = newest(self._settings.checkpoint_storage, start.checkpoint)
         seed_everything(self._settings.seed)
-        model = self._task.build_model()
+        model = build_model(self._task)
         groups = self._settings.optimizer.get("groups", ())
         check_matches(groups, model.named_parameters())
         if self._settings.precision == "float64":
@@ -234,9 +237,11 @@ class ServerHost(AcceptingHost):
         leads = index == 0
         slices, values, buffers = self._part(model, index)
         step = int(position.get("step", 0))
-        num_validated = self._num_rows("validation")
-        refuse_without_validation(settings.validation_goals, num_validated)
-        plan = central.coordinator_settings(settings, self._num_rows("train"), num_validated, position)
+        train, validation = self._open("train"), self._open("validation")
+        refuse_without_validation(settings.validation_goals, validation.num_rows)
+        if leads:
+            warn_of_shared_rows(train, validation)
+        plan = central.coordinator_settings(settings, train.num_rows, validation.num_rows, position)
         coordinator = Coordinator(plan) if leads else None
         self._lead_recorder = LeadRecorder(settings, plan, position, self._recorder) if leads else None
         optimizer = make_optimizer(**settings.optimizer)
@@ -299,8 +304,8 @@ class ServerHost(AcceptingHost):
         section = self._settings.aggregation
         return None if section.get("type", "mean") == "mean" else make_aggregation(**section)
 
-    def _num_rows(self, split: str) -> int:
-        return open_split(self._task, split, num_endless=self._settings.num_endless).num_rows
+    def _open(self, split: str) -> Source:
+        return open_split(self._task, split, num_endless=self._settings.num_endless)
 
     def outcome(self) -> Outcome:
         """Return how the run ended; lead only."""

@@ -37,17 +37,28 @@ class GradientEncoder:
         has_news: True if the compressors' state has changed since this was last set to False.
     """
 
-    def __init__(self, partition: Partition, values: Tensor, compressors: Sequence[Compressor] | None) -> None:
+    def __init__(
+        self,
+        partition: Partition,
+        values: Tensor,
+        compressors: Sequence[Compressor] | None,
+        *,
+        can_take_back: bool = False,
+    ) -> None:
         """
         Args:
             partition: partition of the parameters.
             values: the parameters, `[elements]`.
             compressors: one per shard, initialised here; None: gradients are not compressed.
+            can_take_back: True to keep what `take_back` needs, a copy of each compressor's state.
         """
         self.compressors = compressors
         self.bytes_dense = self.bytes_saved = 0
         self._partition, self._value_bytes = partition, values.element_size()
         self.has_news = False
+        self._can_take_back = can_take_back
+        self._before: dict[int, dict[str, Tensor]] = {}
+        """State of each shard's compressor before its last message."""
         self._slices = [partition.slices(shard) for shard in range(partition.num_shards)]
         for compressor, slices, part in zip(compressors or (), self._slices, partition.cut(values), strict=False):
             compressor.init(slice_views(slices, part))
@@ -75,6 +86,8 @@ class GradientEncoder:
         pieces = self._partition.cut_each(gradient, shard) if isinstance(gradient, list) else [gradient[first:last]]
         if self.compressors is not None:
             whole = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            if self._can_take_back:
+                self._before[shard] = {name: each.clone() for name, each in self.compressors[shard].state().items()}
             message = self.compressors[shard].compress(slice_views(self._slices[shard], whole), step=step)
             self.bytes_saved += dense_bytes - message.nbytes
             self.has_news = bool(self.compressors[shard].state())
@@ -82,6 +95,11 @@ class GradientEncoder:
         if len(pieces) > 1 and dense_bytes < len(pieces) * _PIECE_BYTES:
             return DENSE, [torch.cat(pieces)]
         return DENSE, pieces
+
+    def take_back(self, shard: int) -> None:
+        """Have a shard's compressor go on as if its last message had not been made: it is in no parameters."""
+        if self.compressors is not None and shard in self._before:
+            self.compressors[shard].load_state(self._before[shard])
 
 
 class GradientDecoder:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.channel.base import Channel, ChannelClosedError, Handle, Message
 from orchestray.platform.comm.channel.blocks import Place, SharedBlock
+from orchestray.platform.data.mark import refuse_other_marks
 from orchestray.platform.errors import OrchestrayError, TrainingError
 from orchestray.platform.process.pulse import PULSE
 from orchestray.trainers.ps.protocol.requests import Answer, Header, Hello, Request, Sections
@@ -172,9 +173,9 @@ class Link:
         with suppress(ChannelClosedError):  # the first request handles it
             self._offer()
 
-    def hello(self, *, is_new: bool) -> Request:
-        """Return the request that introduces the worker."""
-        return Request(hello=Hello(self._worker, is_new))
+    def hello(self, *, is_new: bool, data: Mapping[str, list[int]] | None = None) -> Request:
+        """Return the request that introduces the worker, with the marks of its data if it has just started."""
+        return Request(hello=Hello(self._worker, is_new, dict(data or {})))
 
     def ask(
         self,
@@ -294,6 +295,8 @@ class RequestServer(ABC):
         """Lock of the server, notified when something has changed that a request may wait for."""
         self._channels: set[Channel] = set()
         self._closed = False
+        self._first: Hello | None = None
+        """Greeting of the first worker that has said what its data are."""
 
     def serve(self, channel: Channel) -> int | None:
         """Answer a worker until its channel ends. Blocks.
@@ -312,6 +315,7 @@ class RequestServer(ABC):
                 header = Header.decode(Request, result(asked).content)
                 if header.sections.hello is not None:
                     worker = header.sections.hello.worker
+                self._compare(header.sections.hello)
                 asked = self._serve_one(channel, worker, header)
         except ChannelClosedError:
             pass
@@ -324,6 +328,13 @@ class RequestServer(ABC):
                 self._channels.discard(channel)
             self._gone(worker, channel)
         return worker
+
+    def _compare(self, hello: Hello | None) -> None:
+        """Raise TrainingError if a worker's data are not those of the first one."""
+        if hello is not None and hello.data:
+            with self._changed:
+                first = self._first = self._first or hello
+            refuse_other_marks(hello.worker, hello.data, first.worker, first.data)
 
     @abstractmethod
     def _serve_one(self, channel: Channel, worker: int | None, header: Header[Request]) -> Handle[Message]:

@@ -7,7 +7,7 @@ of `Changes` change a server's state: the server passes them to its followers an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
@@ -39,6 +39,8 @@ class Hello:
     """Number of the worker; leaf k has -1 - k."""
     is_new: bool
     """True if it has just started, and holds nothing; False: it goes on with what it held."""
+    data: dict[str, list[int]] = field(default_factory=dict)
+    """Marks of its data by split (`mark_of`); empty: a leaf has none."""
 
 
 class Part(NamedTuple):
@@ -264,6 +266,8 @@ class Answer:
     """True if all that was acknowledged is done by it; False: another worker was first."""
     taken: bool = False
     """True if the push has changed the parameters; False: the shard had it, or a part of it, before."""
+    is_dropped: bool = False
+    """True if a compressed push is not in the parameters, nor was when it came before: another worker's is instead."""
     missing: tuple[Part, ...] = ()
     """Shares of a refused push of several shares that the shard lacks."""
     staleness: int = 0

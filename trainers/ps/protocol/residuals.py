@@ -19,7 +19,7 @@ from torch import Tensor
 
 from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.errors import TrainingError
-from orchestray.trainers.ps.protocol.requests import Request
+from orchestray.trainers.ps.protocol.requests import Part, Request
 
 if TYPE_CHECKING:
     from orchestray.trainers.compression.base import Compressor
@@ -54,6 +54,8 @@ class Residuals:
         self._heard: set[int] = set()
         """Workers whose compressors have a state of which the shard has no copy."""
         self._owed: Tensor | None = None
+        self._pushed: dict[int, list[list[int]]] = {}
+        """Step and share of all that each worker's last applied push sums."""
 
     def deposit(self, worker: int, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
         """Keep a copy of a worker's state.
@@ -89,10 +91,15 @@ class Residuals:
         self._held.pop(worker, None)
         self._heard.discard(worker)
 
-    def taken(self, worker: int) -> None:
-        """Record that a worker's push has been applied, which changes its state."""
+    def taken(self, worker: int, parts: Sequence[Part]) -> None:
+        """Record that a worker's push of these shares has been applied, which changes its state."""
         self._held.pop(worker, None)
         self._heard.add(worker)
+        self._pushed[worker] = _pairs_of(parts)
+
+    def has(self, worker: int, parts: Sequence[Part]) -> bool:
+        """Return True if the worker's own push of these shares was applied, perhaps before it was sent again."""
+        return self._pushed.get(worker) == _pairs_of(parts)
 
     @torch.no_grad()
     def add_owed(self, gradient: Tensor) -> None:
@@ -136,11 +143,11 @@ class Residuals:
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the whole state: JSON values, and tensors."""
-        return {"heard": sorted(self._heard)}, self.tensors()
+        return {"heard": sorted(self._heard), "pushed": sorted(self._pushed.items())}, self.tensors()
 
     def load_state(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Become a copy of the object whose `state` this is; other tensors may be among them."""
-        self._heard = set(state["heard"])
+        self._heard, self._pushed = set(state["heard"]), dict(state.get("pushed", ()))
         self._held, self._owed = _taken_apart({name: tensor.clone() for name, tensor in tensors.items()})
 
     def _owe(self, state: Mapping[str, Tensor]) -> None:
@@ -153,6 +160,10 @@ class Residuals:
 
     def _shapes(self) -> dict[str, torch.Size]:
         return _shapes_of(self._decoder.state())
+
+
+def _pairs_of(parts: Sequence[Part]) -> list[list[int]]:
+    return [[part.step, part.share] for part in parts]
 
 
 def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:

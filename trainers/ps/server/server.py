@@ -202,6 +202,8 @@ class ShardServer(RequestServer):
         )
         try:
             try:
+                for report in request.relay:
+                    self._compare(report.hello)
                 answer, reply = self._answer(request, asker, tensors)
             except ChannelClosedError:
                 raise

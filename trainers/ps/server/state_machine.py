@@ -132,19 +132,22 @@ class Machine:
 
     def _push(self, entry: Entry, push: Push, tensors: Sequence[Tensor], answer: Answer) -> None:
         worker, answer.claimed = entry.worker, push.orders
+        residuals = self.residuals if push.encoding == COMPRESSED else None
         if self.coordinator is not None:
             answer.claimed = tuple([one for one in push.orders if self.coordinator.claim(worker, one)])
             if len(answer.claimed) < len(push.orders):
                 answer.version = self.shard.version
+                answer.is_dropped = residuals is not None and not residuals.has(worker, push.origin.parts)
                 return
         gradient, buffers = self._decoder.decode(push.encoding, tensors)
-        residuals = self.residuals if push.encoding == COMPRESSED else None
         if residuals is not None:
             residuals.add_owed(gradient)
         done = self._applied(push, gradient, buffers, answer)
-        if residuals is not None and done.taken:
-            residuals.taken(worker)
-            residuals.paid()
+        if residuals is not None:
+            if done.taken:
+                residuals.taken(worker, push.origin.parts)
+                residuals.paid()
+            answer.is_dropped = not residuals.has(worker, push.origin.parts)
         if entry.acknowledge:
             read, write = push.origin.read_version, push.origin.read_version + done.staleness
             reports = [Report(report.order_id, report.loss_sum, read, write) for report in entry.acknowledge]

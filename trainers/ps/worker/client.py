@@ -99,7 +99,8 @@ class ShardClient:
         self.holding: list[int] = []
         self.waited_s = 0.0
         self._clock, self._is_waiting = clock, False
-        self.encoder = GradientEncoder(partition, values, compressors)
+        # A push is dropped only if this worker was given up while its server was replaced.
+        self.encoder = GradientEncoder(partition, values, compressors, can_take_back=replace is not None)
         self.run_state: Mapping[str, Any] = {}
         self.others_bytes = self.others_saved = 0
         self.others_errors: Sequence[float] = ()
@@ -146,13 +147,14 @@ class ShardClient:
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def hello(self, *, is_new: bool = True) -> None:
+    def hello(self, *, is_new: bool = True, data: Mapping[str, list[int]] | None = None) -> None:
         """Introduce this worker to all servers.
 
         Args:
             is_new: True if the worker holds nothing; False: it continues with what it held.
+            data: marks of its data by split (`mark_of`).
         """
-        self._all([link.ask(link.hello(is_new=is_new)) for link in self._links])
+        self._all([link.ask(link.hello(is_new=is_new, data=data)) for link in self._links])
 
     def next(self, *, wait: bool = True) -> Order:
         """Return the next order, once there is one; with `wait=False` it may be `Wait`."""

@@ -111,6 +111,10 @@ class OrderLoop(ABC):
         if self._measuring is not None:
             self._measuring.observe(network.model, network.pieces, tensor_group, network.partial)
 
+    def marks(self) -> dict[str, list[int]]:
+        """Return the marks of this worker's data by split (`mark_of`)."""
+        return {split: self._stream_of(split, 0, 1).mark() for split in ("train", "validation")}
+
     @property
     def client(self) -> ShardClient:
         """The connection to the servers."""
@@ -188,7 +192,7 @@ class OrderLoop(ABC):
         is_cut = share.num_micro_batches > 1 or share.num_samples < share.batch_samples
         if share.cut and is_cut:
             model = self.network.model
-            with evaluating(model), untouched(model), torch.no_grad(), self._weights_at_rest():
+            with evaluating(model), untouched(model, self._task), torch.no_grad(), self._weights_at_rest():
                 problem, changes = why_no_mean(self.network, share, self.settings)
             if problem is not None and not changes:
                 raise TrainingError(problem)

@@ -58,6 +58,9 @@ class PushHandle:
             client.versions = [answer.version for answer in answers]
             for shard, one in enumerate(self.asked):
                 client._adopt(shard, one)
+        for shard, each in enumerate(answers):
+            if each.is_dropped:
+                client.encoder.take_back(shard)
         answer = lead = answers[0]
         is_whole = len(lead.claimed) == len(ids)
         again = len(ids) > 1 and (any(one.missing for one in answers) or (bool(lead.claimed) and not is_whole))

@@ -155,7 +155,7 @@ class CentralWorker(OrderLoop):
             block=self._block,
             pulls_changes=self.central.pulls_changes and not self._writes.written,
         )
-        self.client.hello()
+        self.client.hello(data=self.marks())
         self._take_up(rank)
         self.client.pull()  # the model's initial or earlier parameters may not be those of the run
         self.pulled()

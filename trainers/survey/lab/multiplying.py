@@ -97,11 +97,16 @@ def fully_connected(rounds: int = 7, widths: Sequence[int] = (256, 1024), sample
     of_batch = [row[3] for row in rows if row[1] == "batched"]
     findings = [
         f"A sample takes {_range(of_batch)} times less as one product over {samples} samples.",
-        f"It takes {_range(best)} times less if that is in fixed point too.",
+        f"It takes {_less_or_longer(best)} if that is in fixed point too.",
         "Agree: samples whose class is the one of the network in full precision.",
     ]
     columns = ["network", "way", "us a sample", "times as fast", "agree"]
     return Exhibit("fully-connected", "Fully connected layers on one thread", columns, rows, findings)
+
+
+def _less_or_longer(gains: Sequence[float]) -> str:
+    """Return gains in words: below 1 where a processor has no instructions for products of 8-bit integers."""
+    return f"{_range(gains)} times less" if max(gains) >= 1 else f"{_range([1 / gain for gain in gains])} times as long"
 
 
 def _range(values: Sequence[float]) -> str:

@@ -11,6 +11,7 @@ compressor of few values merges them on the way (sparse_sum.py), or over a butte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -126,7 +127,7 @@ class ChunkedSum:
         self._collective = collective
         self._like = [torch.empty_like(tensor, device="meta") for tensor in tensors]
         self._bounds = split_evenly(sum(tensor.numel() for tensor in tensors), collective.size)
-        self._sizes = [_sizes_within([tensor.numel() for tensor in tensors], *bounds) for bounds in self._bounds]
+        self._shapes = [_shapes_within([tensor.shape for tensor in tensors], *bounds) for bounds in self._bounds]
         flat = flatten(tensors)
         self._to: list[Compressor] = []
         """Compressor for each rank, which also decodes that rank's sum."""
@@ -159,7 +160,8 @@ class ChunkedSum:
     def _cut(self, flat: Tensor, rank: int) -> list[Tensor]:
         """Return the parts of tensors that are in a rank's chunk."""
         start, stop = self._bounds[rank]
-        return list(torch.split(flat[start:stop], self._sizes[rank]))
+        parts = torch.split(flat[start:stop], [math.prod(shape) for shape in self._shapes[rank]])
+        return [part.view(shape) for part, shape in zip(parts, self._shapes[rank], strict=True)]
 
     def _lengths_to_me(self, messages: Sequence[Tensor]) -> list[int]:
         size, rank = self._collective.size, self._collective.rank
@@ -247,12 +249,26 @@ def added_up(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     return total
 
 
-def _sizes_within(sizes: Sequence[int], start: int, stop: int) -> list[int]:
-    """Return how much of each of some consecutive tensors lies from `start` up to `stop`, without zeros."""
-    found, before = [], 0
-    for size in sizes:
-        inside = min(before + size, stop) - max(before, start)
-        if inside > 0:
-            found.append(inside)
-        before += size
+def _shapes_within(shapes: Sequence[torch.Size], start: int, stop: int) -> list[tuple[int, ...]]:
+    """Return the shapes of what lies of some consecutive tensors from `start` up to `stop`, without empty ones."""
+    found, before = list[tuple[int, ...]](), 0
+    for shape in shapes:
+        first, last = max(start - before, 0), min(stop - before, shape.numel())
+        if first < last:
+            found += _parts_within(shape, first, last)
+        before += shape.numel()
     return found
+
+
+def _parts_within(shape: torch.Size, first: int, last: int) -> list[tuple[int, ...]]:
+    """Return the shapes of the parts of a tensor from an element up to another: its whole rows, and what is left.
+
+    A code may have a scale for each row, which a flat part would not know.
+    """
+    if len(shape) < 2:
+        return [(last - first,)]
+    width = shape.numel() // shape[0]
+    begin = min(-(-first // width) * width, last)
+    end = max(last // width * width, begin)
+    parts = [(begin - first,), ((end - begin) // width, width), (last - end,)]
+    return [part for part in parts if math.prod(part)]

@@ -11,8 +11,8 @@ unit's gradients to a reduce-scatter. Here its communication uses custom hooks o
 
 So FSDP2's mesh needs no process group at all, and works in threads.
 
-The version of torch is pinned. This relies on parts without a public name: `FSDPModule._get_fsdp_state()` and its
-parameter groups (`fsdp_params` in the order of communication, each with its `sharded_param`,
+The version of torch is pinned. This relies on parts without a public name: `FSDPModule._get_fsdp_state()`, its
+`_pre_backward` and its parameter groups (`fsdp_params` in the order of communication, each with its `sharded_param`,
 `padded_sharded_param_size`, `_sharded_param_data`, `_module_info` and `_param_fqn`). It also relies on gradients
 becoming views of the reduce-scatter's output, which nothing reads before.
 """
@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import TrainingError
+from orchestray.trainers.core.every_tensor import every_tensor_in
 from orchestray.trainers.core.forward import thawed
 from orchestray.trainers.optim.sparse import dense, is_sparse
 
@@ -177,6 +178,7 @@ def shard(
         module.register_forward_hook(_without_views)  # before FSDP2's own
         # Resharding the root too after its forward pass makes the bytes sent three times those of the parameters.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=ignored)
+        module.register_forward_hook(_reach_hidden)
         wrapped = cast(FSDPModule, module)
         # Losses are weighted by samples already: gradients are summed, not averaged.
         wrapped.set_gradient_divide_factor(1.0)
@@ -195,6 +197,16 @@ def _without_views(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
     if not any(map(_is_lost, pytree.tree_leaves(outputs))):
         return outputs
     return pytree.tree_map(lambda each: each.clone() if _is_lost(each) else each, outputs)
+
+
+def _reach_hidden(module: nn.Module, _inputs: Any, outputs: Any) -> None:
+    """Have the parameters gathered for the backward pass that begins at a tensor in an object unknown to pytrees."""
+    if isinstance(outputs, Tensor) or not torch.is_grad_enabled() or is_backward():
+        return
+    known = {id(leaf) for leaf in pytree.tree_leaves(outputs)}
+    for tensor in every_tensor_in(outputs):
+        if tensor.requires_grad and id(tensor) not in known:
+            cast(Any, tensor).register_hook(cast(Any, module)._get_fsdp_state()._pre_backward)
 
 
 def _is_lost(value: Any) -> bool:

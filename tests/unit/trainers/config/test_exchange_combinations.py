@@ -372,6 +372,11 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
             "outer_optimizer.nesterov: needs a momentum: without one there is nothing to look ahead by",
         ),
         (
+            2,
+            averaging("every: 2, outer_optimizer: {type: yellowfin, groups: [{match: '*.bias', weight_decay: 0.1}]}"),
+            "outer_optimizer.groups: yellowfin tunes by the whole move; take them out, or use sgd",
+        ),
+        (
             6,
             "strategy.exchange={type: elastic_averaging, alpha: 0.2}",
             (
@@ -424,3 +429,16 @@ from support.configs import GOOD, averaging, gossip, problems_of, server
 )
 def test_keys_that_do_not_go_together_give_one_line(data: int, exchange: str, line: str) -> None:
     assert problems_of(GOOD, f"strategy.network.data={data}", exchange) == [f"config: strategy.exchange.{line}"]
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_an_outer_optimizer_that_measures_the_whole_move_is_refused_where_workers_hold_parts(
+    tensor: int, pipeline: int
+) -> None:
+    layout = f"strategy.network={{data: 2, tensor: {tensor}, pipeline: {pipeline}}}"
+    yellowfin = averaging("every: 2, outer_optimizer: {type: yellowfin}")
+    (problem,) = problems_of(GOOD, layout, yellowfin)
+    assert problem == (
+        "config: strategy.exchange.outer_optimizer.type: yellowfin measures the norm of the whole move, of which each "
+        f"worker has a part with tensor: {tensor} and pipeline: {pipeline}; use sgd, or 1 for both"
+    )

@@ -8,6 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestray.platform.comm.collective import Collective
 from orchestray.platform.comm.solo import SoloCollective
@@ -220,14 +222,60 @@ def test_one_value_per_channel_over_all_replicas_is_refused_as_torch_does() -> N
     run_replicas(2, replica)
 
 
-class OwnForward(nn.BatchNorm1d):
+class Activated(nn.BatchNorm2d):
+    """A normalisation with an activation in it, as in timm."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        assert self.num_batches_tracked is not None
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        by_batch = (self.running_mean, self.running_var, self.weight, self.bias, self.training)
+        return functional.batch_norm(input, *by_batch, momentum=0.3, eps=self.eps).relu()
+
+
+class Doubled(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return 2 * super().forward(input)
 
 
-def test_a_normalisation_with_a_forward_of_its_own_is_refused() -> None:
-    with pytest.raises(TrainingError, match=r"'0' \(OwnForward\)"):
-        synchronize(nn.Sequential(OwnForward(2)), SoloCollective)
+class OfAnyShape(_BatchNorm):
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        return
+
+
+@pytest.mark.parametrize("kind", [Activated, Doubled, OfAnyShape])
+def test_normalisations_of_a_class_of_their_own_equal_those_of_one_process(kind: type[nn.Module]) -> None:
+    x, weight = inputs_of(2, torch.float64)
+    original = nn.Sequential(kind(4), nn.Tanh(), kind(4)).double()  # type: ignore[call-arg]
+    alone = copy.deepcopy(original)
+    outputs, gradient = run(alone, x, weight)
+
+    def replica(collective: Collective) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+        model = synchronize(copy.deepcopy(original), lambda: collective)
+        shares = [x.split(SHARES[2])[collective.rank], weight.split(SHARES[2])[collective.rank]]
+        return *run(model, *shares), list(model.buffers()), model.eval()(x)
+
+    parts = run_replicas(2, replica)
+    torch.testing.assert_close(torch.cat([part[0] for part in parts]), outputs)
+    torch.testing.assert_close(torch.cat([part[1] for part in parts]), gradient)
+    for part in parts:
+        torch.testing.assert_close(part[2], list(alone.buffers()))
+        torch.testing.assert_close(part[3], alone.eval()(x))
+
+
+class ByHand(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        return input - input.mean(0)
+
+
+def test_a_normalisation_that_computes_its_own_statistics_is_refused_where_there_are_other_replicas() -> None:
+    def replica(collective: Collective) -> None:
+        model = synchronize(nn.Sequential(ByHand(2)), lambda: collective)
+        with pytest.raises(TrainingError, match=r"class ByHand defines its own.*set train\.batch_norm to local"):
+            model(torch.zeros(3, 2))
+
+    run_replicas(2, replica)
+    assert synchronize(nn.Sequential(ByHand(2)), SoloCollective)(torch.ones(3, 2)).sum() == 0
 
 
 @pytest.mark.parametrize("samples", [[3, 1], [5, 0, 2]])

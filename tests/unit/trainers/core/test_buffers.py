@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -96,6 +98,30 @@ def test_a_model_is_untouched_after_the_context(change: Callable[[Stateful], Non
     assert list(model._buffers) == list(before)
     assert all(tensor is before[name] for name, tensor in model._buffers.items())
     assert all(torch.equal(tensor.to_dense(), values[name].to_dense()) for name, tensor in model.named_buffers())
+
+
+def test_numbers_that_a_module_counts_are_untouched_and_what_else_it_notes_stays() -> None:
+    model = nn.Sequential(nn.Identity())
+    inner = cast(Any, model[0])
+    inner.num_passes, inner.rate, inner.is_warm = 3, 0.5, False
+    with untouched(model):
+        inner.num_passes, inner.rate, inner.is_warm = 4, 0.25, True
+        inner.eval()
+    assert (inner.num_passes, inner.rate, inner.is_warm, inner.training) == (3, 0.5, True, False)
+
+
+def test_numbers_that_a_task_counts_are_untouched_where_it_is_wrapped_and_where_they_begin_in_its_class() -> None:
+    class Counting:
+        calls = 0
+
+        def __init__(self) -> None:
+            self.rate = 0.5
+
+    task = Counting()
+    with untouched(nn.Identity(), SimpleNamespace(task=task)):
+        task.calls += 1
+        task.rate = 0.25
+    assert (task.calls, task.rate) == (0, 0.5)
 
 
 def test_an_assigned_buffer_moves_back_into_its_memory_and_one_of_another_size_is_named() -> None:

@@ -206,6 +206,48 @@ def test_a_last_batch_of_one_value_a_channel_names_the_key_that_drops_it() -> No
         assert len(trained(task, drop_last=True, **layout).losses) == 6
 
 
+def test_a_share_of_one_value_a_channel_in_evaluation_names_the_layers_that_normalise_there() -> None:
+    task = Pictures("view")
+    layers = [nn.Linear(LENGTH, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 1)]
+    task.build_model = lambda: nn.Sequential(*layers)  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=r"more than 1 value per channel.*take track_running_stats=False out"):
+        trained(task, drop_last=True)
+
+
+WRONG: dict[str, Any] = {
+    "a dict": lambda loss: {"loss": loss},
+    "a NoneType": lambda loss: None,
+    r"a tensor of shape \(2,\)": lambda loss: torch.stack([loss, loss]),
+    r"a tensor of torch\.complex128": lambda loss: loss * 1j,
+}
+
+
+@pytest.mark.parametrize("layout", [{}, LAYOUTS["data 2"], LAYOUTS["pipeline 2"]], ids=["alone", "data", "pipeline"])
+@pytest.mark.parametrize("got", WRONG)
+def test_a_loss_that_is_not_one_number_is_refused_on_any_number_of_workers(got: str, layout: dict[str, Any]) -> None:
+    task = Pictures("view")
+    loss = task.loss
+    task.loss = lambda outputs, batch: WRONG[got](loss(outputs, batch))  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=rf"loss must be a scalar tensor.* returned {got}"):
+        trained(task, **layout)
+
+
+def test_a_metric_that_is_not_one_number_is_refused_by_its_name() -> None:
+    task = Pictures("view")
+    task.metrics = lambda outputs, batch: {"shape": outputs.shape}  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=r"metric 'shape' must be one number.* it is a Size"):
+        trained(task)
+
+
+@pytest.mark.parametrize("layout", [{}, LAYOUTS["data 2"], LAYOUTS["pipeline 2"]], ids=["alone", "data", "pipeline"])
+def test_a_loss_without_a_gradient_is_refused_with_what_to_do(layout: dict[str, Any]) -> None:
+    task = Pictures("view")
+    loss = task.loss
+    task.loss = lambda outputs, batch: loss(outputs.detach(), batch)  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=r"does not depend on a parameter that is trained.* not from \.detach"):
+        trained(task, **layout)
+
+
 _GRADIENTS = """
 import sys, torch
 from orchestray.trainers.core.forward import Forward
@@ -248,3 +290,61 @@ def test_a_layer_that_was_frozen_at_the_start_and_is_trained_later_is_refused_by
         train_laid_out(lambda: Rows(inputs, targets, lambda: Thawing(False)), settings)
     trained = train_laid_out(lambda: Rows(inputs, targets, lambda: Thawing(True)), settings)
     assert len(trained.losses) == 3
+
+
+class Making(nn.Module):
+    """A model whose first pass makes a layer, or replaces a parameter."""
+
+    def __init__(self, made: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.made, self.begun = made, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.begun and self.made == "first.weight":
+            self.first.weight = nn.Parameter(self.first.weight.detach() / 2)
+        elif not self.begun and self.made == "late.bias":
+            self.late = nn.Linear(4, 2).to(x.dtype)
+        self.begun = True
+        y: Tensor = getattr(self, "late", self.last)(torch.tanh(self.first(x)))
+        return y
+
+
+@pytest.mark.parametrize("layout", ["one", "data 2", "ZeRO-3", "pipeline 2"])
+@pytest.mark.parametrize("made", ["late.bias", "first.weight"])
+def test_a_parameter_that_a_pass_has_made_is_refused_by_name(made: str, layout: str) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(24, 3)), rng.integers(0, 2, size=24)
+    settings = layout_settings(batch_size=8, **LAYOUTS.get(layout, {"network": {"microbatches": None}}))
+
+    def task(made: str) -> Rows:
+        return Rows(inputs, targets, lambda: nn.Sequential(Making(made), nn.Linear(2, 2)))
+
+    with pytest.raises(TrainingError, match=r"has made the parameter '0\.(late|first)\."):
+        train_laid_out(lambda: task(made), settings)
+    assert len(train_laid_out(lambda: task(""), settings).losses) == 3
+
+
+@pytest.mark.parametrize("network", [{"microbatches": None}, {"data": 2}, {"pipeline": 2}, {"tensor": 2}], ids=str)
+def test_a_batch_of_other_numbers_than_the_model_s_is_told_with_what_to_do(network: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(24, 3)), rng.integers(0, 2, size=24)
+    settings = layout_settings(network, batch_size=8, precision="float32")
+    told = r"The model or its loss failed at step 1 on worker [01]: RuntimeError: .*Double and Float.* \(\.float\(\)\)"
+    with pytest.raises(TrainingError, match=told):
+        train_laid_out(lambda: Rows(inputs, targets, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))), settings)
+
+
+class Sifting(Rows):
+    """A task that leaves rows out of its batches."""
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        batch = super().to_batch(columns)
+        return {name: value[batch["targets"] > 0] for name, value in batch.items()}
+
+
+def test_a_batch_of_which_to_batch_leaves_nothing_is_told_so() -> None:
+    task = Sifting(np.ones((24, 3)), np.zeros(24, np.int64), lambda: nn.Linear(3, 2))
+    told = r"loss became nan at step 1 .* to_batch has left all of them out: leave out in dataset\('train'\)"
+    with pytest.raises(TrainingError, match=told):
+        train_laid_out(lambda: task, layout_settings({"microbatches": None}, batch_size=8))

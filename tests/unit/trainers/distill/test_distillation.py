@@ -97,6 +97,16 @@ def test_the_gradient_is_that_of_the_cross_entropy_with_soft_targets() -> None:
     assert float((found - torch.autograd.grad(soft, student)[0]).abs().max()) <= 1e-14
 
 
+def test_a_class_that_teacher_and_student_rule_out_changes_neither_the_distance_nor_its_gradient() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(4, 3, generator=drawn, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    masked = [functional.pad(logits, (1, 0), value=-math.inf) for logits in (student, teacher)]
+    plain, beside = soft_divergence(student, teacher, 2.0), soft_divergence(masked[0], masked[1], 2.0)
+    torch.testing.assert_close(beside, plain)
+    torch.testing.assert_close(torch.autograd.grad(beside, student), torch.autograd.grad(plain, student))
+
+
 def test_sequences_and_images_count_their_positions() -> None:
     rows = torch.randn(12, 5, dtype=torch.float64), torch.randn(12, 5, dtype=torch.float64)
     flat = float(distance(*rows, {"targets": torch.zeros(12, dtype=torch.long)}, 2.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -281,6 +282,104 @@ def test_batch_normalisation_without_running_statistics_is_named_where_it_makes_
         trained(NormalisedByTheBatch(), network={"data": 2}, batch_norm=batch_norm)
 
 
+class ByHand(nn.Module):
+    """A batch normalisation in the model's own code, with or without dropout beside it."""
+
+    def __init__(self, *, drops: bool = False) -> None:
+        super().__init__()
+        self.layers, self.last = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5 * drops)), nn.Linear(8, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.layers(inputs)
+        if self.training:
+            hidden = (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()
+        return self.last(hidden.tanh())
+
+
+def by_hand(network: dict[str, Any], *, drops: bool = False, **train: Any) -> LaidOut:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(48, 6)), rng.integers(0, 5, size=48)
+    return train_laid_out(lambda: Rows(*rows, lambda: ByHand(drops=drops)), layout_settings(network, **train))
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_samples_that_depend_on_each_other_in_training_alone_are_refused_where_several_replicas_train(
+    drops: bool,
+) -> None:
+    with pytest.raises(TrainingError, match=r"the loss of a sample depends on those beside it.*set train\.batch_norm"):
+        by_hand({"data": 2}, drops=drops)
+
+
+def test_a_model_that_normalises_by_its_share_trains_where_the_user_says_so_or_nothing_is_cut() -> None:
+    assert len(by_hand({"data": 2}, batch_norm="local").losses) == len(by_hand({}).losses) == 3
+    assert len(by_hand({"data": 2}, loss_is="between_samples").losses) == 3
+
+
+class GoingBack(Rows):
+    def loss(self, outputs: Tensor, batch: dict[str, Any]) -> Tensor:
+        loss = super().loss(outputs, batch)
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class InFloat32(Rows):
+    def loss(self, outputs: Tensor, batch: dict[str, Any]) -> Tensor:
+        return super().loss(outputs.float(), batch)
+
+
+def of_rows(kind: type[Rows], network: dict[str, Any]) -> LaidOut:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(48, 6)), rng.integers(0, 5, size=48)
+    return train_laid_out(lambda: kind(*rows, lambda: nn.Linear(6, 5)), layout_settings(network))
+
+
+def test_gradients_that_a_loss_leaves_by_itself_are_refused_where_workers_share_a_batch() -> None:
+    with pytest.raises(TrainingError, match=r"calls backward\(\).* use torch\.autograd\.grad"):
+        of_rows(GoingBack, {"data": 2, "microbatches": None})
+
+
+def test_a_loss_in_float32_is_a_mean_over_samples_in_a_run_of_float64_too() -> None:
+    assert len(of_rows(InFloat32, {"data": 2, "microbatches": None}).losses) == 3
+
+
+class InLowPrecision(Rows):
+    """A task whose model has weights of bfloat16, and so a loss in it."""
+
+    def build_model(self) -> nn.Module:
+        return super().build_model().bfloat16()
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        return {name: values.bfloat16() for name, values in super().to_batch(columns).items()}
+
+
+def test_a_loss_of_low_precision_is_a_mean_over_samples_in_a_run_of_float32() -> None:
+    rng = np.random.default_rng(0)
+    task = InLowPrecision(rng.normal(size=(96, 4)), rng.normal(size=96), lambda: nn.Linear(4, 1))
+    settings = layout_settings({"data": 2, "microbatches": None}, precision="float32", steps=1)
+    assert len(train_laid_out(lambda: task, settings).losses) == 1
+
+
+class ByFrequency(Sequences):
+    """A task whose model divides gradients by how often a row is used in a batch."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Embedding(7, CLASSES, scale_grad_by_freq=True), nn.Linear(CLASSES, CLASSES))
+
+    def to_batch(self, columns: pa.Table) -> dict[str, Tensor]:
+        batch = super().to_batch(columns)
+        return batch | {"inputs": batch["targets"].clamp(min=0)}
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return outputs.pow(2).mean()
+
+
+@pytest.mark.parametrize("config", [{"network": {"data": 2}}, {"accumulate": 2}, {"network": {"pipeline": 2}}])
+def test_gradients_that_are_divided_by_what_is_in_the_batch_are_refused_where_a_batch_is_cut(config: Any) -> None:
+    with pytest.raises(TrainingError, match=r"layer '.*0' divides its gradients .*scale_grad_by_freq"):
+        trained(ByFrequency(), **config)
+    assert len(trained(ByFrequency()).losses) == STEPS
+
+
 def test_a_loss_that_is_no_mean_is_refused_as_soon_as_a_resumed_run_cuts_batches(tmp_path: Path) -> None:
     alone = layout_settings({"microbatches": None}, steps=3)
     train_laid_out(Unweighted, alone, checkpoints=lambda: CheckpointWriter(str(tmp_path), keep=2))
@@ -369,10 +468,11 @@ def test_a_batch_in_which_nothing_counts_is_refused_with_its_step() -> None:
         trained(task, network={"data": 2})
 
 
-def test_a_weight_that_is_negative_is_refused() -> None:
+@pytest.mark.parametrize("weight", [torch.tensor(-1.0), torch.ones(2), None])
+def test_a_weight_that_is_negative_or_not_one_number_is_refused(weight: Any) -> None:
     task = Sequences()
-    task.weight = lambda batch: torch.tensor(-1.0)  # type: ignore[method-assign]
-    with pytest.raises(TrainingError, match=r"returned -1\.0"):
+    task.weight = lambda batch: weight  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match=rf"returned {re.escape(format(weight))} for a batch of"):
         trained(task, network={"data": 2})
 
 
@@ -386,6 +486,25 @@ def test_no_call_of_a_loss_gets_a_step_before_the_first(layout: str) -> None:
     task = Vanishing()
     trained(task, **LAYOUTS[layout])
     assert {*task.steps} == {*range(1, STEPS + 1)}
+
+
+class Counting(Sequences):
+    """A task whose loss counts its calls."""
+
+    calls = 0
+
+    def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        self.calls += 1
+        return super().loss(outputs, batch) * (1 + self.calls)
+
+
+@pytest.mark.parametrize("layout", ["data 2", "ZeRO-2"])
+def test_what_a_task_counts_in_its_loss_is_not_counted_in_the_check(layout: str) -> None:
+    one = train_laid_out(Counting, layout_settings(steps=STEPS, network={"microbatches": None}))
+    found = train_laid_out(
+        Counting, layout_settings(steps=STEPS, **LAYOUTS[layout] | {"network": {"data": 2, "microbatches": None}})
+    )
+    assert found.losses == pytest.approx(one.losses, rel=1e-12)
 
 
 def test_the_bytes_of_the_check_are_no_part_of_those_between_stages() -> None:

@@ -95,6 +95,58 @@ def test_totals_in_lists_that_cannot_be_joined_are_refused(values: list[Any]) ->
         train_laid_out(lambda: task, layout_settings({"microbatches": None}, steps=2))
 
 
+@pytest.mark.parametrize("method", ["metrics", "final_metrics"])
+@pytest.mark.parametrize("name", ["step", "epoch", "time_s", "split", "event"])
+def test_a_metric_that_would_take_the_place_of_a_key_of_its_line_is_refused(name: str, method: str) -> None:
+    task = Judged()
+    setattr(task, method, lambda *_: {name: 0.5})
+    with pytest.raises(ConfigError, match=rf"{method} returned a metric of the name '{name}'.* another name"):
+        train_laid_out(lambda: task, layout_settings({"microbatches": None}, steps=1))
+
+
+def test_metrics_that_are_no_dict_are_refused_and_names_become_text() -> None:
+    task = Judged()
+    task.metrics = lambda outputs, batch: None  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ConfigError, match="metrics must return a dict of numbers; it returned None"):
+        train_laid_out(lambda: task, layout_settings({"microbatches": None}, steps=1))
+    task.metrics = lambda outputs, batch: {1: 0.5}  # type: ignore[method-assign,assignment,return-value]
+    task.final_metrics = None  # type: ignore[method-assign,assignment]
+    found = train_laid_out(lambda: task, layout_settings({"microbatches": None}, steps=1))
+    assert found.outcome.final["validation"]["1"] == 0.5
+
+
+def test_a_metric_called_loss_takes_the_place_of_the_mean_loss() -> None:
+    task = Judged()
+    task.final_metrics = None  # type: ignore[method-assign,assignment]
+    task.metrics = lambda *_: {"loss": 0.25}  # type: ignore[method-assign]
+    found = train_laid_out(lambda: task, layout_settings({"microbatches": None}, steps=1))
+    assert found.outcome.final["validation"] == {"loss": 0.25}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_metric_of_some_batches_alone_is_refused_and_a_total_of_some_is_not(replicas: int) -> None:
+    def some(outputs: Tensor, batch: dict[str, Tensor]) -> dict[str, Any]:
+        return {"of some": 1.0} if batch["inputs"][0, 0] > 0 else {}
+
+    task = Judged()
+    task.metrics = some  # type: ignore[method-assign]
+    task.final_metrics = lambda totals: {"counted": totals["of some"]}  # type: ignore[method-assign]
+    settings = layout_settings({"data": replicas, "microbatches": None}, steps=1, batch_size=8)
+    assert train_laid_out(lambda: task, settings).outcome.final["validation"]["counted"] > 0
+    task.final_metrics = None  # type: ignore[method-assign,assignment]
+    with pytest.raises(TrainingError, match=r"metrics returned 'of some' for some batches.*final_metrics"):
+        train_laid_out(lambda: task, settings)
+
+
+def test_a_metric_of_some_replicas_alone_is_refused() -> None:
+    task = Judged()
+    task.metrics = lambda outputs, batch: {f"of {len(outputs)}": 1.0}  # type: ignore[method-assign]
+    task.final_metrics = None  # type: ignore[method-assign,assignment]
+    settings = layout_settings({"data": 2, "microbatches": None}, steps=1, batch_size=53)  # of 27 and 26 samples
+    with pytest.raises(TrainingError, match=r"metrics returned 'of 26' for some batches"):
+        train_laid_out(lambda: task, settings)
+
+
 class Failing(Judged):
     """A task of which one method fails in evaluation: a metric, or the loss in the check of the first batch."""
 

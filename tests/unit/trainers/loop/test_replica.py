@@ -316,7 +316,9 @@ def test_checks_of_a_worker_that_is_ready_first_leave_alone_what_another_thread_
             Replica(task, settings, stream_of(task, settings)).connect(world)
             return
         quick = TinyTask()
-        replica = Replica(quick, settings, stream_of(quick, settings))
+        # A task says what its data are while no other thread seeds: now, as the other one is to build meanwhile.
+        streams = {split: stream_of(quick, settings)(split, 0) for split in ("train", "validation")}
+        replica = Replica(quick, settings, lambda split, _: streams[split])
         has_built.set()
         start = world._start
 

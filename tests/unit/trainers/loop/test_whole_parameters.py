@@ -11,6 +11,7 @@ from orchestray.platform.comm.solo import SoloCollective
 from orchestray.trainers.core.exchange import OptimizedTensor
 from orchestray.trainers.layout.tensor_slice import TensorSlice
 from orchestray.trainers.loop.whole_parameters import with_whole_parameters
+from orchestray.trainers.optim.clipping import SpreadSums
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.optimizers import SGD, Optimizer
 from support.threads import run_replicas
@@ -48,7 +49,7 @@ class Worker:
         """Begin from the first weights, with the optimizer that there is."""
         self.tensors = self.of(plain_tensors(0))
         updates = [OptimizedTensor(name, tensor, self.pieces[name]) for name, tensor in self.tensors.items()]
-        self.optimizer = with_whole_parameters(self.optimizer, updates, self.world)
+        self.optimizer = with_whole_parameters(self.optimizer, SpreadSums(updates, self.world, dtypes_of(self.tensors)))
         self.optimizer.init(self.tensors.items())
         self.optimizer.join(SoloCollective())
 
@@ -59,6 +60,10 @@ class Worker:
         grads = self.of(plain_tensors(number))
         given = [None if name in unused else grads[name] for name in self.tensors]
         self.optimizer.step(list(self.tensors.values()), given, LR)
+
+
+def dtypes_of(tensors: dict[str, Tensor]) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in tensors.items()}
 
 
 def moved_alone(num_steps: int, unused: tuple[str, ...] = ()) -> Worker:
@@ -193,7 +198,7 @@ def test_parameters_that_move_together_have_one_owner(is_cut: bool) -> None:
         tensors = {name: piece.take(plain[name]) for name, piece in pieces.items()}
         pairs = Pairs()
         updates = [OptimizedTensor(name, tensor, pieces[name]) for name, tensor in tensors.items()]
-        optimizer = with_whole_parameters(pairs, updates, world)
+        optimizer = with_whole_parameters(pairs, SpreadSums(updates, world, dtypes_of(tensors)))
         optimizer.init(tensors.items())
         optimizer.step(list(tensors.values()), [piece.take(grads[name]) for name, piece in pieces.items()], LR)
         expected = {name: piece.take(plain[name] - LR * grads[name]) for name, piece in pieces.items()}
@@ -214,7 +219,8 @@ def test_whole_parameters_stay_where_they_are_and_replicas_share_their_decomposi
         sent = []
         for replicas in (SoloCollective(), world):
             soap = make_optimizer("soap", lr=LR)
-            optimizer = with_whole_parameters(soap, [OptimizedTensor("a", tensor, piece)], world)
+            sums = SpreadSums([OptimizedTensor("a", tensor, piece)], world, {"a": tensor.dtype})
+            optimizer = with_whole_parameters(soap, sums)
             optimizer.init([("a", tensor)])
             optimizer.join(replicas)
             before = world.bytes_sent

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,11 +56,54 @@ def test_more_processes_than_cores_share_them() -> None:
         ({"links": None}, "wrong type"),
         ({"channels": {}}, "the channel tcp are missing"),
         ({"compute": {}}, "a number of threads"),
+        ({"price_per_worker_hour": -1}, "price_per_worker_hour must be a finite number of 0 or more, got -1"),
+        ({"process_bytes": -5}, "process_bytes must be a finite number of 0 or more, got -5"),
+        ({"cores": math.inf}, "wrong type"),
+        ({"contention": {"products": {}, "copies": {"1": 1.0}}}, "the contention of products needs"),
+        ({"contention": {"products": {"1": 0}, "copies": {"1": 1.0}}}, "a slowdown above 0"),
     ],
 )
 def test_a_file_with_a_wrong_number_is_refused_by_a_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         MachineProfile.from_json(profile().to_json() | changes)
+
+
+def _places(value: Any, *keys: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys of every number of a file, of a list those of the first one."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _places(each, *keys, key)
+    elif isinstance(value, list):
+        yield from _places(value[0], *keys, 0)
+    elif isinstance(value, int | float):
+        yield keys
+
+
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, 10**400])
+def test_every_number_of_a_file_is_refused_if_no_machine_has_it(wrong: float) -> None:
+    content = json.dumps(profile(price_per_worker_hour=0.5).to_json())
+    places = [place for place in _places(json.loads(content)) if place != ("format",)]
+    assert len(places) > 40
+    for *keys, last in places:
+        data = section = json.loads(content)
+        for key in keys:
+            section = section[key]
+        if wrong > 1 and isinstance(section[last], int):
+            continue  # of counts there is no largest
+        section[last] = wrong
+        with pytest.raises(ConfigError):
+            MachineProfile.from_json(data)
+
+
+def test_a_file_without_products_of_float32_or_with_an_operation_of_one_rank_is_refused() -> None:
+    data = profile().to_json()
+    del data["compute"]["1"]["gemm"]["float32"]
+    with pytest.raises(ConfigError, match="the products of float32 with 1 threads are missing"):
+        MachineProfile.from_json(data)
+    data = profile().to_json()
+    data["collectives"]["broadcast"]["0"] = data["collectives"]["broadcast"]["2"]
+    with pytest.raises(ConfigError, match="there are times of broadcast with 0"):
+        MachineProfile.from_json(data)
 
 
 def test_a_file_that_lacks_a_number_names_it() -> None:

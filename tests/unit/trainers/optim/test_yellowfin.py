@@ -158,3 +158,19 @@ def test_a_parameter_that_is_not_used_for_a_while_does_not_set_the_tuner_back() 
     for used in ([gradient, gradient], [None, gradient], [None, gradient], [gradient, None]):
         optimizer.step(weights, used, 1.0)
     assert optimizer.measured.step == 4
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.99])
+@pytest.mark.parametrize("zeros_after", [0, 3])
+def test_a_gradient_of_zeros_leaves_what_is_measured_as_it_was(zeros_after: int, beta: float) -> None:
+    drawn = list(torch.randn(8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+
+    def tuned(gradients: list[torch.Tensor]) -> list[float]:
+        optimizer, weight = YellowFin(beta=beta, window=3), torch.ones(6, dtype=torch.float64)
+        optimizer.init([("weight", weight)])
+        for gradient in gradients:
+            optimizer.step([weight], [gradient], 1.0)
+        return optimizer.measured.values()
+
+    zeros = [torch.zeros(6, dtype=torch.float64)] * 2
+    assert tuned([*drawn[:zeros_after], *zeros, *drawn[zeros_after:]]) == pytest.approx(tuned(drawn), rel=1e-12)

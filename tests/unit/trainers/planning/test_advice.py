@@ -101,3 +101,15 @@ def test_consistency_follows_the_stragglers() -> None:
     assert sometimes.slowdowns[-1][1] <= 1.1 < sometimes.slowdowns[-2][1]
     always = which_consistency(Compute(0.1, speed_spread=0.5), 32)
     assert (always.choice, always.bound) == ("asynchronous", None)
+
+
+def test_frozen_parameters_take_memory_once_and_trained_ones_with_their_gradients_and_moments(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("""
+from torch import nn
+
+class Adapted(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(10, 10, bias=False).requires_grad_(False), nn.Linear(10, 1, bias=False))
+""")
+    sizes = sizes_of(f"{tmp_path}/own.py:Adapted", shapes=["3,10"])
+    assert sizes.memory.model_bytes == 4 * (100 + 4 * 10)

@@ -124,3 +124,25 @@ def test_a_model_that_looks_at_values_is_a_sentence() -> None:
 
     with pytest.raises(TaskError, match="model cannot be traced without values: "):
         analyse(subject(Looks(3, 3), 2, 3))
+
+
+def test_an_operator_that_calls_functions_is_a_sentence_with_what_to_write() -> None:
+    class Either(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cond(x.sum() > 0, super().forward, torch.sin, (x,))
+
+    with pytest.raises(TaskError, match=r"calls torch's operator cond, .*: have the model compute that by operations"):
+        analyse(subject(Either(3, 3), 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "note"),
+    [
+        (nn.LSTM(4, 4), "recurrences are counted by their operations"),
+        (nn.TransformerEncoderLayer(4, 2, 8), "attention is counted by its operations"),
+        (nn.Linear(4, 4), None),
+    ],
+)
+def test_layers_of_which_a_kernel_keeps_other_bytes_are_noted(layer: nn.Module, note: str | None) -> None:
+    notes = [each for each in analyse(subject(layer, 5, 3, 4)).notes if "kernel" in each]
+    assert [each.partition(":")[0] for each in notes] == ([] if note is None else [note])

@@ -360,13 +360,41 @@ def test_schedules_of_a_pipeline_share_all_measurements() -> None:
     assert len({each.key({}) for config in pipelines for each in predictor.wanted(config)}) == 3
 
 
+def machine_of(cores: int, product_s: float = 1e-6) -> MachineProfile:
+    speed = Compute({"float32": GemmTable((8, 64), (product_s,) * 8)}, 1e10, 1e-6)
+    return machine(cores=cores, compute={1: speed, cores: speed}, memory_bytes=10**12)
+
+
 def test_a_machine_that_computes_at_half_the_speed_takes_twice_the_time_and_the_same_exchange() -> None:
-    here, there = (
-        Planner(Cluster(machine(), 1, slowness), Known(), Record()).plans(CONFIG, 2).find("2 replicas")
-        for slowness in (1.0, 2.0)
-    )
-    assert there.parts.compute_s == 2 * here.parts.compute_s
+    clusters = Cluster(machine()), Cluster(machine_of(2, product_s=2e-6), here=machine())
+    here, there = (Planner(each, Known(), Record()).plans(CONFIG, 2).find("2 replicas") for each in clusters)
+    assert there.parts.compute_s == pytest.approx(2 * here.parts.compute_s)
     assert there.parts.exchange_s == here.parts.exchange_s
+
+
+@pytest.mark.parametrize("workers", [1, 2, 32, 64])
+def test_a_machine_of_more_cores_is_measured_by_as_many_threads_as_this_one_carries(workers: int) -> None:
+    network, resources = {"data": workers}, {"cpus_per_worker": 64 // workers}
+    config = load_train_config({**CONFIG.model_dump(), "strategy": {"network": network}, "resources": resources})
+    cluster = Cluster(machine_of(64), here=machine_of(2))
+    (wanted,) = Predictor(cluster, Known()).wanted(config)
+    assert wanted.num_threads * wanted.at_once == 2
+    plan = Planner(cluster, Known(), Record()).this(config)
+    assert plan.parts.compute_s == pytest.approx(64 / workers * 1e-3 / wanted.num_threads)
+
+
+def test_workers_that_share_cores_there_take_longer_than_what_was_measured_here() -> None:
+    cluster = Cluster(machine_of(4), here=machine_of(2))
+    assert [cluster.crowd(workers, 1) for workers in (1, 4, 8, 16)] == [1.0, 1.0, 1.0, 2.0]
+    alone = Cluster(machine_of(4))
+    assert [alone.crowd(workers, 1) for workers in (1, 4, 8, 16)] == [1.0, 1.0, 1.0, 2.0]
+    assert [alone.at_once(workers, 1) for workers in (1, 4, 8, 16)] == [1, 4, 8, 8]
+
+
+def test_a_worker_of_more_threads_than_a_machine_has_cores_has_no_plan() -> None:
+    config = load_train_config({**CONFIG.model_dump(), "resources": {"cpus_per_worker": 3}})
+    with pytest.raises(ConfigError, match=r"resources\.cpus_per_worker: a machine has 2 cores, got 3"):
+        planner(Known()).this(config)
 
 
 def test_the_difference_of_two_plans_names_the_part_that_decides_first() -> None:

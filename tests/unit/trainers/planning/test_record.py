@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,11 +35,12 @@ def test_a_record_is_read_as_it_was_written_for_one_machine(tmp_path: Path) -> N
     assert load_record("here", tmp_path / "nowhere").entries == []
 
 
-def lines(gaps_s: list[float]) -> list[dict[str, float]]:
-    at_s, found = 0.0, [{"time_s": 0.0, "samples_per_s": 1.0}]
-    for gap_s in gaps_s:
+def lines(gaps_s: list[float]) -> list[dict[str, Any]]:
+    at_s = 0.0
+    found: list[dict[str, Any]] = [{"step": 0, "time_s": 0.0, "samples_per_s": 1.0}]
+    for step, gap_s in enumerate(gaps_s, start=1):
         at_s += gap_s
-        found.append({"time_s": at_s, "samples_per_s": 1.0})
+        found.append({"step": step, "time_s": at_s, "samples_per_s": 1.0})
     return found
 
 
@@ -70,6 +72,16 @@ def test_the_first_steps_and_pauses_do_not_count_as_steps() -> None:
 def test_regular_slow_steps_count_as_steps() -> None:
     gaps_s = [0.1] * 10 + ([0.1] * 9 + [1.0]) * 20
     assert measured_step_s(lines(gaps_s)) == pytest.approx(0.19)
+
+
+def test_exchanges_count_however_seldom_they_are_and_pauses_beside_them_do_not() -> None:
+    gaps_s = [0.1] * 10 + ([0.1] * 89 + [2.0] + [0.1] * 9 + [30.0]) * 3
+    assert measured_step_s(lines(gaps_s), every=100) == pytest.approx((98 * 0.1 + 2.0) / 99)
+    assert measured_step_s(lines(gaps_s)) == pytest.approx(0.1)
+    assert measured_step_s(lines(gaps_s), every=1) == pytest.approx(0.1)
+    made = lines(gaps_s)
+    validated = [*made[:100], {"step": 99, "time_s": 0.0, "split": "validation"}, *made[100:]]
+    assert measured_step_s(validated, every=100) == pytest.approx((98 * 0.1 * 3 + 2 * 2.0) / (3 * 99 - 1))
 
 
 def test_a_run_of_few_steps_has_no_measured_step() -> None:

@@ -98,3 +98,16 @@ def test_a_module_without_shapes_and_a_class_that_is_not_there_are_sentences(fil
         subject_of(f"{file}:Own")
     with pytest.raises(TaskError, match="there is no class Missing"):
         subject_of(f"{file}:Missing", shapes=["1"])
+
+
+def test_arguments_that_would_not_count_are_refused_and_a_file_without_a_class_asks_for_it(file: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--inputs \(3,4\): .*digits.yaml has the inputs of its task; leave them out"
+    ):
+        subject_of(str(ROOT / "configs/train/digits.yaml"), shapes=["3,4"])
+    with pytest.raises(ConfigError, match=r"--inputs \(3,4\): the task .*own.py:Task has its own"):
+        subject_of(f"{file}:Task", shapes=["3,4"])
+    with pytest.raises(ConfigError, match=r"keys of a config \(train.seed=1\): .*own.py:Own is none"):
+        subject_of(f"{file}:Own", ["train.seed=1"], ["3,4"])
+    with pytest.raises(ConfigError, match="name the class in it as well"):
+        subject_of(file, shapes=["3,4"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -67,6 +68,13 @@ def test_a_built_in_task_has_its_classes_and_the_names_types_and_shapes_of_its_i
 def test_the_metrics_that_are_better_when_lower_are_the_loss_and_those_that_the_task_names(tmp_path: Path) -> None:
     task = SimpleNamespace(example_inputs=lambda: [1.0], lower_is_better=("word_errors",))
     assert written(tmp_path, task).lower_is_better == ("loss", "word_errors")
+
+
+def test_names_in_arrays_are_written_as_lists_and_one_metric_is_no_list_of_letters(tmp_path: Path) -> None:
+    named = {"class_names": np.array(["a", "b"]), "feature_names": np.array(["x", "y"]), "lower_is_better": "rmse"}
+    found = written(tmp_path, SimpleNamespace(example_inputs=lambda: [1.0, 2.0], **named))
+    assert (found.class_names, [*found.feature_names]) == (("a", "b"), ["x", "y"])
+    assert found.lower_is_better == ("loss", "rmse")
 
 
 @pytest.mark.parametrize("named", [["x", "y"], {"x": 1, "y": 1}])

@@ -207,6 +207,15 @@ def test_all_that_is_wrong_with_the_methods_is_said_at_once(tmp_path: Path) -> N
     ]
 
 
+def test_names_without_an_order_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"class Mine: class_names must be a list of names in their order, got a set"):
+        build(
+            from_file(
+                tmp_path, MINE.replace("    def build_model", '    class_names = {"a", "b"}\n\n    def build_model')
+            )
+        )
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -10,6 +10,7 @@ import torch
 from orchestray.platform.comm.channel.base import ChannelClosedError
 from orchestray.trainers import tasks
 from orchestray.trainers.core.parts import parts_of, reports_of
+from orchestray.trainers.core.plain_model import build_model
 from orchestray.trainers.core.process_memory import peak_memory_bytes
 from orchestray.trainers.loop.checkpoint_source import newest
 from orchestray.trainers.optim.factory import make_optimizer
@@ -70,7 +71,7 @@ class LeafHost(AcceptingHost, ReroutedHost):
         self.close()
         self._rank, self._address, self._aborted = rank, address, False
         settings, central = self._settings, self._central
-        model = self._task.build_model()
+        model = build_model(self._task)
         if settings.precision == "float64":
             model = model.double()
         partition = Partition.of(model, central.shards, unit=central.unit)

@@ -247,7 +247,7 @@ class HogwildWorker(CentralWorker):
         client = HogwildClient(channels, self.partition, rank, self.shared.values)
         self._client = client
         self._shares.clear()
-        client.hello()
+        client.hello(data=self.marks())
         self._marks = Marks(self.shared, rank)  # after the lead has read those of an earlier process
         return self._work(writer)
 

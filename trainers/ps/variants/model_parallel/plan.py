@@ -17,6 +17,7 @@ from orchestray.platform.comm.flat_tensors import flatten
 from orchestray.platform.comm.thread_group import run_members
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.core.inputs import inputs_of
+from orchestray.trainers.core.plain_model import build_model
 from orchestray.trainers.core.rng import RngKey, building
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups, solo_groups
@@ -78,7 +79,7 @@ def plan_stages(
     draw = RngKey(settings.seed)
     assembler = PipelineAssembler(task, own, draw, device)
     with building(draw.seed):
-        model = task.build_model()
+        model = build_model(task)
     model = model.to(device, torch.float64) if settings.precision == "float64" else model.to(device)
     stream = stream_of("train", 0, 1)
     layers = assembler.layers(model, inputs_of(stream.one_sample()))

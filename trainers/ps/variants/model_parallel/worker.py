@@ -31,6 +31,7 @@ from orchestray.trainers.core.model_state import BUFFER
 from orchestray.trainers.core.weights import model_tensors
 from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.layout.groups import Groups
+from orchestray.trainers.loop.same_data import compare_data
 from orchestray.trainers.loop.saving import refuse_own_saving
 from orchestray.trainers.parallel.assemble import Assembler
 from orchestray.trainers.ps.protocol.assignments import (
@@ -113,10 +114,12 @@ class StagedWorker(OrderLoop):
 
         Raises:
             PeerLostError: another stage did not come.
+            TrainingError: another stage has other data.
             ConfigError: stages share a parameter, or a layer cannot be split.
         """
         super().__init__(task, settings, stream_of, source)
         self._world = world
+        compare_data(world, self.marks())
         tensor = settings.layout.tensor
         own = in_stages(replace(settings, layout=Layout(tensor=tensor, pipeline=world.size // tensor)))
         self._assembler = Assembler(task, own, lambda split, _: stream_of(split, 0, 1), torch.device(device))
@@ -202,7 +205,7 @@ class StagedWorker(OrderLoop):
             replace=replace_server,
         )
         try:
-            self.client.hello()
+            self.client.hello(data=self.marks())
             self._take_up(kept)
             self.client.pull()  # the stage's initial or earlier parameters may not be those of the run
             self._parts.spread()

@@ -75,6 +75,26 @@ def test_stages_are_the_whole_model_bit_for_bit_wherever_it_is_cut(name: str) ->
         assert_chain_is_model(layers, bounds, inputs)
 
 
+class Weighing(nn.Module):
+    """A model that returns a parameter and a buffer of its own, as a loss of several tasks weighs them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.log_variance = nn.Parameter(torch.ones(2))
+        self.register_buffer("scale", torch.full((2,), 3.0))
+
+    def forward(self, inputs: Tensor) -> tuple[Any, ...]:
+        return self.last(self.middle(self.first(inputs).tanh()).tanh()), self.log_variance, self.scale
+
+
+def test_parameters_and_buffers_that_a_model_returns_are_held_by_its_last_stage() -> None:
+    layers = layers_of(NO_TASK, Weighing().double())
+    for bounds in bounds_of(len(layers)):
+        assert_chain_is_model(layers, bounds, vectors())
+    assert "log_variance" in layers.stage(1, len(layers)).state_dict()
+
+
 @pytest.mark.parametrize("depth", [2, 8, 12])
 def test_modules_are_looked_into_until_there_are_layers_enough(depth: int) -> None:
     layers = layers_of(NO_TASK, build("residual"), at_least=depth)

@@ -173,6 +173,21 @@ def test_layers_that_autograd_keeps_the_weights_of_go_back_by_the_stashed_ones(v
 
 
 @pytest.mark.parametrize("vertical_sync", [False, True])
+def test_a_backward_pass_that_reads_the_parameters_themselves_finds_those_of_its_forward_pass(
+    vertical_sync: bool,
+) -> None:
+    """Train layers whose backward pass has kept no view of their weights, as that of `nn.Linear` has."""
+    model = mlp(9)
+    for index in range(1, 9, 2):
+        model[index] = nn.LayerNorm(5).double()
+    segments = [batches(3), batches(2, (4,))]
+    expected, losses = emulated(model, segments, 3, vertical_sync=vertical_sync)
+    runs = stream(model, segments, 3, vertical_sync=vertical_sync)
+    assert same_bits(together(runs), expected)
+    assert [loss for step in runs[-1].steps for loss in step.losses.values()] == losses
+
+
+@pytest.mark.parametrize("vertical_sync", [False, True])
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
 def test_staleness_and_versions_are_those_of_the_paper(num_workers: int, vertical_sync: bool) -> None:
     runs = stream(mlp(9), [batches(4), batches(1)], num_workers, vertical_sync=vertical_sync)

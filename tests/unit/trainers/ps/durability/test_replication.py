@@ -16,6 +16,7 @@ from torch import Tensor
 from orchestray.platform.comm.channel import Channel, ChannelClosedError, FaultScript, thread_pair
 from orchestray.platform.comm.channel.shared_memory import SharedMemoryListener, connect_shared_memory
 from orchestray.platform.errors import CheckpointError, StorageError, TrainingError
+from orchestray.trainers.ps.durability import persistence
 from orchestray.trainers.ps.durability.persistence import DiskLog, holds_snapshot, restore
 from orchestray.trainers.ps.durability.replication import Backup, Replicator
 from orchestray.trainers.ps.protocol.assignments import Compute
@@ -353,6 +354,26 @@ def test_a_log_is_read_once_its_server_writes_no_more(tmp_path: Path) -> None:
     assert made == [1]
 
 
+def test_a_log_that_its_server_replaces_between_its_listing_and_its_opening_is_read_from_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = DiskLog(tmp_path, log_bytes=1)
+    log.begin(Plan("asynchronous").machine(0))
+    log.append(HELLO, ())
+    list_snapshots = persistence._snapshots
+
+    def list_before_the_server_writes(directory: Path) -> list[int]:
+        monkeypatch.undo()
+        found = list_snapshots(directory)
+        log.append(HELLO, ())
+        log.close()
+        return found
+
+    monkeypatch.setattr(persistence, "_snapshots", list_before_the_server_writes)
+    assert restore(tmp_path, Plan("asynchronous").machine(0)) == 1
+    assert holds_snapshot(tmp_path)
+
+
 def test_a_log_that_ends_within_a_record_ends_before_it(tmp_path: Path) -> None:
     plan = Plan("asynchronous", steps=3)
     values = logged(plan, tmp_path)
@@ -365,8 +386,21 @@ def test_a_log_that_ends_within_a_record_ends_before_it(tmp_path: Path) -> None:
         versions.append(restored(plan, tmp_path).shard.version)
     assert versions == sorted(versions)
     assert set(versions) == {0, 1, 2, 3}
-    log.write_bytes(whole[:-40] + bytes(8) + whole[-32:])
-    assert restored(plan, tmp_path).shard.version <= 3
+
+
+def test_a_log_that_is_damaged_within_a_record_ends_before_it(tmp_path: Path) -> None:
+    plan = Plan("asynchronous", steps=3)
+    logged(plan, tmp_path)
+    (log,) = tmp_path.glob("log-*")
+    whole = log.read_bytes()
+    versions = []
+    for place in [7, *range(8, len(whole), len(whole) // 12)]:  # byte 7 is the highest of a length
+        log.write_bytes(whole[:place])
+        before = restored(plan, tmp_path).shard.version
+        log.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        versions.append(restored(plan, tmp_path).shard.version)
+        assert versions[-1] == before
+    assert set(versions) == {0, 1, 2, 3}  # the last record is not an update
 
 
 @contextlib.contextmanager
@@ -397,6 +431,14 @@ def test_an_update_that_the_disk_takes_only_a_part_of_is_refused_and_the_log_sta
     log.close()
     assert path.stat().st_size == 2 * record_bytes
     assert restore(tmp_path, Plan("asynchronous").machine(0)) == 2
+
+
+def test_a_snapshot_without_its_log_is_no_server(tmp_path: Path) -> None:
+    logged(Plan("asynchronous", steps=3), tmp_path)
+    (log,) = tmp_path.glob("log-*")
+    log.unlink()
+    with pytest.raises(CheckpointError, match="holds snapshot 0, but not log-0"):
+        restore(tmp_path, Plan("asynchronous").machine(0))
 
 
 def test_an_empty_directory_is_no_server(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from orchestray.platform.comm.channel import Channel, FaultScript
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
 from orchestray.trainers.ps.protocol.assignments import LEFT, Compute, Deposit, Finish, Save, Validate, Wait
 from orchestray.trainers.ps.protocol.partition import FlatModel, Partition
+from orchestray.trainers.ps.protocol.requests import Part
 from orchestray.trainers.ps.protocol.residuals import Residuals, deposit, hand_over, kept_by, take_up
+from orchestray.trainers.ps.server.server import ShardServer
 from orchestray.trainers.ps.server.state_machine import Machine
 from orchestray.trainers.ps.worker.client import ShardClient
 from support.central import Plan, Servers, make_model
@@ -63,28 +68,48 @@ def test_a_resumed_run_of_replicas_in_stages_goes_on_with_what_all_stages_had_ye
 class Trained:
     """A worker of servers that take each push at once, by plain SGD with a learning rate of 1."""
 
-    def __init__(self, servers: Servers, worker: int) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        worker: int,
+        channels: Sequence[Channel] = (),
+        replace: Callable[[int, Exception], Channel] | None = None,
+    ) -> None:
         plan = servers.plan
         model = make_model()
         flat = FlatModel(model)
         self.client = ShardClient(
-            servers.channels(worker),
+            channels or servers.channels(worker),
             Partition.of(model, plan.shards),
             worker,
             flat.values,
             compressors=[plan.compressor(worker) for _ in range(plan.shards)],
+            replace=replace,
         )
         self.client.hello()
-        self.generator = torch.Generator().manual_seed(worker)
+        self.orders: list[Compute] = []
+        """The order of its last push."""
+        self.gradients: dict[int, Tensor] = {}
+        """Its gradients by order; that of a share is the same for every worker."""
         self.total = torch.zeros_like(flat.values)
         """Sum of its gradients."""
 
     def push(self) -> None:
         order = self.client.next()
         assert isinstance(order, Compute)
-        gradient = torch.randn(self.total.shape, generator=self.generator, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(order.order_id)
+        self.gradients[order.order_id] = gradient = torch.randn(
+            self.total.shape, generator=generator, dtype=torch.float64
+        )
         self.total += gradient
+        self.orders = [order]
         self.client.push([order], gradient, loss_sums=[0.0])
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state of the compressor of the only shard."""
+        assert self.client.encoder.compressors is not None
+        (compressor,) = self.client.encoder.compressors
+        return compressor.state()
 
     def kept(self) -> Tensor:
         """Return what its compressors keep, in the order of the parameters."""
@@ -118,6 +143,36 @@ def test_with_what_a_leaving_worker_hands_over_the_sum_of_all_gradients_is_whole
     servers.close()
 
 
+@pytest.mark.parametrize("message", range(1, 7))
+@pytest.mark.parametrize("fails", ["left_faults", "right_faults"], ids=["request", "answer"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_worker_that_is_given_up_while_its_lead_is_replaced_keeps_nothing_of_a_push_that_is_dropped(
+    shards: int, fails: str, message: int
+) -> None:
+    servers = Servers(plan_of(shards))
+    before = values_of(servers)
+    others: list[Trained] = []
+
+    def give_up(shard: int, _: Exception) -> Channel:
+        servers.servers[0].close()
+        servers.servers[0] = ShardServer(servers.machines[0])  # a backup has the same state
+        servers.servers[0].forget(0)
+        others.append(Trained(servers, 1, replace=give_up))
+        others[0].push()
+        return servers.channel(shard, 0)
+
+    channels = servers.channels(0)
+    channels[0] = servers.channel(0, 0, **{fails: FaultScript().fail_at(message)})
+    given_up = Trained(servers, 0, channels, give_up)
+    for _ in range(3):
+        given_up.push()
+    (other,) = others
+    pushed = torch.stack([*(given_up.gradients | other.gradients).values()]).sum(0)
+    arrived = before - values_of(servers)
+    assert torch.allclose(arrived + given_up.kept() + other.kept(), pushed, rtol=0, atol=1e-12)
+    servers.close()
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_deposit_is_a_successors_until_the_next_push_and_then_nobodys(shards: int) -> None:
     servers = Servers(plan_of(shards))
@@ -138,7 +193,7 @@ def test_a_deposit_is_a_successors_until_the_next_push_and_then_nobodys(shards: 
     servers.close()
 
 
-def test_a_copy_of_a_server_knows_what_was_deposited_heard_and_owed() -> None:
+def test_a_copy_of_a_server_knows_what_was_deposited_heard_pushed_and_owed() -> None:
     plan = plan_of(1, num_workers=3)
     servers = Servers(plan)
     workers = [Trained(servers, worker) for worker in range(3)]
@@ -148,7 +203,9 @@ def test_a_copy_of_a_server_knows_what_was_deposited_heard_and_owed() -> None:
     hand_over(workers[2].client)
     state, tensors = servers.machines[0].state()
     copy = plan.machine(0)
-    copy.load_state(state, tensors)
+    copy.load_state(json.loads(json.dumps(state)), tensors)
+    pushed = [Part(one.step, one.share, one.num_samples, one.batch_samples) for one in workers[1].orders]
+    assert [residuals_of(copy).has(worker, pushed) for worker in range(3)] == [False, True, False]
     named, expected = residuals_of(copy).tensors(), residuals_of(servers.machines[0]).tensors()
     assert named.keys() == expected.keys() == {"residuals/0/residual", "residuals/owed"}
     assert all(torch.equal(named[name], expected[name]) for name in named)
@@ -175,6 +232,9 @@ def test_a_run_that_is_resumed_with_fewer_workers_owes_what_the_others_kept() ->
     resumed.add_owed(gradient)
     assert torch.equal(gradient, workers[1].kept())
     assert resumed.of(1) == ({}, False)
+    resumed.hand_over(0, *zip(*workers[0].state().items(), strict=True))  # it leaves before its first push
+    resumed.add_owed(gradient.zero_())
+    assert torch.equal(gradient, workers[0].kept() + workers[1].kept())
     servers.close()
 
 
@@ -184,6 +244,10 @@ def test_what_another_cut_kept_is_not_taken() -> None:
     worker.push()
     deposit(worker.client)
     saved = residuals_of(servers.machines[0]).tensors()
+    assert not residuals_of(plan_of(1).machine(0)).begin(saved, None)
+    hand_over(worker.client)
+    saved = residuals_of(servers.machines[0]).tensors()
+    assert saved.keys() == {"residuals/owed"}
     assert not residuals_of(plan_of(1).machine(0)).begin(saved, None)
     servers.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from support.central_run import (
@@ -19,6 +20,7 @@ from support.central_run import (
     train_with_a_lost_worker,
 )
 from support.layouts import layout_settings, train_laid_out
+from support.other_rows import Divided, turned
 from support.training import digits, few_digits, furthest, same_bits
 
 ADAM = {"type": "adam", "lr": 0.01}
@@ -218,3 +220,21 @@ def test_a_rule_at_the_server_is_the_rule_of_lock_step_replicas_under_attack(
     held = replace(central_settings(5, **ATTACKED), aggregation=rule, faults=FAULTS)
     withstood = train_central(task, held, tmp_path / "withstood")
     assert furthest(withstood.weights, expected.weights) < 0.1 * furthest(spoilt.weights, expected.weights)
+
+
+@pytest.mark.parametrize(
+    ("data", "exchange"),
+    [
+        (2, {"shards": 2}),
+        (3, {"consistency": "asynchronous", "push_every": 2}),
+        (2, {"transport": "shared_memory", "consistency": "asynchronous"}),
+        (2, {"groups": 2}),
+    ],
+    ids=["two shards", "asynchronous", "shared memory", "a leaf server for each"],
+)
+def test_workers_with_other_rows_are_refused(data: int, exchange: dict[str, Any], tmp_path: Path) -> None:
+    settings = central_settings(data, exchange, steps=4, optimizer=MOMENTUM)
+    with pytest.raises(
+        OrchestrayError, match=r"Workers \d and \d have not the same train data: as many rows, but others"
+    ):
+        train_central(lambda: Divided(turned), settings, tmp_path)

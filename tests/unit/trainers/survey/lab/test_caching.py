@@ -35,10 +35,10 @@ def test_weights_are_those_of_torch_and_the_memory_stays_below_its_bound_whateve
 
 def test_the_block_used_longest_ago_is_dropped_and_a_pinned_one_never() -> None:
     cache = ParameterCache(server(2, 2, 2, 2), 6 * NUMBER_BYTES)
-    for name in "abc":
+    for name in "abca":
         with cache.pinned(name):
             pass
-    with cache.pinned("a"), cache.pinned("d"):  # b is dropped
+    with cache.pinned("d"):  # b is dropped
         assert cache.held_bytes == cache.peak_bytes == 6 * NUMBER_BYTES
     assert cache.num_fetched == 4
     with cache.pinned("a"), cache.pinned("c"):
@@ -46,6 +46,13 @@ def test_the_block_used_longest_ago_is_dropped_and_a_pinned_one_never() -> None:
     with cache.pinned("b"):
         assert cache.num_fetched == 5
     assert cache.bytes_fetched == 5 * 2 * NUMBER_BYTES
+    with cache.pinned("b"):  # it becomes the one used longest ago, and stays
+        for name in "acd":
+            with cache.pinned(name):
+                pass
+        fetched = cache.num_fetched
+    with cache.pinned("b"):
+        assert cache.num_fetched == fetched
 
 
 def test_an_update_reaches_the_server_and_the_block_that_is_held() -> None:

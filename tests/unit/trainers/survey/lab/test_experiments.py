@@ -441,3 +441,15 @@ def test_replicas_in_threads_and_in_processes_have_together_the_gradient_of_one(
     times, faster = column(exhibit, "ms"), column(exhibit, "times as fast")
     assert faster == pytest.approx([times[row // 3 * 3] / each for row, each in enumerate(times)])
     assert exhibit.findings[1] == f"a loop in Python, 2 processes: {faster[2]:.2g} times as fast as one replica."
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        ([12.0, 24.0], "12 to 24 times less"),
+        ([0.25, 0.5], "2 to 4 times as long"),
+        ([0.9, 1.5], "0.9 to 1.5 times less"),
+    ],
+)
+def test_a_way_that_is_slower_for_all_networks_is_said_to_take_longer(gains: list[float], expected: str) -> None:
+    assert multiplying._less_or_longer(gains) == expected

@@ -23,6 +23,19 @@ def test_inputs_of_any_number_of_dimensions_are_those_of_a_matrix() -> None:
     torch.testing.assert_close(layer(x[0, 0]), layer(x)[0, 0])
 
 
+def test_a_sample_and_an_output_are_off_by_parts_of_themselves_however_large_others_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer, x = nn.Linear(64, 6, bias=False), torch.randn(5, 64, generator=generator)
+    sizes = torch.tensor([1e-3, 1.0, 1e3, 1e-2, 10.0, 1e2])
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(6, 64, generator=generator) * sizes[:, None])
+        x *= sizes[:5, None]
+        exact = layer(x) / (sizes[:5, None] * sizes)
+        found = FixedPointLinear(layer)(x) / (sizes[:5, None] * sizes)
+    assert (found - exact).abs().max() < 0.3  # sums of 64 products of the size 1, each off by a hundredth or so
+    assert exact.abs().mean() > 3
+
+
 def test_a_network_in_fixed_point_keeps_its_class_for_nearly_all_samples() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10)).eval()

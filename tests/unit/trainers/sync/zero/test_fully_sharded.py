@@ -40,6 +40,42 @@ def test_weights_and_optimizer_state_equal_those_of_one_process(size: int, optim
         assert training.losses == pytest.approx(losses, rel=1e-12)
 
 
+class Wrapped:
+    """An answer of a user's own class, unknown to pytrees."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+class Wrapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 400), nn.Linear(400, 5)
+
+    def forward(self, inputs: Tensor) -> Wrapped:
+        return Wrapped(self.last(self.first(inputs).tanh()))
+
+
+class Unwrapping(Rows):
+    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+        return super().loss(outputs.values, batch)
+
+    def metrics(self, outputs: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {}
+
+
+def test_outputs_in_an_object_of_any_class_train_as_plain_ones() -> None:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(48, 6)), rng.integers(0, 5, size=48)
+    weights = [
+        train_laid_out(
+            lambda: Unwrapping(inputs, targets, Wrapping), layout_settings({"data": 2, "microbatches": None}, exchange)
+        ).weights
+        for exchange in ({"shard": "none"}, {"shard": "parameters"})
+    ]
+    assert_equal(weights[1], weights[0])
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_on_two_replicas_whose_rows_fill_registers_all_bits_are_those_of_the_all_reduce(optimizer: str) -> None:
     expected = bits_of(AllReduce, optimizer)

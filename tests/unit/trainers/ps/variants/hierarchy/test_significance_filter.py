@@ -54,7 +54,9 @@ def test_what_was_sent_and_what_stays_are_the_sum_of_the_changes(seed: int) -> N
         sent[places] += taken
     total = torch.stack(changes).sum(0)
     assert float((sent + residual.pending - total).abs().max()) <= 1e-12
+    kept = residual.pending.count_nonzero()
     places, taken = residual.take(values, everything=True)
+    assert len(places) == kept < len(values), "what has not changed is not sent"
     sent[places] += taken
     assert not residual.owes
     assert float((sent - total).abs().max()) <= 1e-12

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from orchestray.platform.comm.channel.base import Channel, ChannelClosedError
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.data.source import open_source
 from orchestray.platform.data.stream import SampleStream
+from orchestray.platform.errors import TrainingError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.core.rng import seed_everything
@@ -32,13 +33,20 @@ from orchestray.trainers.ps.server.state_machine import Machine
 from orchestray.trainers.ps.variants.model_parallel.plan import part_of_stage, plan_stages
 from orchestray.trainers.ps.variants.model_parallel.worker import StagedWorker
 from support.central import run_all, spawn
-from support.layouts import layout_settings, train_laid_out
+from support.layouts import layout_settings, seeding_alone, train_laid_out
+from support.other_rows import Divided, turned
 from support.patience import PATIENCE_S
 from support.staged_run import staged_settings, train_staged
 from support.threads import run_replicas
 from support.training import digits, few_digits, furthest
 
 JOIN_S = PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def _stages_that_train_leave_those_that_build_alone() -> Iterator[None]:
+    with seeding_alone():
+        yield
 
 
 def task() -> Any:
@@ -314,3 +322,8 @@ def test_large_gradients_of_a_stage_are_sent_from_where_they_were_made(
     assert len(sent) == 2 * 3
     assert not any(elsewhere for _, elsewhere in sent)
     assert max(number for number, _ in sent) > 1  # several parameters, each of its own
+
+
+def test_stages_with_other_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="Workers 1 and 0 have not the same train data"):
+        train_staged(lambda: Divided(turned), staged_settings({"data": 1, "pipeline": 2}, steps=1), tmp_path)
