@@ -72,6 +72,10 @@ def search(
     label = os.fspath(source) if isinstance(source, str | os.PathLike) else "config"
     check_layout(config.base, label=f"{label}: base")
     cautions = check_method(config, label=label)
+    if config.search.callbacks:
+        from orchestray.search.engine.callbacks import check_callbacks  # late: it is slow to load
+
+        check_callbacks(config.search.callbacks)
     if not resume:
         cautions = [*cautions, *check_earlier(config, label=label)]
         with SearchRecords.create(runs_dir, config.name) as records:
@@ -91,6 +95,18 @@ def search(
         # First, so that a method which rejects its journal leaves the search unchanged.
         session = session_of(config, records.journal, previous=previous)
         return _attempt(config, records, session, address, quiet, resume=True)
+
+
+def _code_notes(config: SearchConfig, records: SearchRecords) -> list[str]:
+    """Keep the user's files as the search goes on with them, and return a sentence on those that have changed."""
+    from orchestray.trainers.config.settings import ReplicaSettings  # late: these are slow to load
+    from orchestray.trainers.driver.runlog.kept_code import changed_code, names_of
+
+    settings = ReplicaSettings.from_config(config.base, storage="", model_directory="")
+    if not (changed := changed_code(records.directory, settings)):
+        return []
+    text = f"the search goes on with other code than it was begun with: {names_of(changed)} changed since"
+    return [f"{text}, so earlier trials cannot be compared with later ones"]
 
 
 def _existing(runs_dir: str | os.PathLike[str], name: str) -> SearchRecords:
@@ -131,7 +147,9 @@ def _attempt(
             progress.event(f"note: {caution}")
         try:
             with stop_on_signals(stop.set, progress.event, meanwhile="keeping what was found", asked=asked):
-                # This import takes seconds: a search interrupted meanwhile can be resumed, too.
+                # These imports take seconds: a search interrupted meanwhile can be resumed, too.
+                for caution in _code_notes(config, records):
+                    progress.event(f"note: {caution}")
                 from orchestray.search.engine.run import run_search
 
                 outcome = run_search(

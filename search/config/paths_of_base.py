@@ -48,12 +48,14 @@ def path_problems(base: TrainConfig, dimensions: Mapping[str, Any], samples: int
     unclear = {problem.path.removeprefix("search.space.").partition(".when")[0] for problem in of_conditions}
     known = {key: dimension for key, dimension in known.items() if key not in unclear}
     conditions = space_conditions(base, known)
+    of_base = _refusal(base, {}, None)  # which is refused by itself, whatever the values are
     lows, highs = ({key: edges(dimension)[end] for key, dimension in known.items()} for end in (0, -1))
     for key, dimension in known.items():
         settings = list(settings_under(key, known, conditions))
         for value in edges(dimension):
             points = [{**others, **under, key: value} for others in ({}, lows, highs) for under in settings]
-            found = [_refusal(base, conditions.active(point), samples) for point in points]
+            refusals = (_refusal(base, conditions.active(point), samples) for point in points)
+            found = [[problem for problem in refused if problem not in of_base] for refused in refusals]
             if found and all(found):
                 yield Problem(f"search.space.{key}", _text(key, value, found[0]))
                 break

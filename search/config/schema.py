@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from orchestray.platform.config.base import AboveZero, Count, Number, Positive, Section, Text
+from orchestray.platform.config.base import AboveZero, Number, Positive, Section, Seed, Text
 from orchestray.platform.config.metric_names import Mode, mode_of_metric
 from orchestray.search.config.combinations import Combinations, combinations_of
 from orchestray.search.config.conditions import space_conditions
@@ -140,7 +140,7 @@ class SearchSection(Section):
     callbacks: tuple[Annotated[CallbackSection, BeforeValidator(_as_section)], ...] = ()
     """Callbacks of Ray Tune, such as its loggers: a class each, or a mapping with the class as `type` and its
     arguments."""
-    seed: Count = 0
+    seed: Seed = 0
     """Seed of the search's random numbers; that of the trials is `base.train.seed`."""
 
     @property

@@ -310,7 +310,7 @@ class SearchController:
 
     def _resume(self) -> None:
         """Restore a search from its journal: record ends that were due, and schedule the unfinished trials."""
-        self._account.reopen_cut_off()
+        self._account.reopen_unfinished()
         for trial, standing in self.session.trials.items():
             self._account.began(trial)
             self._account.members_became(trial)

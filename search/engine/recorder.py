@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from orchestray.search.results.schema import OUT_OF_TIME, TrialChange, TrialLine
+from orchestray.search.results.schema import TrialChange, TrialLine
 from orchestray.search.spaces.registry import text_of
 
 if TYPE_CHECKING:
@@ -107,11 +107,13 @@ class Account:
         for line in lines or [self._line(trial, status, error, more)]:
             self._records.finished(line)
 
-    def reopen_cut_off(self) -> None:
-        """Remove the recorded ends of unfinished trials, and of their members, that the search's time limit ended."""
-        numbers = [number for trial in self._session.live for number in (range(len(self._members(trial))) or (trial,))]
-        lines = self._records.lines
-        self._records.reopen([number for number in numbers if lines.get(number, {}).get("reason") == OUT_OF_TIME])
+    def reopen_unfinished(self) -> None:
+        """Remove the recorded ends of unfinished trials and of their members.
+
+        The search's time limit has ended them, or the search was killed before its method had heard of it.
+        """
+        live = self._session.live
+        self._records.reopen([number for trial in live for number in (range(len(self._members(trial))) or (trial,))])
 
     def _member_line(
         self, trial: int, number: int, status: Any, error: str | None, more: Mapping[str, Any]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, TypeVar
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.search.methods.base import (
@@ -30,6 +30,9 @@ from orchestray.search.registry.programs import program_name
 
 Sections = Mapping[str, Mapping[str, Any]]
 """The sections of dimensions as plain data, by key."""
+_Told = TypeVar("_Told", Report, Finished, Observation)
+_LARGEST_SCORE = 1e150
+"""Largest score that methods see: they square scores, and add squares up."""
 
 
 class SearchError(OrchestrayError):
@@ -184,7 +187,7 @@ class MethodSession:
             copied_bytes: bytes of the state that it has taken over since its last report; only recorded.
             is_over: True if a condition of its config has ended the trial, whatever the method decides.
         """
-        decision = self.method.report(report)
+        decision = self.method.report(_bounded(report))
         self._reported(report, decision, seconds, copied_bytes, is_over=is_over)
         given = self._release(ends_first=is_over)
         worked: dict[str, Any] = {"seconds": round(seconds, 6)}
@@ -206,7 +209,7 @@ class MethodSession:
             error=error,
             violations=standing.violations,
         )
-        self.method.tell(finished)
+        self.method.tell(_bounded(finished))
         self._ended(finished)
         self._journal.append("tell", finished=asdict(finished), released=self._release())
 
@@ -220,7 +223,7 @@ class MethodSession:
 
         The journal keeps them: a search that is resumed does not read the earlier ones again.
         """
-        does = self.method.learn(observations)
+        does = self.method.learn([_bounded(one) for one in observations])
         if does:
             self._journal.append("learn", observations=[asdict(one) for one in observations])
         return does
@@ -313,21 +316,22 @@ class MethodSession:
             self._allowed(entry["trials"])
             return
         if call == "learn":
-            self.method.learn([Observation(**_tuples(one, "scores", "violations")) for one in entry["observations"]])
+            before = [Observation(**_tuples(one, "scores", "violations")) for one in entry["observations"]]
+            self.method.learn([_bounded(one) for one in before])
             return
         if call == "widen":
             self._news = self._widened(entry["space"])
             return
         if call == "report":
             report = Report(**_tuples(entry["report"], "scores", "evaluations", "violations"))
-            decision, is_over = self.method.report(report), bool(entry.get("is_over"))
+            decision, is_over = self.method.report(_bounded(report)), bool(entry.get("is_over"))
             self._check(number, call, entry["decision"], _told(decision))
             worked = entry.get("seconds", 0.0), entry.get("copied_bytes", 0)
             self._reported(report, decision, *worked, is_over=is_over)
             self._check(number, call, entry["released"], self._release(ends_first=is_over))
         else:
             finished = Finished(**_tuples(entry["finished"], "scores", "violations"))
-            self.method.tell(finished)
+            self.method.tell(_bounded(finished))
             self._ended(finished)
             self._check(number, call, entry["released"], self._release())
 
@@ -384,6 +388,15 @@ def _renamed(proposal: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 _WORDS: Mapping[type[Decision], str] = {Continue: "continue", Stop: "stop", Pause: "wait", Exploit: "become"}
 """Names of the decisions in journals, including those of version 0.1."""
+
+
+def _bounded(told: _Told) -> _Told:
+    """Return a report, an end or an earlier trial as a method sees it: the largest float would overflow."""
+    largest = max(map(abs, (*told.scores, told.score or 0.0)))
+    if largest <= _LARGEST_SCORE or math.isinf(largest):
+        return told
+    scores = tuple(max(-_LARGEST_SCORE, min(one, _LARGEST_SCORE)) for one in (told.score or 0.0, *told.scores))
+    return replace(told, score=scores[0], scores=scores[1:])
 
 
 def _told(decision: Decision) -> dict[str, Any]:

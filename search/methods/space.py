@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice, product
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from orchestray.search.methods.conditions import Conditions
@@ -134,11 +134,7 @@ class Space(Mapping[str, "Dimension"]):
             axes: values of each key; None: all, which must be countable.
         """
         every = {key: dimension.all_values() or () for key, dimension in self.items()} if axes is None else axes
-        if self.conditions:
-            yield from self._walk(every, 0, {})
-            return
-        for values in product(*(every[key] for key in self)):
-            yield dict(zip(self, values, strict=True))
+        yield from self._walk(every, 0, {})
 
     def _walk(self, axes: Mapping[str, Sequence[Any]], depth: int, made: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if depth == len(self.order):

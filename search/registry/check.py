@@ -48,11 +48,17 @@ def space_of(config: SearchConfig) -> ArchitectureSpace | None:
 
 
 def hyper_space_of(config: SearchConfig) -> Space:
-    """Return the space of hyper-parameters of a search."""
-    dimensions = {
-        key: make_dimension(dimension.type, **dimension.model_dump(exclude={"type", "when"}))
-        for key, dimension in config.search.space.items()
-    }
+    """Return the space of hyper-parameters of a search.
+
+    Raises:
+        ConfigError: a range cannot be searched.
+    """
+    dimensions = {}
+    for key, dimension in config.search.space.items():
+        try:
+            dimensions[key] = make_dimension(dimension.type, **dimension.model_dump(exclude={"type", "when"}))
+        except ConfigError as error:
+            raise ConfigError([f"search.space.{key}: {problem}" for problem in error.problems]) from None
     return Space(dimensions, config.conditions, config.combinations.refusal)
 
 

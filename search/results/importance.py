@@ -15,6 +15,10 @@ _MIN_TRIALS = 8
 _MAX_TRIALS = 1000
 _NUM_TREES = 64
 _NUM_REPEATS = 10
+_LARGEST_TARGET = 1e100
+"""Largest objective that the forest sees: larger ones, which some report for a failure, overflow when squared."""
+_LARGEST_INPUT = float(np.finfo(np.float32).max)
+"""Largest value of a key that it sees: scikit-learn's trees compare in float32."""
 
 
 def importance(lines: Sequence[Line], goal: Goal, log_keys: Iterable[str] = ()) -> list[dict[str, Any]]:
@@ -32,6 +36,7 @@ def importance(lines: Sequence[Line], goal: Goal, log_keys: Iterable[str] = ()) 
     """
     judged = [line for line in lines if line.get("objective") is not None and not is_untrained(line)][-_MAX_TRIALS:]
     target = np.array([goal.sign * float(line["objective"]) for line in judged])
+    target = np.clip(target, -_LARGEST_TARGET, _LARGEST_TARGET)
     chosen = [values_of(line) for line in judged]
     logs = set(log_keys)
     columns = {
@@ -41,7 +46,8 @@ def importance(lines: Sequence[Line], goal: Goal, log_keys: Iterable[str] = ()) 
     columns = {key: column for key, column in columns.items() if np.ptp(column) > 0}
     if len(judged) < _MIN_TRIALS or not columns or np.ptp(target) == 0:
         return []
-    means, spreads = _permuted(np.column_stack(list(columns.values())), target)
+    inputs = np.clip(np.column_stack(list(columns.values())), -_LARGEST_INPUT, _LARGEST_INPUT)
+    means, spreads = _permuted(inputs, target)
     total = float(means.sum())
     if total <= 0:
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from orchestray.platform.config.problems import shown
 from orchestray.platform.errors import ConfigError
 
+_LARGEST = sys.float_info.max
 _NEAR_ZERO = 1e-4
 """Part of the range of a real number below which a number counts as 0: factors would leave it there for ever."""
 
@@ -34,7 +37,7 @@ class Dimension(ABC):
     def num_values(self) -> int | None:
         """Number of values; None if they cannot be counted."""
 
-    def all_values(self) -> list[Any] | None:
+    def all_values(self) -> Sequence[Any] | None:
         """Return every value once, in order; None if they cannot be counted."""
         return None
 
@@ -126,8 +129,8 @@ class Integer(Dimension):
     def num_values(self) -> int | None:
         return self.high - self.low + 1
 
-    def all_values(self) -> list[int]:
-        return list(range(self.low, self.high + 1))
+    def all_values(self) -> range:
+        return range(self.low, self.high + 1)  # a seed has billions
 
     def perturb(self, value: Any, rng: np.random.Generator, factors: Sequence[float] = (0.8, 1.2)) -> int:
         number, factor = int(value), float(rng.choice(list(factors)))
@@ -231,15 +234,21 @@ def _range(type: str, low: Any, high: Any) -> Dimension:  # noqa: A002
     """Return a range of numbers, whose ends are checked."""
     is_whole, is_log = type.endswith("integer"), type.startswith("log_")
     for name, value in (("low", low), ("high", high)):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
         if not is_number or (is_whole and value != int(value)):
             kind = "a whole number" if is_whole else "a finite number"
-            raise ConfigError(f"{type}.{name}: must be {kind}, got {value!r}")
+            raise ConfigError(f"{type}.{name}: must be {kind} of at most {_LARGEST:.1g}, got {shown(value)}")
     if is_log and low <= 0:
         raise ConfigError(f"{type}.low: must be > 0, got {low:g}: {type} is even in the logarithm")
     if low >= high:
         raise ConfigError(f"{type}.low: must be less than high ({high:g}), got {low:g}; for one value take a choice")
-    return Integer(int(low), int(high), is_log) if is_whole else Uniform(float(low), float(high), is_log)
+    low, high = (int(low), int(high)) if is_whole else (float(low), float(high))
+    if not math.isfinite(high / low if is_log else float(high) - low):  # places between the ends would be NaN
+        raise ConfigError(
+            f"{type}: from {low:g} to {high:g} is wider than floating-point numbers count, up to {_LARGEST:.1g}: take "
+            "ends that are nearer"
+        )
+    return Integer(low, high, is_log) if is_whole else Uniform(low, high, is_log)
 
 
 def plain_value(value: Any, place: str) -> Any:

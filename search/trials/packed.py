@@ -15,6 +15,7 @@ import torch
 
 from orchestray.platform.config.metric_names import mode_of_metric
 from orchestray.platform.errors import ConfigError, TrainingError
+from orchestray.platform.usercode.listed_names import lower_names
 from orchestray.search.methods.base import rng_of
 from orchestray.search.methods.population import packing
 from orchestray.search.methods.population.exploit import ExploitRule, choose_source
@@ -310,7 +311,7 @@ class PackedPopulation:
         """Return the metric to compare members by, and the sign that makes more better."""
         if self._objective is None:
             metric = next((name for name in names if name != "loss"), "loss")
-            listed = getattr(self._task, "lower_is_better", None) or ()
+            listed = lower_names(getattr(self._task, "lower_is_better", None))
             self._objective = {"metric": metric, "mode": str(mode_of_metric(metric, listed))}
         metric = self._objective["metric"]
         if metric not in names:

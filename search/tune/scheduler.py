@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
 from orchestray.platform.cluster import ray_internals
-from orchestray.platform.errors import TrainingError
+from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.search.engine.session import end_of
 from orchestray.search.methods.base import Decision, Exploit, Pause, Stop
-
-if TYPE_CHECKING:
-    from orchestray.search.tune.searcher import MethodSearcher
+from orchestray.search.tune.searcher import MethodSearcher
 
 
 class MethodScheduler(TrialScheduler):
@@ -37,7 +35,7 @@ class MethodScheduler(TrialScheduler):
         """Maps (trial, report) to a checkpoint that others may take over, or to a pending save of it."""
         self._asked: tuple[int, int] | None = None
         """Counts when all trials were last seen paused: how often Tune had asked for a trial, and how many it had
-        received; None: some trials were not paused.
+        received; None: never.
         """
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
@@ -76,8 +74,10 @@ class MethodScheduler(TrialScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         number, session = self._number(trial), self._searcher.session
-        if number is None:
-            is_over = int(result.get(self._searcher.time, 0)) >= session.method.steps_per_trial
+        ended = None if number is None else session.trials[number].ended
+        if number is None or (ended is not None and ended.status == "failed"):  # restarted: restart_errored of Tune
+            budget = session.method.steps_per_trial if number is None else session.budget(number)
+            is_over = int(result.get(self._searcher.time, 0)) >= budget
             return TrialScheduler.STOP if is_over else TrialScheduler.CONTINUE
         standing = session.trials[number]
         is_behind = int(result.get(self._searcher.time, standing.step)) < standing.step
@@ -140,9 +140,7 @@ class MethodScheduler(TrialScheduler):
             TrainingError: all trials are paused until more arrive, which Tune does not request or the method does not
                 propose.
         """
-        if self._release(tune_controller):
-            self._asked = None  # the end of one trial may release others, which the next call sees
-        else:
+        if not self._release(tune_controller):  # the end of one trial may release others, which the next call sees
             self._check_goes_on()
         trials = list(self._trials.items())
         pending = next((trial for _, trial in trials if trial.status == Trial.PENDING), None)
@@ -173,7 +171,6 @@ class MethodScheduler(TrialScheduler):
         held = [number for number, trial in self._trials.items() if trial.status == Trial.PAUSED]
         under_way = [trial for trial in self._trials.values() if trial.status in (Trial.PENDING, Trial.RUNNING)]
         if under_way or not held or not self._waiting.issuperset(held):
-            self._asked = None
             return
         before, self._asked = self._asked, (self._searcher.num_asked, len(self._searcher.numbers))
         if before is None or before[1] != self._asked[1]:
@@ -185,8 +182,8 @@ class MethodScheduler(TrialScheduler):
             )
         raise TrainingError(
             f"All {len(held)} trials are held until others have come as far, and Tune starts no others: it counts "
-            "those that are held. Take max_concurrent_trials out of the TuneConfig (resources say how many run at "
-            "once), and let num_samples be -1."
+            "those that are held. Take max_concurrent_trials out of the TuneConfig, and the searcher out of a "
+            "ConcurrencyLimiter (resources say how many run at once), and let num_samples be -1."
         )
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
@@ -233,6 +230,14 @@ def tune_scheduler(searcher: MethodSearcher, *, saves_reports: bool | None = Non
         saves_reports: True to have each trial save a checkpoint with every report to the method, for others to take
             over; default: only for methods whose trials take over states (`population_based_training`, `omnivore`,
             `large_scale_evolution` with `inherit_weights`).
+
+    Raises:
+        ConfigError: the searcher is another one, such as Tune's `ConcurrencyLimiter` around it.
     """
+    if not isinstance(searcher, MethodSearcher):
+        raise ConfigError(
+            f"tune_scheduler: searcher: must be what tune_searcher returns, got a {type(searcher).__name__}; if that "
+            "is around such a searcher, give tune_scheduler the one inside"
+        )
     wanted = searcher.session.method.hands_on if saves_reports is None else saves_reports
     return MethodScheduler(searcher, saves_reports=wanted)

@@ -90,9 +90,14 @@ class MethodSearcher(Searcher):
         """Return False: the space is the searcher's own, so that Tune refuses another one in `param_space`.
 
         Raises:
-            ConfigError: see `check_goal`.
+            ConfigError: see `check_goal`; or it has no trials left to propose, after another Tuner.
         """
         self.check_goal(metric, mode)
+        if self.session.is_done:
+            raise ConfigError(
+                f"the searcher has proposed all its {len(self.session.trials)} trials, to a Tuner before this one: "
+                "make another one by tune_searcher"
+            )
         return False
 
     def check_goal(self, metric: str | None, mode: str | None) -> None:
@@ -225,7 +230,7 @@ class MethodSearcher(Searcher):
         Tune's `Repeater` gives the mean of several trials, without a time: it is that of their ends.
         """
         number = self.numbers[trial_id]
-        step = int(result.get(self.time, self.session.budget(number)))
+        step = max(1, int(result.get(self.time, self.session.budget(number))))  # some count epochs from 0
         standing = self.session.trials[number]
         if step > standing.step and not isinstance(standing.decision, Pause):
             self._report(number, step, result)
@@ -280,6 +285,8 @@ def _check_parameters(type: str, parameters: Mapping[str, Any]) -> None:  # noqa
     """
     from orchestray.search.config.methods import section_of  # imported late, since it loads all sections
 
+    if not isinstance(type, str):
+        raise ConfigError(f"tune_searcher: type: must be the name of a method, got {type!r}")
     section = section_of(type)
     given = {"type": type, **parameters}
     if isinstance(given.get("proposals"), Mapping):

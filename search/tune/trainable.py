@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import ray
 from ray.tune import PlacementGroupFactory, Trainable
+from ray.tune.search.repeater import TRIAL_INDEX
 
 from orchestray.platform.actors.pool import make_room
 from orchestray.platform.cluster.cluster import current
+from orchestray.platform.config.base import Section
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.usercode.beside import use_texts
 from orchestray.search.checkpoints.trial_folder import read_config, read_state, write_state
@@ -38,9 +41,9 @@ if TYPE_CHECKING:
 class TrialTrainable(Trainable):
     """A trial that trains a config with the values that Tune gives it; `trainable` makes a class of it.
 
-    The config of a Tune trial maps keys of the training config (`train.optimizer.lr`) to values. A result has `step`,
-    the metrics of the validation at that step, and `train_loss`. A checkpoint is the whole state, so that a restored
-    trial ends with the bits of one that was never interrupted.
+    The config of a Tune trial maps keys of the training config (`train.optimizer.lr`, or nested) to values. A result
+    has `step`, the metrics of the validation at that step, and `train_loss`. A checkpoint is the whole state, so that a
+    restored trial ends with the bits of one that was never interrupted.
     """
 
     base: ClassVar[TrainConfig]
@@ -75,16 +78,24 @@ class TrialTrainable(Trainable):
         """Return the training config of a trial.
 
         Args:
-            values: values of keys of the base config.
+            values: values of dotted keys of the base config, or nested as the config is. A section without `type` is
+                merged with the base's.
 
         Raises:
             ConfigError: the base config refuses the values.
         """
-        changes = {key: plain_value(value, key) for key, value in values.items() if key != INHERITS}
+        given = {key: plain_value(value, key) for key, value in values.items() if key not in (INHERITS, TRIAL_INDEX)}
+        changes = _by_dotted_key(given, cls.base)
+        if index := values.get(TRIAL_INDEX):  # trials that Tune's `Repeater` repeats would all be the same
+            changes["train.seed"] = changes.get("train.seed", cls.base.train.seed) + index
         data = cls.base.model_dump(mode="json")
         found = put_in(data, cls.base, changes) or checked(data, look_at_task=False)
         if isinstance(found, TrainConfig):
             return found
+        refused = {problem.path for problem in found}
+        whole = {key: int(value) for key, value in changes.items() if key in refused and _is_whole(value)}
+        if whole:  # `tune.quniform`, and searchers such as BayesOpt, draw floats for whole numbers
+            return cls.trial_config({**changes, **whole})
         shown = ", ".join(f"{key}={value!r}" for key, value in changes.items())
         raise ConfigError([problem.line(f"a trial with {shown}") for problem in found])
 
@@ -193,6 +204,32 @@ class TrialTrainable(Trainable):
             trial.load(read_state(Path(folder)))
             trial.leave_run(Path(directory).absolute())
         return load_run(directory)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def _by_dotted_key(values: Mapping[str, Any], section: Any, around: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted keys; those of a section with its `type` are one value.
+
+    Args:
+        values: values by key.
+        section: section of the config that has the keys.
+        around: its own dotted key, with a dot behind it.
+
+    Raises:
+        ConfigError: a key is there twice.
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = reduce(lambda place, name: getattr(place, name, None), key.split("."), section)
+        is_nested = isinstance(inner, Section) and isinstance(value, Mapping) and "type" not in value
+        given = _by_dotted_key(value, inner, f"{around}{key}.") if is_nested else {f"{around}{key}": value}
+        if twice := found.keys() & given.keys():
+            raise ConfigError(f"a trial has two values of {', '.join(sorted(twice))}: name each key once")
+        found |= given
+    return found
 
 
 def trainable(

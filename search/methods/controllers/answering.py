@@ -12,7 +12,7 @@ from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.space import MAX_DRAWS, Space
 from orchestray.search.spaces.architectures.base import key_of
 from orchestray.search.spaces.architectures.choices import ChoiceSpace, Decision
-from orchestray.search.spaces.dimensions import Binary, Choice
+from orchestray.search.spaces.dimensions import Choice
 from orchestray.search.spaces.registry import OwnSpace
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Questions:
         key = self._keys.get(answers)
         if key is None:
             network = "" if self.architecture is None else key_of(self.architecture, self.genome(decisions))
-            key = f"{network}{json.dumps(self.changes(decisions), sort_keys=True)}"
+            key = f"{network}{json.dumps(self.changes(decisions))}"
             if len(self._keys) == _NUM_KEYS:
                 self._keys.clear()
             self._keys[answers] = key
@@ -126,7 +126,7 @@ class Questions:
 
 
 def _offered(dimension: Dimension) -> tuple[Any, ...]:
-    if isinstance(dimension, Choice | Binary):
+    if isinstance(dimension, Choice):
         return tuple(dimension.all_values())
     number = min(dimension.num_values or LEVELS, LEVELS)
     return tuple(dict.fromkeys(dimension.from_unit((index + 0.5) / number) for index in range(number)))

@@ -203,4 +203,4 @@ class QLearning(Method):
 
 def _hashable(value: Any) -> Any:
     """Return a value, or the JSON of a list or a section, which cannot be a key of a table itself."""
-    return json.dumps(value, sort_keys=True) if isinstance(value, list | tuple | dict) else value
+    return json.dumps(value) if isinstance(value, list | tuple | dict) else value

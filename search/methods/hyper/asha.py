@@ -62,11 +62,7 @@ class Asha(EarlyStopping):
             raise ConfigError(f"search.method.eta: must be >= 2, got {eta}")
         self.eta = eta
         self.grace_steps = grace_steps if grace_steps is not None else self._usual_grace_steps()
-        if not 1 <= self.grace_steps < max(self.steps_per_trial, 2):
-            raise ConfigError(
-                f"search.method.grace_steps: must be at least 1 and below the {self.steps_per_trial} steps of a trial, "
-                f"got {self.grace_steps}"
-            )
+        self.check_steps(grace_steps=self.grace_steps)
         rungs = [Rung(steps) for steps in _rung_steps(self.grace_steps, eta, self.steps_per_trial)]
         if not 1 <= brackets <= max(len(rungs), 1):
             raise ConfigError(f"search.method.brackets: there are {len(rungs)} rungs, so 1 to {len(rungs)} brackets")
@@ -198,7 +194,7 @@ class Asha(EarlyStopping):
 
     def _is_stalled(self) -> bool:
         """Return True if all trials wait here, and the inner method proposes no other now, or never again."""
-        if not self._held or self._held < len(self._bracket) or self._ahead is not None or self.is_done:
+        if not self._held or self._held < len(self._bracket) or self._ahead is not None:
             return False
         self._ahead = super().ask()
         return self._ahead is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,10 @@ class Grid(Proposer):
         return proposal
 
 
-def _values(key: str, dimension: Dimension, points: int | None) -> list[Any]:
+def _values(key: str, dimension: Dimension, points: int | None) -> Sequence[Any]:
     """Return the values of a dimension in the grid, each once."""
-    every = dimension.all_values()
-    if every is not None and (points is None or points >= len(every)):
+    every, count = dimension.all_values(), dimension.num_values
+    if every is not None and count is not None and (points is None or points >= count):
         return every
     if points is None:
         raise ConfigError(

@@ -46,9 +46,7 @@ class LearningCurve(EarlyStopping):
         self.every_steps = every_steps if every_steps is not None else math.ceil(self.steps_per_trial / 20)
         if not 0 < probability < 1:
             raise ConfigError(f"search.method.probability: must be above 0 and below 1, got {probability}")
-        for name in ("grace_steps", "every_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"search.method.{name}: must be >= 1, got {getattr(self, name)}")
+        self.check_steps(grace_steps=self.grace_steps, every_steps=self.every_steps)
         self._curves: dict[int, list[tuple[int, float]]] = {}
         """Reports of the running trials."""
         self._predicted: dict[int, float] = {}

@@ -29,15 +29,15 @@ class MedianStopping(EarlyStopping):
         """Take the parameters of `params.MedianStopping` and the arguments of `EarlyStopping`.
 
         Raises:
-            ConfigError: a parameter is below 1.
+            ConfigError: a parameter is below 1, or as many steps as a trial has.
         """
         super().__init__(**arguments)
         self.grace_steps = grace_steps if grace_steps is not None else math.ceil(self.steps_per_trial / 10)
         self.every_steps = every_steps if every_steps is not None else math.ceil(self.steps_per_trial / 20)
         self.min_trials = min_trials
-        for name in ("grace_steps", "every_steps", "min_trials"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"search.method.{name}: must be >= 1, got {getattr(self, name)}")
+        if min_trials < 1:
+            raise ConfigError(f"search.method.min_trials: must be >= 1, got {min_trials}")
+        self.check_steps(grace_steps=self.grace_steps, every_steps=self.every_steps)
         self._means: dict[int, list[float]] = {}
         """Maps a step to the sorted running means of the trials that reached it."""
         self._sums: dict[int, tuple[int, float, float]] = {}

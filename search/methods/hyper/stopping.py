@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Finished, Method, Observation, Proposal, Report
 from orchestray.search.methods.hyper.random import Random
 from orchestray.search.methods.space import Space
@@ -28,6 +29,19 @@ class EarlyStopping(Method):
         super().__init__(**arguments)
         self.proposer = Random(**arguments) if proposer is None else proposer
         self._budgets: dict[int, int] = {}
+
+    def check_steps(self, **given: int) -> None:
+        """Check parameters of a method that are steps before the end of a trial: later ones would stop nothing.
+
+        Raises:
+            ConfigError: names the one that is out of its range.
+        """
+        for name, steps in given.items():
+            if not 1 <= steps < max(self.steps_per_trial, 2):
+                raise ConfigError(
+                    f"search.method.{name}: must be at least 1 and below the {self.steps_per_trial} steps of a trial, "
+                    f"got {steps}"
+                )
 
     # -- what others need ----------------------------------------------------------------------------------------------
 
@@ -76,7 +90,7 @@ class EarlyStopping(Method):
         self.proposer.allow(trials)
 
     def next_report(self, trial: int, step: int) -> int:
-        return min(self.proposer.next_report(trial, step), max(self.milestone(trial, step), step + 1))
+        return min(self.proposer.next_report(trial, step), self.milestone(trial, step))
 
     def report(self, report: Report) -> Decision:
         inner = self.proposer.report(report)

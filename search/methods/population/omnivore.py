@@ -16,6 +16,9 @@ from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Continue, Decision, Exploit, Finished, Method, Pause, Proposal, Report, Stop
 from orchestray.search.methods.population.explore import describe_changes
 
+_MOST_VALUES = 1_000
+"""Most values of a key in a grid of which all points train at once."""
+
 
 @dataclass(frozen=True)
 class Retune:
@@ -85,7 +88,7 @@ class Omnivore(Method):
     def report(self, report: Report) -> Decision:
         if report.step >= self.steps_per_trial:
             return Continue()
-        if report.step % self.every_steps == 0:  # the leader's: all others probe from its state
+        if report.trial == self._leader:  # all others probe from its state
             self._leader = None
             self._due += [(trial, self._as_point(trial, report.trial)) for trial in sorted(self._held)]
             self._held.clear()
@@ -100,7 +103,7 @@ class Omnivore(Method):
 
     def _choose(self) -> None:
         """Let the best trial train on once all have probed; among equals the first of the grid."""
-        if self._leader is not None or self._num_proposed < len(self.points) or set(self._held) != self._alive:
+        if self._num_proposed < len(self.points) or set(self._held) != self._alive:
             return
         if not self._held:
             return
@@ -139,8 +142,8 @@ def _points(method: Omnivore) -> list[dict[str, Any]]:
         problems.append("search.architecture: omnivore tunes the training of one network; take architecture out")
     if not method.space:
         problems.append("search.space: omnivore has nothing to tune; name train.optimizer.momentum and its values")
-    values = {key: dimension.all_values() for key, dimension in method.space.items()}
-    uncounted = [key for key, there in values.items() if there is None]
+    counts = {key: dimension.num_values for key, dimension in method.space.items()}
+    uncounted = [key for key, count in counts.items() if count is None or count > _MOST_VALUES]
     problems += [f"search.space: {key}: omnivore tries a grid; give its values with type: choice" for key in uncounted]
     if method.probe_steps >= method.every_steps:
         problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -55,6 +56,16 @@ _RECALIBRATED_BY = 20
 _RANKED_BY = 4
 """Number of batches on which the networks drawn at the end are compared."""
 _DTYPES = {"float64": torch.float64}
+
+
+def standing(scores: Iterable[float]) -> tuple[int, float]:
+    """Return the key by which networks compare, larger for better ones, from the score of one on each batch.
+
+    A score that is not finite says that the network has diverged there, or that a metric is not defined on that batch:
+    a NaN among keys would leave any order as it is. Of equally many finite scores the sum decides.
+    """
+    finite = [score for score in scores if math.isfinite(score)]
+    return len(finite), sum(finite)
 
 
 class OneShotTrial(ABC):
@@ -270,7 +281,7 @@ class OneShotTrial(ABC):
     def _ranked(self, genomes: Iterable[Genome], judge: Callable[[Genome, Batch], float], first: int) -> list[Genome]:
         """Return networks ranked on a few batches of the architecture data, the best first."""
         batches = self._ranking_batches(first)
-        return sorted(genomes, key=lambda genome: sum(judge(genome, batch) for batch in batches), reverse=True)
+        return sorted(genomes, key=lambda genome: standing(judge(genome, batch) for batch in batches), reverse=True)
 
     def _ranking_batches(self, first: int) -> list[Batch]:
         """Return a few batches of the architecture data."""

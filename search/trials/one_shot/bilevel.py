@@ -42,7 +42,7 @@ def architecture_gradient(
     """
     leaves = [alpha.detach().requires_grad_() for alpha in alphas]
     if not weights_lr:
-        return list(torch.autograd.grad(judge_loss([w.detach() for w in weights], leaves), leaves))
+        return _grads(judge_loss([w.detach() for w in weights], leaves), leaves)
     points = [weight.detach().requires_grad_() for weight in weights]
     descent = _grads(train_loss(points, [alpha.detach() for alpha in alphas]), points)
     ahead = [(w.detach() - weights_lr * d).requires_grad_() for w, d in zip(weights, descent, strict=True)]

@@ -5,6 +5,7 @@ Pham et al., "Efficient Neural Architecture Search via Parameter Sharing", ICML 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,8 @@ class EnasTrial(SharedTrial):
         self.policy = Policy(Vocabulary(), hidden=hidden, seed=self.seed)
         self._server = ParameterServer(self.policy.parameters, learning_rate=controller_learning_rate)
         self._baseline: float | None = None
-        self.rewards: list[float] = []
-        """Mean reward of each controller update."""
+        self.rewards: list[float | None] = []
+        """Mean reward of each controller update; None: no network had a finite one, and nothing was learned."""
 
     def _train_step(self, batch: Batch, step: int) -> float:
         genome = self.draw(_WEIGHTS, step)
@@ -85,7 +86,13 @@ class EnasTrial(SharedTrial):
         number = len(self.rewards)
         batch = self._cast(self._judged_by.at(number))
         drawn = [self._decisions(_CONTROLLER, number, child) for child in range(self._children)]
-        rewards = [self.judge(self._questions.genome(decisions), batch) for decisions in drawn]
+        judged = [self.judge(self._questions.genome(decisions), batch) for decisions in drawn]
+        finite = [reward for reward in judged if math.isfinite(reward)]
+        if not finite:
+            self.rewards.append(None)
+            return
+        # One that has diverged is as bad as the worst of the others: its reward would make the policy NaN for good.
+        rewards = [reward if math.isfinite(reward) else min(finite) for reward in judged]
         mean = sum(rewards) / len(rewards)
         baseline = mean if self._baseline is None else self._baseline
         advantages = [reward - baseline for reward in rewards]

@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from orchestray.search.methods.base import rng_of
 from orchestray.search.spaces.architectures.base import key_of
-from orchestray.search.trials.one_shot.base import OneShotTrial
+from orchestray.search.trials.one_shot.base import OneShotTrial, standing
 from orchestray.search.trials.one_shot.hypernetwork import HyperNet
 from orchestray.search.trials.program import part
 from orchestray.trainers.optim.grouped_optimizer import check_matches
@@ -78,12 +78,12 @@ class SmashTrial(OneShotTrial):
     def _find(self) -> list[Genome]:
         """Rank drawn networks, then perturb the best so far one choice at a time (section 3.3)."""
         batches = self._ranking_batches(0)
-        scores: dict[str, tuple[float, Genome]] = {}
+        scores: dict[str, tuple[tuple[int, float], Genome]] = {}
 
-        def score(genome: Genome) -> float:
+        def score(genome: Genome) -> tuple[int, float]:
             key = key_of(self.space, genome)
             if key not in scores:
-                scores[key] = (sum(self.judge(genome, batch) for batch in batches), genome)
+                scores[key] = (standing(self.judge(genome, batch) for batch in batches), genome)
             return scores[key][0]
 
         drawn = [self.space.sample(rng_of(self.seed, _JUDGED, number)) for number in range(self._num_judged)]
@@ -91,7 +91,7 @@ class SmashTrial(OneShotTrial):
         for number in range(self._num_perturbed):
             other = self.space.mutate(best, rng_of(self.seed, _PERTURBED, number))
             best = max(best, other, key=score)
-        return [genome for _, genome in sorted(scores.values(), key=lambda one: -one[0])]
+        return [genome for _, genome in sorted(scores.values(), key=lambda one: one[0], reverse=True)]
 
     @torch.no_grad()
     def child_state(self, genome: Genome) -> dict[str, Tensor]:

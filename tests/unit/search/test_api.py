@@ -194,6 +194,23 @@ def test_a_resumed_search_may_be_spread_otherwise_but_not_be_another_search(engi
     assert found.result["trials"] == 6
 
 
+def test_a_search_that_goes_on_with_another_task_file_than_it_was_begun_with_says_so(
+    engine: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = "".join(f"    def {name}(self, *a): ...\n" for name in ("build_model", "dataset", "to_batch", "loss"))
+    task = f"class Mine:\n{methods}    def metrics(self, *a):\n        return {{'accuracy': 1}}\n"
+    (tmp_path / "mine.py").write_text(task)
+    config = {**GOOD, "base": {**GOOD["base"], "task": {"type": f"{tmp_path}/mine.py:Mine"}}}
+    config["search"] = {**GOOD["search"], "objective": {"metric": "accuracy", "mode": "max"}}
+    engine(lambda changes, step: 1.0, num_trials=1)
+    for text, is_told in ((task, False), (task, False), (f"{task}# other\n", True)):
+        (tmp_path / "mine.py").write_text(text)
+        with pytest.raises(Interrupted):
+            search(config, runs_dir=tmp_path / "runs", resume=(tmp_path / "runs").exists(), quiet=False)
+        said = capsys.readouterr().err
+        assert ("other code than it was begun with: mine.py changed since" in " ".join(said.split())) == is_told
+
+
 def test_more_trials_that_the_journal_does_not_allow_leave_the_finished_search_as_it_was(
     engine: Any, tmp_path: Path
 ) -> None:

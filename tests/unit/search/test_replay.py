@@ -145,6 +145,26 @@ def test_a_trial_that_failed_after_its_best_report_is_not_followed() -> None:
     assert schedule_of(journal.entries()) == [(0, dict(proposals[1].changes))]
 
 
+def test_a_copy_of_a_trial_that_had_ended_follows_what_that_trial_had_done_and_not_what_was_decided_on_it() -> None:
+    journal = MemoryJournal()
+    method = PopulationBasedTraining(
+        space=SPACE, population=4, interval_steps=8, steps_per_trial=STEPS, exploit="truncation", fraction=0.25
+    )
+    session = MethodSession(method, journal)
+    proposals = [session.ask() for _ in range(4)]
+    for trial, score in ((0, 0.9), (1, 0.5), (2, 0.6)):
+        session.report(Report(trial, 8, score))
+    over = session.report(Report(3, 8, 0.1), is_over=True)
+    assert isinstance(over, Exploit), "it is to copy the best, and has ended"
+    [*_, entry] = journal.entries()
+    copy = {**entry, "report": {**entry["report"], "trial": 1, "step": 16, "score": 0.2}, "is_over": False}
+    copy["decision"] = {**entry["decision"], "source": 3, "changes": {LR: 0.5}}
+    last = {**copy, "report": {**copy["report"], "score": 1.0}, "decision": {"decision": "continue"}}
+    assert proposals[3] is not None
+    wanted = [(0, dict(proposals[3].changes)), (8, {LR: 0.5})]
+    assert schedule_of([*journal.entries(), copy, last], 1) == wanted
+
+
 def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunNameError, match="no directory of a search"):
         read_schedule(tmp_path)

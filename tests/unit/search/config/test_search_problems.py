@@ -13,7 +13,10 @@ import pytest
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config
+from orchestray.search.registry.check import check_method
 from support.search_configs import BASE, GOOD
+
+METHODS = "".join(f"    def {name}(self, *a): ...\n" for name in ("build_model", "dataset", "to_batch", "loss"))
 
 
 def problems(*overrides: str, **search: Any) -> list[str]:
@@ -105,9 +108,8 @@ def test_a_key_that_the_base_lacks_is_told_with_the_nearest_there_is(key: str, e
 
 
 def test_arguments_of_a_users_own_task_are_looked_up_in_its_file(tmp_path: Path) -> None:
-    methods = "".join(f"    def {name}(self, *a): ...\n" for name in ("build_model", "dataset", "to_batch", "loss"))
     (tmp_path / "mine.py").write_text(
-        f"class Mine:\n    def __init__(self, width=3): ...\n{methods}"
+        f"class Mine:\n    def __init__(self, width=3): ...\n{METHODS}"
         "    def metrics(self, *a):\n        return {'accuracy': 1}\n"
     )
     base = {**BASE, "task": {"type": f"{tmp_path / 'mine.py'}:Mine"}}
@@ -117,6 +119,22 @@ def test_arguments_of_a_users_own_task_are_looked_up_in_its_file(tmp_path: Path)
     assert [line.removeprefix("config: ") for line in caught.value.problems] == [
         "search.space.task.widht: the base config refuses the value 1: is no argument of Mine; did you mean 'width'?"
     ]
+
+
+def test_a_base_that_is_refused_by_itself_blames_no_value_of_the_space(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine:\n    def build_model(self): ...\n")
+    found = problems(f"base.task={{type: '{tmp_path}/mine.py:Mine'}}", "search.objective.mode=max")
+    assert all(problem.startswith("base.task.type: class Mine in mine.py lacks method") for problem in found)
+
+
+def test_a_range_that_is_wider_than_floats_count_is_named_by_its_key(tmp_path: Path) -> None:
+    metrics = "    def metrics(self, *a):\n        return {'accuracy': 1}\n"
+    (tmp_path / "mine.py").write_text(f"class Mine:\n    def __init__(self, scale): ...\n{METHODS}{metrics}")
+    base = {**BASE, "task": {"type": f"{tmp_path}/mine.py:Mine", "scale": 0.0}}
+    space = {"task.scale": {"type": "uniform", "low": -1e308, "high": 1e308}}
+    config = load_search_config({**GOOD, "base": base, "search": {**GOOD["search"], "space": space}})
+    with pytest.raises(ConfigError, match=r"search\.space\.task\.scale: uniform: from -1e.308 to 1e.308 is wider"):
+        check_method(config)
 
 
 def test_a_value_that_is_right_beside_what_else_is_searched_is_taken() -> None:

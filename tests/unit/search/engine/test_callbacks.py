@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestray.cli.validate import validate
 from orchestray.platform.errors import ConfigError
+from orchestray.search.api import search
 from orchestray.search.config.schema import CallbackSection
-from orchestray.search.engine.callbacks import blame, make_callbacks
+from orchestray.search.engine.callbacks import blame, check_callbacks, make_callbacks
+from support.search_configs import GOOD
 
 OWN = """
 from ray.tune import Callback
@@ -23,6 +28,10 @@ class Given(Callback):
 
     def on_trial_result(self, iteration, trials, trial, result, **info):
         result["loss"]
+
+class Needs(Callback):
+    def __init__(self, server):
+        raise AssertionError("made")
 
 class Other:
     pass
@@ -49,9 +58,23 @@ def test_a_callback_gets_the_arguments_beside_its_type(file: Path) -> None:
     given = {"type": f"{file}:Given", "project": "digits", "tags": {"team": "a"}}
     (made,) = make_callbacks([CallbackSection.model_validate(given)])
     assert vars(made) == {"project": "digits", "tags": {"team": "a"}}
-    wrong = CallbackSection.model_validate({**given, "projekt": 1})
-    with pytest.raises(ConfigError, match=r"Given\(project='digits', .* failed: TypeError: .*projekt"):
-        make_callbacks([wrong])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"project": "digits", "projekt": 1}, r"Given: .* argument 'projekt' \(its arguments: project, tags\)"),
+        ({"type": "{}:Mine", "rate": 1}, r"Mine: .* argument 'rate' \(its arguments: none\)"),
+        ({"type": "{}:Needs"}, r"Needs: missing a required argument: 'server' \(its arguments: server\)"),
+    ],
+)
+def test_arguments_that_a_callback_does_not_take_are_refused_before_it_is_made(
+    arguments: dict[str, Any], problem: str, file: Path
+) -> None:
+    section = {"type": "{}:Given", **arguments}
+    wrong = CallbackSection.model_validate({**section, "type": section["type"].format(file)})
+    with pytest.raises(ConfigError, match=rf"search\.callbacks\.0: .*:{problem}"):
+        check_callbacks([wrong])
 
 
 def test_a_failure_is_blamed_on_the_callback_in_which_it_was_raised_and_on_no_other(file: Path) -> None:
@@ -77,3 +100,21 @@ def test_a_failure_is_blamed_on_the_callback_in_which_it_was_raised_and_on_no_ot
 def test_what_is_no_callback_is_refused(name: str, problem: str, file: Path) -> None:
     with pytest.raises(ConfigError, match=problem):
         make_callbacks([CallbackSection(type=name.format(file))])
+
+
+@pytest.mark.parametrize("name", ["{}:Other", "{}:Mime", "no_such_package:Mine", "builtins:len"])
+def test_a_search_with_what_is_no_callback_is_refused_before_it_takes_its_name(
+    name: str, file: Path, tmp_path: Path
+) -> None:
+    config = {**GOOD, "search": {**GOOD["search"], "callbacks": [name.format(file)]}}
+    with pytest.raises(ConfigError, match=r"search\.callbacks\.0"):
+        search(config, runs_dir=tmp_path / "runs")
+    written = tmp_path / "wrong.yaml"
+    written.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"search\.callbacks\.0"):
+        validate([str(written)])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_callbacks_are_not_made_where_they_are_checked(file: Path) -> None:
+    check_callbacks([CallbackSection(type=f"{file}:Mine"), CallbackSection(type=f"{file}:Failing")])

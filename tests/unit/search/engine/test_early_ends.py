@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestray.search.engine.session import MemoryJournal
+from orchestray.search.engine.trial_worker import TrialHost
 from orchestray.search.methods.base import Exploit, Method, Pause
 from orchestray.search.registry.methods import make_method
 from orchestray.search.spaces.dimensions import make_dimension
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.schema import TrainConfig
+from orchestray.trainers.saved.run import load_run
 from support.search_loop import Loop, make_config
 from unit.search.engine.test_controller import Scripted
 
@@ -118,3 +121,12 @@ def test_a_trial_that_takes_over_the_state_of_one_that_was_ended_trains_on(loops
     assert steps == [(0, 2), (1, 1), (2, 1), (0, 3), (0, 5), (0, 6)]
     assert loop.records.lines[0]["config"] == {LR: 0.3}
     assert loop.records.lines[0]["steps"] == 6
+
+
+def test_the_run_of_the_best_says_by_which_condition_it_ended(loops: Any, tmp_path: Path) -> None:
+    loop = run(loops(Scripted({}), make=ended_by(AT_ONCE)))
+    host = TrialHost(loop.rules)  # it has not trained any of the trials
+    host.leave_run(loop.conductor.order_for_best(loop.conductor.best()), str(tmp_path / "best"))
+    host.close()
+    result = load_run(tmp_path / "best").result
+    assert (result["stopped_by"], result["steps"]) == ("until", 1)

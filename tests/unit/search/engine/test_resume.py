@@ -152,6 +152,20 @@ def test_trials_that_the_searchs_time_limit_stopped_go_on_with_more(loops: Any) 
     }
 
 
+def test_an_end_that_was_recorded_before_the_search_was_killed_is_recorded_again_as_it_comes_then(loops: Any) -> None:
+    grid = {"space": {LR: make_dimension("choice", values=[0.01, 0.1])}, "steps_per_trial": 6}
+    first = loops(make_method("grid", **grid))
+    begun = begin(first.conductor)
+    assert begun is not None
+    first.conductor.receive(replace(first.hosts[0].work(begun), error="its machine had no memory left"))
+    first.close()
+    assert first.records.lines[0]["status"] == "failed"
+    [*calls, last] = first.journal.entries()
+    assert last["call"] == "tell"
+    second = loops(make_method("grid", **grid), journal=MemoryJournal(calls), records=first.records).run()
+    assert {trial: line["status"] for trial, line in second.records.lines.items()} == {0: "succeeded", 1: "succeeded"}
+
+
 def test_a_search_given_more_trials_remembers_its_best(loops: Any) -> None:
     def grid(trials: int) -> Method:
         return make_method("random", space=SPACE, steps_per_trial=4, trials=trials, seed=1)

@@ -147,3 +147,22 @@ def test_a_model_knows_the_bounds_of_points_that_lack_a_key(model: str) -> None:
         totals.append(total)
     assert max(total for total in totals if total <= MOST) > 0.7
     assert np.median(totals[25:]) < 1.1, "without bounds it would go on towards 2"
+
+
+def test_under_the_t_test_a_feasible_member_copies_no_other_by_chance_also_where_some_are_infeasible() -> None:
+    for seed in range(8):
+        method = make_method(
+            "population_based_training",
+            space=SPACE,
+            steps_per_trial=8,
+            population=3,
+            interval_steps=2,
+            exploit="t_test",
+            synchronous=True,
+            seed=seed,
+        )
+        for trial, (evaluations, violation) in enumerate([((0.1, 0.9), 0.0), ((0.2, 0.85), 0.0), ((0.9, 0.9), 0.5)]):
+            method.ask()
+            method.report(Report(trial, 2, evaluations[-1], evaluations=evaluations, violations=(violation,)))
+        copies = {trial for trial, decision in method.released() if isinstance(decision, Exploit)}
+        assert not copies & {0, 1}

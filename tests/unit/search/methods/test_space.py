@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,12 @@ def test_every_point_is_listed_once_with_its_keys_and_counted() -> None:
     points = list(discrete().points())
     assert [set(point) for point in points] == [keys_of(point) for point in points]
     assert len({json.dumps(point) for point in points}) == len(points) == discrete().num_points == POINTS
+
+
+def test_points_of_a_range_of_billions_are_listed_one_at_a_time() -> None:
+    space = Space({"seed": Integer(0, 2**62), "b": Binary()}, conditions_of({"b": {"seed": 1}}, {}))
+    assert list(islice(space.points(), 3)) == [{"seed": 0}, {"seed": 1, "b": False}, {"seed": 1, "b": True}]
+    assert space.num_points is None
 
 
 def test_drawn_points_have_their_keys_in_the_order_of_the_space() -> None:

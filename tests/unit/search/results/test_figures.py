@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,11 @@ def test_the_key_that_decides_is_the_most_important_one() -> None:
     assert importance([*lines, *untrained], UP, ["lr"]) == found
     assert importance(lines[:7], UP) == []
     assert importance([line(trial, 1.0, config={"lr": trial}) for trial in range(20)], UP) == []
+
+
+def test_numbers_as_large_as_floats_are_leave_a_share_to_each_key() -> None:
+    largest = sys.float_info.max  # as some report for a failure
+    lines = [
+        line(trial, -largest if trial < 3 else 0.1 * trial, config={"x": [1.0, 1e300][trial % 2]}) for trial in range(9)
+    ]
+    assert [entry["importance"] for entry in importance(lines, UP)] == [1.0]

@@ -125,9 +125,16 @@ def test_values_of_numpy_are_searched_as_pythons() -> None:
         ("log_uniform", {"low": 0, "high": 1}, "must be > 0"),
         ("integer", {"low": 0.5, "high": 3}, "must be a whole number"),
         ("uniform", {"low": 0, "high": math.inf}, "must be a finite number"),
+        ("uniform", {"low": -1e308, "high": 1e308}, "from -1e.308 to 1e.308 is wider .* take ends that are nearer"),
+        ("log_uniform", {"low": 1e-300, "high": 1e300}, "is wider than floating-point numbers count"),
+        ("integer", {"low": -(2**1023), "high": 2**1023}, "is wider than floating-point numbers count"),
+        ("integer", {"low": 0, "high": 10**400}, "must be a whole number of at most 2e.308, got 1000*[.]"),
         ("uniform", {"lower": 0, "upper": 1}, "takes low and high, got lower, upper"),
         ("choice", {"values": []}, "one value or more"),
+        ("uniform", {"low": False, "high": True}, "must be a finite number"),
         ("choice", {"values": [dict, list]}, "take its name"),
+        ("choice", {"values": [{1: 0.1}]}, "take its name"),  # in a file its key would be a text
+        ("choice", {"values": "abc"}, "must be a list"),
     ],
 )
 def test_a_dimension_that_would_be_searched_otherwise_than_it_is_meant_is_refused(

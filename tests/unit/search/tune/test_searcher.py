@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray.tune.search import Repeater
+from ray.tune.experiment import Trial
+from ray.tune.search import ConcurrencyLimiter, Repeater
 from ray.tune.search.searcher import Searcher
 
 from orchestray.platform.errors import ConfigError, TrainingError
@@ -77,6 +78,12 @@ def test_without_a_scheduler_a_method_that_steers_says_so_and_any_other_comes_to
             loop.run()
         return
     check_trials(loop.run())
+
+
+@pytest.mark.parametrize("stride", [4, 5, 7])
+@pytest.mark.parametrize("name", sorted(STEERS))
+def test_a_method_that_steers_comes_to_its_end_whichever_steps_the_trials_report_at(name: str, stride: int) -> None:
+    check_trials(TuneLoop(searcher_of(CASES[name]), stride=stride).run())
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -221,6 +228,18 @@ def test_a_member_that_fails_is_replaced_and_nobody_waits_for_it_for_ever(name: 
     assert len(ends) == 7
 
 
+@pytest.mark.parametrize("name", ["random", "median_stopping", "asha", "population_based_training"])
+def test_a_trial_that_had_failed_and_that_tune_restarts_is_trained_to_its_end(name: str, tmp_path: Path) -> None:
+    loop, again = TuneLoop(searcher_of(CASES[name]), fails=(1, 2)).run(), searcher_of(CASES[name])
+    loop.searcher.save(str(tmp_path / "saved"))
+    again.restore(str(tmp_path / "saved"))
+    (failed,) = [trial for trial in loop.trials if trial.status == Trial.ERROR]
+    failed.set_status(Trial.PENDING)  # as `Tuner.restore(..., restart_errored=True)` has it
+    loop.fails = None
+    loop.restore(again).run()
+    assert failed.last_result["training_iteration"] == again.session.budget(1)
+
+
 @pytest.mark.parametrize("name", ["asha", "omnivore", "population_based_training"])
 def test_trials_that_are_held_for_others_that_tune_never_starts_are_no_endless_wait(name: str) -> None:
     loop = TuneLoop(searcher_of(CASES[name]), running=2, most_live=2)
@@ -264,11 +283,11 @@ class Holding(Method):
         return self.is_known and self.num_asked == self.num_trials
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_a_method_that_holds_all_and_proposes_nothing_is_stuck_and_no_endless_wait(is_known: bool) -> None:
+@pytest.mark.parametrize(("is_known", "most"), [(True, math.inf), (False, math.inf), (True, 2)])
+def test_a_method_that_holds_all_and_proposes_nothing_is_stuck_and_no_endless_wait(is_known: bool, most: float) -> None:
     searcher = MethodSearcher(lambda: Holding(2, is_known=is_known), metric="score", time="training_iteration")
     with pytest.raises(TrainingError, match=r"Holding holds all 2 trials and proposes no others; it is stuck"):
-        TuneLoop(searcher).run()
+        TuneLoop(searcher, most=most).run()
 
 
 class OneByOne(Holding):
@@ -353,12 +372,57 @@ def test_the_mean_that_a_repeater_gives_without_a_time_is_the_score_of_its_trial
     assert searcher.session.trials[0].ended.score == 1.5
 
 
+def test_a_result_that_comes_again_and_an_end_that_is_told_twice_count_once() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=1, steps_per_trial=2)
+    searcher.suggest("a")
+    result = {"score": 0.5, "training_iteration": 2}
+    for _ in range(2):
+        searcher.on_trial_result("a", dict(result))
+    for _ in range(2):
+        searcher.on_trial_complete("a", dict(result))
+    assert [entry["call"] for entry in searcher.journal.entries()] == ["ask", "report", "tell"]
+
+
+def test_the_last_result_of_a_trial_that_failed_is_no_report() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=1, steps_per_trial=9)
+    searcher.suggest("a")
+    searcher.on_trial_complete("a", {"score": 0.5, "training_iteration": 4}, error=True)
+    end = searcher.session.trials[0].ended
+    assert end is not None
+    assert (end.status, end.score, end.error) == ("failed", None, "the trial failed")
+
+
+def test_a_trial_that_ends_before_its_budget_is_told_with_its_last_result() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=1, steps_per_trial=9)
+    searcher.suggest("a")
+    searcher.on_trial_complete("a", {"score": 0.5, "training_iteration": 4})
+    end = searcher.session.trials[0].ended
+    assert end is not None
+    assert (end.status, end.score, end.step) == ("succeeded", 0.5, 4)
+
+
+def test_the_proposals_of_a_method_around_another_are_random_where_they_name_no_type() -> None:
+    searcher = tune_searcher(
+        "asha", NUMBERS, metric="score", trials=4, steps_per_trial=8, proposals={"sequence": "sobol"}
+    )
+    assert type(searcher.session.method.proposer).__name__ == "Random"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="sequenze"):
+        tune_searcher("asha", NUMBERS, metric="score", steps_per_trial=8, proposals={"sequenze": "sobol"})
+
+
 @pytest.mark.parametrize("value", [None, "high", [1.0], {"mean": 1.0}])
 def test_a_metric_that_is_no_number_is_an_error_with_its_name_and_value(value: Any) -> None:
     searcher = tune_searcher("random", NUMBERS, metric="score", trials=2)
     searcher.suggest("a")
     with pytest.raises(ConfigError, match=r"report 'score' as .*: it must be a number"):
         searcher.on_trial_result("a", {"score": value, "training_iteration": 1})
+
+
+def test_a_searcher_in_place_of_the_name_of_a_method_is_refused() -> None:
+    searcher: Any = tune_searcher("random", NUMBERS, metric="score", trials=2)
+    for given in (searcher, ConcurrencyLimiter(searcher, max_concurrent=2)):
+        with pytest.raises(ConfigError, match="type: must be the name of a method, got <"):
+            tune_searcher(given, NUMBERS, metric="score")
 
 
 @pytest.mark.parametrize(("metric", "mode"), [("loss", "min"), ("accuracy", "max"), ("height", "max")])
@@ -403,3 +467,20 @@ def test_a_trial_that_only_tune_knows_is_known_again_beside_constants_of_its_par
     first, restored = (tune_searcher("random", NUMBERS, metric="score", trials=2) for _ in range(2))
     assert restored.adopt("a", {"width": 3, **first.suggest("a")}) == 0
     assert not restored.missing
+
+
+def test_a_searcher_without_trials_left_is_refused_by_the_next_tuner() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=1)
+    searcher.set_search_properties(None, None, {})
+    searcher.suggest("a")
+    with pytest.raises(ConfigError, match="has proposed all its 1 trials, to a Tuner before this one"):
+        searcher.set_search_properties(None, None, {})
+
+
+def test_a_trial_whose_only_report_is_at_epoch_0_has_its_score() -> None:
+    searcher = tune_searcher("random", NUMBERS, metric="score", trials=1, time="epoch")
+    searcher.suggest("a")
+    result = {"score": 0.5, "epoch": 0}
+    searcher.on_trial_result("a", result)
+    searcher.on_trial_complete("a", result)
+    assert searcher.session.trials[0].score == 0.5

@@ -22,9 +22,9 @@ METHODS: dict[str, dict[str, Any]] = {
 MANY = tuple(range(12))
 
 
-def tried(method: str, dimension: Dimension, *, trials: int = 60) -> list[Any]:
-    """Return the values of a key that a method tries, each once."""
-    made = make_method(method, space={"x": dimension}, trials=trials, **METHODS[method])
+def tried(method: str, dimension: Dimension, *, trials: int = 60, **others: Dimension) -> list[Any]:
+    """Return the values of a key, which comes before the others, that a method tries, each once."""
+    made = make_method(method, space={"x": dimension, **others}, trials=trials, **METHODS[method])
 
     def score(proposal: Proposal, _step: int) -> float:
         return -float(len(str(proposal.changes["x"])))
@@ -53,7 +53,7 @@ def test_of_a_range_eight_numbers_are_tried_and_the_method_says_so_and_what_help
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("values", [([8], [4, 4], []), ({"type": "sgd", "lr": 0.1}, {"type": "adam"}, "none")])
 def test_a_choice_of_lists_or_sections_is_answered_as_one_of_names_is(method: str, values: tuple[Any, ...]) -> None:
-    assert sorted(map(str, tried(method, Choice(values)))) == sorted(map(str, values))
+    assert sorted(map(str, tried(method, Choice(values), y=Choice((0, 1))))) == sorted(map(str, values))
 
 
 def test_a_trial_that_failed_counts_as_the_worst_whatever_it_had_reported_before() -> None:

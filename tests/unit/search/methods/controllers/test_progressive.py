@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Proposal, rng_of
+from orchestray.search.methods.base import Finished, Proposal, rng_of
 from orchestray.search.methods.controllers.progressive import Progressive
 from orchestray.search.methods.controllers.surrogate import Surrogate, describe
 from orchestray.search.simulation.virtual_time import simulate
@@ -112,3 +112,16 @@ def test_cells_grow_by_their_nodes_and_each_is_a_network_of_the_space() -> None:
         (2, 10)
     ] * 3
     assert result.best.score == 6.0
+
+
+def test_after_a_level_that_all_failed_the_next_is_drawn_among_all_its_candidates() -> None:
+    method = Progressive(space={}, architecture=Cells(3), seed=0, beam=4, grow_by="nodes")
+    first = [method.ask() for _ in range(4)]
+    for trial in range(4):
+        method.tell(Finished(trial, "failed"))
+    second = [method.ask() for _ in range(4)]
+    parents = set()
+    for proposal in second:
+        assert proposal is not None
+        parents |= {p.trial for p in first if p and {**p.genome, "nodes": 2}.items() <= proposal.genome.items()}
+    assert len(parents) > 1

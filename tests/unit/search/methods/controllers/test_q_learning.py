@@ -14,6 +14,7 @@ from orchestray.search.methods.base import Finished, Proposal
 from orchestray.search.methods.controllers.q_learning import QLearning, QTable, State
 from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.architectures.choices import ChoiceSpace
+from orchestray.search.spaces.dimensions import Choice
 from orchestray.search.spaces.registry import make_space
 from support.toy_choices import Layers, layer_score
 
@@ -168,3 +169,22 @@ def test_a_trial_that_fails_before_any_has_a_score_is_learnt_as_the_worst_once_t
         assert proposal is not None
         state, index = method.table.path(Layers(2).decisions_of(proposal.genome))[-1]
         assert method.table.values[state][index] == -1.5
+
+
+@pytest.mark.parametrize(("memory", "kept"), [(None, (1, 2, 3)), (2, (2, 3)), (5, (1, 2, 3)), (0, ())])
+def test_a_state_has_as_many_answers_before_it_as_the_memory_holds(memory: int | None, kept: tuple[int, ...]) -> None:
+    assert QTable(memory=memory).state("next", ["a", "b"], [1, 2, 3]) == ("next", ("a", "b"), kept)
+
+
+def test_draws_of_what_is_under_way_do_not_end_the_search_and_draws_of_what_has_ended_do() -> None:
+    method = QLearning(space={"x": Choice((0, 1, 2))}, trials=9, repeats=1)
+    under_way = [method.ask()]
+    while (proposal := method.ask()) is not None:
+        under_way.append(proposal)
+    assert not method.is_done
+    for proposal in under_way:
+        assert proposal is not None
+        method.tell(Finished(proposal.trial, "succeeded", 1, 0.5))
+    while (proposal := method.ask()) is not None:
+        method.tell(Finished(proposal.trial, "succeeded", 1, 0.5))
+    assert method.is_done

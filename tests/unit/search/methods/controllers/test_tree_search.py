@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import pytest
 from orchestray.search.methods.base import Finished, Method, Proposal
 from orchestray.search.methods.controllers.tree_search import TreeSearch
 from orchestray.search.methods.hyper.random import Random
+from orchestray.search.methods.space import Space
 from orchestray.search.simulation.virtual_time import simulate
-from orchestray.search.spaces.architectures.choices import Choose
-from orchestray.search.spaces.dimensions import Choice
+from orchestray.search.spaces.architectures.base import Genome
+from orchestray.search.spaces.architectures.choices import Choose, Decision
+from orchestray.search.spaces.dimensions import Choice, Dimension
 from support.toy_choices import Cells, Layers, Toy, cell_score, layer_score
 
 
@@ -26,8 +29,23 @@ class Levels(Toy):
         choose("x", list(range(64)))
 
 
+class Pair(Toy):
+    """A space of two operations whose order does not matter: most networks are made by two ways of answering."""
+
+    def compose(self, choose: Choose) -> None:
+        for name in ("first", "second"):
+            choose(name, ["max", "mean", "none"])
+
+    def genome_of(self, decisions: Sequence[Decision]) -> Genome:
+        return dict(zip(("first", "second"), sorted(one.value for one in decisions), strict=True))
+
+
 def score(proposal: Proposal, _step: int) -> float:
     return layer_score(proposal.genome)
+
+
+def score_one(_proposal: Proposal, _step: int) -> float:
+    return 1.0
 
 
 def test_a_choice_of_one_level_is_answered_by_ucb1() -> None:
@@ -111,3 +129,38 @@ def test_a_trial_that_fails_before_any_has_a_score_counts_as_the_worst_once_ther
             assert (method.root.visits, method.root.num_scores) == (trial + 1, 0)
     method.tell(Finished(2, "succeeded", 1, -3.0))
     assert (method.root.num_scores, method.root.total) == (3, -9.0)
+
+
+def test_a_network_that_other_answers_make_too_is_proposed_once_and_its_score_counts_on_every_way_to_it() -> None:
+    asked = [*iter(TreeSearch(space={}, architecture=Pair()).ask, None)]
+    assert len(asked) == 6, "with all of them still being evaluated"
+    method = TreeSearch(space={}, architecture=Pair())
+    found = simulate(method, score_one)
+    assert len(found.trials) == 6
+    assert (method.root.visits, method.root.num_scores, method.root.total) == (9, 9, 9.0)
+
+
+def test_answers_that_no_trial_can_have_are_not_proposed_and_the_search_ends_when_all_others_have_been() -> None:
+    sides: dict[str, Dimension] = {key: Choice(tuple(range(4))) for key in "ab"}
+    found = simulate(TreeSearch(space=Space(sides, is_refused=lambda values: values["a"] == values["b"])), score_one)
+    points = Counter(tuple(trial.proposal.changes.values()) for trial in found.trials.values())
+    assert points == Counter((a, b) for a in range(4) for b in range(4) if a != b)
+    method = TreeSearch(space=Space(sides, is_refused=lambda values: True))
+    assert method.ask() is None
+    assert method.is_done
+
+
+def test_the_first_draws_are_even() -> None:
+    asked = [TreeSearch(space={}, architecture=Layers(1), seed=seed).ask() for seed in range(20)]
+    assert {one.genome["0.kind"] for one in asked if one is not None} == {"dense", "pool", "none"}
+
+
+def test_an_option_that_is_still_evaluated_is_taken_for_as_good_as_the_choice_whatever_the_sign_of_scores() -> None:
+    arms = {"arm": Choice((0, 1, 2)), "leaf": Choice(tuple(range(100)))}
+    method = TreeSearch(space=arms, exploration=0.0)
+    asked = [method.ask() for _ in range(3)]
+    for arm, worth in ((0, -5.0), (1, -1.0)):
+        (trial,) = [one.trial for one in asked if one is not None and one.changes["arm"] == arm]
+        method.tell(Finished(trial, "succeeded", 1, worth))
+    later = [method.ask() for _ in range(5)]
+    assert {one.changes["arm"] for one in later if one is not None} == {1}

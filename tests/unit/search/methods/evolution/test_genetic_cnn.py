@@ -53,6 +53,7 @@ def test_crossover_exchanges_whole_stages() -> None:
     stages = [{tuple(bits[stage]) for bits in before} for stage in searched.genes.stages]
     for member in searched.members:
         assert all(tuple(member.bits[stage]) in old for stage, old in zip(searched.genes.stages, stages, strict=True))
+    assert {tuple(member.bits) for member in searched.members} - {tuple(bits) for bits in before}
 
 
 def test_mutation_flips_as_many_bits_as_it_says() -> None:

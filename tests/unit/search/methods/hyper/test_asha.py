@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,40 @@ def test_nobody_waits_for_ever_when_the_proposer_finds_that_it_has_no_more_point
     assert method.is_done
 
 
+class Points(Method):
+    """A method of some points; it may know at once that they are all, or find out where it looks for another one."""
+
+    def __init__(self, num_points: int, *, knows: bool) -> None:
+        super().__init__(space=SPACE, steps_per_trial=64)
+        self.left, self._knows, self._looked = num_points, knows, False
+
+    def ask(self) -> Proposal | None:
+        if self.left == 0:
+            self._looked = True
+            return None
+        self.left -= 1
+        return Proposal(self.left, {"x": 0.5})
+
+    def tell(self, finished: Finished) -> None:
+        """Learn nothing."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.left == 0 and (self._knows or self._looked)
+
+
+@pytest.mark.parametrize("num_points", [1, 2, 5, 9, 20])
+def test_trials_end_alike_if_the_proposer_has_no_more_points_and_if_it_finds_that_only_then(num_points: int) -> None:
+    steps = []
+    for knows in (True, False):
+        method = asha()
+        method.proposer = Points(num_points, knows=knows)
+        searched = simulate(method, lambda proposal, _step: float(proposal.trial * 7 % 5))
+        assert method.is_done
+        steps.append({number: (trial.status, trial.step) for number, trial in searched.trials.items()})
+    assert steps[0] == steps[1]
+
+
 def test_a_killed_search_goes_on_as_if_it_had_not_been() -> None:
     scores = drawn(5)
     calls = simulate(
@@ -199,6 +234,27 @@ def test_with_too_few_trials_for_one_to_come_through_all_rungs_it_says_so_and_wh
     assert caution.endswith("raise search.budget.trials to 64 or search.method.grace_steps to 16")
     for enough in (asha(trials=64), asha(trials=10, grace_steps=16), asha(trials=10, grace_steps=None)):
         assert enough.cautions() == ()
+    [of_one] = asha(trials=3).cautions()
+    assert of_one.endswith("raise search.budget.trials to 64"), "no trial is promoted, whatever the rungs"
+
+
+@pytest.mark.parametrize(("eta", "trials"), [(5, 124), (5, 25), (5, 24), (5, 5), (3, 243), (3, 242)])
+def test_what_a_caution_advises_leaves_nothing_to_caution_of(eta: int, trials: int) -> None:
+    given: dict[str, Any] = {"trials": trials, "eta": eta, "steps_per_trial": 730}
+    [caution] = asha(**given).cautions()
+    enough, grace_steps = re.findall(r" to (\d+)", caution)
+    assert asha(**given | {"trials": int(enough)}).cautions() == ()
+    assert asha(**given, grace_steps=int(grace_steps)).cautions() == ()
+    assert asha(**given, grace_steps=int(grace_steps) // eta).cautions(), "no more than that"
+
+
+def test_cautions_of_the_proposer_are_among_those_of_asha() -> None:
+    inner = {"type": "q_learning"}
+    [of_inner] = asha(trials=64, proposals=inner).cautions()
+    assert of_inner.startswith("q_learning tries")
+    few = asha(trials=10, proposals=inner).cautions()
+    assert len(few) == 2
+    assert few[0] == of_inner
 
 
 def test_a_range_without_rungs_is_refused() -> None:

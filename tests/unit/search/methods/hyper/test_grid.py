@@ -82,6 +82,12 @@ def test_points_of_integers_are_whole_and_no_more_than_there_are() -> None:
     assert points(Grid(space={"n": Integer(1, 9, is_log=True)})) == [(number,) for number in range(1, 10)]
 
 
+def test_a_range_of_more_values_than_fit_in_memory_is_walked_from_its_start() -> None:
+    space: dict[str, Dimension] = {"seed": Integer(0, 2**62), "b": Binary()}
+    assert points(Grid(space=space, trials=3)) == [(0, False), (0, True), (1, False)]
+    assert len(points(Grid(space=space, points={"seed": 3}))) == 6
+
+
 def test_trials_cut_the_grid_off() -> None:
     assert len(points(Grid(space=SPACE, points=POINTS, trials=5))) == 5
 

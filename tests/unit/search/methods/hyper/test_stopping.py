@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Continue, Finished, Report, Stop
+from orchestray.search.methods.base import (
+    Continue,
+    Decision,
+    Exploit,
+    Finished,
+    Method,
+    Observation,
+    Proposal,
+    Report,
+    Stop,
+)
 from orchestray.search.methods.hyper.curves import predict
 from orchestray.search.methods.hyper.learning_curve import LearningCurve
 from orchestray.search.methods.hyper.median_stopping import MedianStopping
+from orchestray.search.methods.hyper.stopping import EarlyStopping
+from orchestray.search.methods.space import Space
 from orchestray.search.simulation.virtual_time import simulate
 from orchestray.search.spaces.dimensions import Uniform
 from support.learning_curves import draw_curves
@@ -41,6 +54,16 @@ def test_a_trial_whose_best_is_below_the_median_of_running_means_is_stopped() ->
         method.ask()
         assert isinstance(method.report(Report(trial, 1, first)), Continue), "grace"
         assert isinstance(method.report(Report(trial, 2, second)), expected)
+
+
+@pytest.mark.parametrize("make", [MedianStopping, LearningCurve])
+@pytest.mark.parametrize("name", ["grace_steps", "every_steps"])
+@pytest.mark.parametrize("steps", [0, 10, 100])
+def test_steps_at_which_no_trial_could_be_stopped_are_refused(make: Any, name: str, steps: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: must be at least 1 and below the 10 steps of a trial, got {steps}"):
+        make(space=SPACE, trials=20, steps_per_trial=10, **{name: steps})
+    assert getattr(make(space=SPACE, trials=20, steps_per_trial=10, **{name: 9}), name) == 9
+    make(space=SPACE, trials=20, steps_per_trial=1)  # by default, a method for short trials stops none
 
 
 def test_few_others_stop_nobody() -> None:
@@ -140,3 +163,82 @@ def test_learning_curves_can_be_replayed() -> None:
 def test_a_probability_of_one_is_refused() -> None:
     with pytest.raises(ConfigError, match="probability"):
         LearningCurve(space=SPACE, probability=1.0)
+
+
+# -- around another method ---------------------------------------------------------------------------------------
+
+
+class Inner(Method):
+    """A method whose every answer differs from that of `Method`, and which notes what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(space=SPACE)
+        self.given: list[Any] = []
+
+    def ask(self) -> Proposal | None:
+        return Proposal(0, {"x": 0.5}, steps=7)
+
+    def tell(self, finished: Finished) -> None:
+        self.given.append(finished)
+
+    def begin_with(self, start: Sequence[Mapping[str, Any]]) -> bool:
+        self.given.append(start)
+        return True
+
+    def learn(self, observations: Sequence[Observation]) -> bool:
+        self.given.append(observations)
+        return True
+
+    def widen(self, space: Space) -> bool:
+        self.given.append(space)
+        return True
+
+    def next_report(self, trial: int, step: int) -> int:
+        return step + 3
+
+    def report(self, report: Report) -> Decision:
+        return Exploit(1, {"x": 0.1}, "copied 1") if report.step == 6 else Continue()
+
+    def released(self) -> Sequence[tuple[int, Decision]]:
+        return [(3, Continue())]
+
+    def genome_of(self, proposal: Proposal) -> Any:
+        return "found"
+
+    def tally(self) -> Mapping[str, Any]:
+        return {"found": 1}
+
+    def cautions(self) -> Sequence[str]:
+        return ("be careful",)
+
+    def parents(self) -> Collection[int]:
+        return {4}
+
+    hands_on = has_program = is_done = True
+
+
+def test_early_stopping_is_to_its_users_what_the_method_inside_is() -> None:
+    inner = Inner()
+    method = EarlyStopping(space=SPACE, steps_per_trial=20, trials=9, proposer=inner)
+    proposal = method.ask()
+    assert proposal is not None
+    assert method.budget(0) == 7, "as long as the inner method wants it"
+    assert [method.next_report(0, step) for step in (0, 3, 6)] == [3, 6, 7]
+    assert isinstance(method.report(Report(0, 3, 0.5)), Continue)
+    assert isinstance(method.report(Report(0, 6, 0.5)), Exploit)
+    start, observations, end = [{"x": 0.1}], [Observation({"x": 0.2}, None, 1.0)], Finished(0, "succeeded", 7, 0.5)
+    wider = Space.of({"x": Uniform(0.0, 2.0)})
+    assert method.begin_with(start)
+    assert method.learn(observations)
+    assert method.widen(wider)
+    method.tell(end)
+    assert inner.given == [start, observations, wider, end]
+    assert method.space is wider
+    method.allow(12)
+    assert method.trials == inner.trials == 12
+    assert (method.genome_of(proposal), method.tally(), method.cautions()) == ("found", {"found": 1}, ("be careful",))
+    assert method.parents() == {4}
+    assert method.released() == [(3, Continue())]
+    assert method.hands_on
+    assert method.has_program
+    assert method.is_done

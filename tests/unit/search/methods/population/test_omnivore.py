@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from orchestray.platform.errors import ConfigError
-from orchestray.search.methods.base import Exploit, Proposal
+from orchestray.search.methods.base import Continue, Exploit, Finished, Proposal, Report, Stop
 from orchestray.search.methods.population.omnivore import Omnivore
 from orchestray.search.methods.population.params import Omnivore as Section
+from orchestray.search.methods.space import Space
 from orchestray.search.registry.methods import make_method
 from orchestray.search.simulation.virtual_time import Simulated, simulate
-from orchestray.search.spaces.dimensions import Choice, Dimension, Uniform
+from orchestray.search.spaces.dimensions import Choice, Dimension, Integer, Uniform
 from support.replayed import replay
+from support.toy_choices import Layers
 
 SPACE: dict[str, Dimension] = {"momentum": Choice((0.0, 0.3, 0.6, 0.9)), "staleness": Choice((0, 4))}
 STEPS = 60
@@ -67,6 +70,53 @@ def test_a_tuned_run_beats_every_fixed_one_where_the_best_momentum_moves() -> No
         assert best > fixed
 
 
+class EverySeventh(Omnivore):
+    """A method whose trials report at every seventh step alone, as a trainable of a user may."""
+
+    def next_report(self, trial: int, step: int) -> int:
+        return -(-super().next_report(trial, step) // 7) * 7
+
+
+def test_trials_that_report_at_other_steps_probe_and_train_on_by_turns() -> None:
+    method = EverySeventh(space=SPACE, steps_per_trial=STEPS, every_steps=20, probe_steps=5)
+    found = run(method, workers=3)
+    assert [(retune.step, len(retune.scores)) for retune in method.retunes] == [(7, 8), (28, 8), (49, 8)]
+    assert sorted(trial.status for trial in found.trials.values()) == ["stopped"] * 7 + ["succeeded"]
+
+
+def test_a_training_that_ends_within_a_probe_ends_with_all_its_points() -> None:
+    method = made(steps_per_trial=43)
+    found = run(method, workers=3)
+    assert [retune.step for retune in method.retunes] == [5, 25]
+    assert [(trial.status, trial.step) for trial in found.trials.values()] == [("succeeded", 43)] * 8
+
+
+@pytest.mark.parametrize(("others", "winner"), [(1.0, 0), (math.nan, 3), (math.inf, 3), (-math.inf, 3)])
+def test_the_first_of_equals_trains_on_and_never_one_that_diverged(others: float, winner: int) -> None:
+    method = made()
+    simulate(method, lambda proposal, _step: 1.0 if proposal.trial == 3 else others, on_become=lambda *_: None)
+    assert [retune.winner for retune in method.retunes] == [winner] * 3
+
+
+def test_where_a_condition_ends_the_one_that_trains_on_as_it_shows_its_state_no_other_begins_to_probe() -> None:
+    method = made(space={"momentum": Choice((0.0, 0.9))})
+    for trial in range(2):
+        assert method.ask() is not None
+        method.report(Report(trial, 5, float(trial)))
+    assert method.released() == [(1, Continue())]
+    method.report(Report(1, 20, 2.0))
+    method.tell(Finished(1, "stopped", 20, 2.0))
+    ((trial, decision),) = method.released()
+    assert trial == 0
+    assert isinstance(decision, Stop)
+
+
+def test_points_that_no_trial_can_have_are_not_tried_and_as_many_trials_as_points_are_enough() -> None:
+    method = made(space=Space(SPACE, is_refused=lambda values: values["momentum"] == 0.9), trials=6)
+    found = run(method, workers=3)
+    assert sorted(trial.proposal.changes["momentum"] for trial in found.trials.values()) == [0, 0, 0.3, 0.3, 0.6, 0.6]
+
+
 def test_the_outcome_is_the_same_at_any_concurrency() -> None:
     def outcome(workers: int) -> Any:
         method = made()
@@ -112,7 +162,9 @@ def test_a_killed_search_goes_on_by_its_journal() -> None:
     ("parameters", "text"),
     [
         ({"space": {"momentum": Uniform(0.0, 1.0)}}, "with type: choice"),
+        ({"space": {"seed": Integer(0, 2**62)}}, "with type: choice"),
         ({"space": {}}, "nothing to tune"),
+        ({"architecture": Layers()}, "take architecture out"),
         ({"probe_steps": 20}, "shorter than every_steps: 20"),
         ({"trials": 4}, "8 points"),
     ],

@@ -71,3 +71,11 @@ def test_second_order_differs_from_the_first_by_what_the_weights_learn() -> None
         architecture_gradient(*losses, problem.weights, problem.alphas, weights_lr=lr) for lr in (0.0, 0.05)
     )
     assert max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True)) > 1e-2
+
+
+@pytest.mark.parametrize("lr", [0.0, 0.05])
+def test_an_architecture_that_no_cell_of_the_network_has_gets_no_gradient(lr: float) -> None:
+    problem, unused = Problem(0), torch.ones(4, 3, dtype=torch.float64)
+    losses = [lambda w, a, split=split: problem.loss(split, w, a[:2]) for split in ("train", "judge")]
+    *_, found = architecture_gradient(*losses, problem.weights, [*problem.alphas, unused], weights_lr=lr)
+    assert torch.equal(found, torch.zeros_like(unused))

@@ -92,6 +92,28 @@ def test_enas_finds_the_planted_network() -> None:
     assert found == [BEST] * 2  # of nine networks
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_networks_whose_reward_is_no_number_are_ranked_last_and_leave_the_controller_of_enas_whole(
+    value: float,
+) -> None:
+    trial = EnasTrial(mixed_config(steps=10), children=8, **COMMON)
+    with trial._judged_by:
+        trial.supernet.operations["first_identity"].shift.data.fill_(value)
+        trial._update_controller()
+        assert all(tensor.isfinite().all() for tensor in trial.policy.parameters.values())
+        ranked = trial._find()
+        diverged = [genome["first"] == "identity" for genome in ranked]
+        assert any(diverged)
+        assert diverged == sorted(diverged)
+        before = {name: tensor.clone() for name, tensor in trial.policy.parameters.items()}
+        trial.supernet.head.bias.data.fill_(value)
+        trial._update_controller()
+        assert all(torch.equal(tensor, before[name]) for name, tensor in trial.policy.parameters.items())
+        trial.supernet.head.bias.data.zero_()
+        trial._update_controller()
+    assert [reward is None for reward in trial.rewards] == [False, True, False]
+
+
 @pytest.mark.parametrize("program", [EnasTrial, DartsTrial])
 def test_a_trial_that_goes_on_from_its_state_is_one_that_was_never_paused(program: Any) -> None:
     config = mixed_config(steps=40)
