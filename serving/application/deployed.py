@@ -100,18 +100,19 @@ class ApplicationStarters(Starters):
         """
         async with self._turns[own]:
             self._num_users[own] += 1
+            is_new = False
             try:
-                if not await asyncio.to_thread(serve_apps.is_running, own):
+                if is_new := not await asyncio.to_thread(serve_apps.is_running, own):
                     application = await asyncio.to_thread(made)  # it may wait for that of another version
                     await asyncio.to_thread(serve_apps.run_application, application, own)
             except BaseException:
-                await self._let_go(own)
+                await self._let_go(own, keeps=self.keeps and not is_new)
                 raise
 
-    async def _let_go(self, own: str) -> None:
-        """End an application of a version's own, unless it has other users."""
+    async def _let_go(self, own: str, *, keeps: bool) -> None:
+        """End an application of a version's own, unless it has other users, or is kept."""
         self._num_users[own] -= 1
-        if not self._num_users[own] and not self.keeps:
+        if not self._num_users[own] and not keeps:
             await asyncio.to_thread(serve_apps.delete, own)
 
     async def end_unused(self) -> None:
@@ -165,7 +166,7 @@ class ApplicationStarters(Starters):
             await asyncio.gather(*tasks, return_exceptions=True)
             if own is not None:
                 async with self._turns[own]:
-                    await self._let_go(own)
+                    await self._let_go(own, keeps=self.keeps)
 
         try:
             if isinstance(config.replicas, Scaling):

@@ -128,7 +128,7 @@ class Ingress:
         inputs: Any,
         *,
         model: str | None = None,
-        version: str | None = None,
+        version: str | int | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> Any:
@@ -200,6 +200,7 @@ class _Endpoint:
 
         def make(listener_of: ListenerOf) -> ApplicationStarters:
             made.append(ApplicationStarters(listener_of, wanted["deployments"], reserves_cpus=wanted["reserves_cpus"]))
+            made[0].keeps = True  # where it cannot start, an ingress before it may use them
             return made[0]
 
         live = LiveEndpoint(config, settings=JSON.validate_python(wanted["settings"]), make_starters=make)
@@ -211,6 +212,7 @@ class _Endpoint:
             listening.close()
             await served.end()
             raise
+        made[0].keeps = False
         return cls(served, made[0])
 
     async def end(self) -> None:
@@ -241,7 +243,7 @@ class _Endpoint:
             raise
 
     async def predict(
-        self, inputs: Any, model: str | None, version: str | None, priority: int, timeout_s: float | None
+        self, inputs: Any, model: str | None, version: str | int | None, priority: int, timeout_s: float | None
     ) -> Any:
         models = self.served.live.registry
         endpoint = models.default if model is None else models[model]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestray.platform import errors
 from orchestray.platform.cluster import ray_internals
@@ -19,17 +19,23 @@ from orchestray.serving.application.starting import gpus_of_listener
 from orchestray.serving.config.schema import Scaling, ServeConfig
 from orchestray.serving.runtime.work_thread import WorkThread
 
+if TYPE_CHECKING:
+    from ray.serve.schema import ServeStatus
+
 _log = logging.getLogger("orchestray.serving")
 
 _CLIENT = "ray.serve.context:_get_global_client"
 BUILDING = threading.Lock()
-"""Lock to hold while Ray Serve makes deployments: each enters its router into a table of the process and takes it out
-again, and two that do so at once fail."""
+"""Lock to hold while Ray Serve makes deployments, or the configs of those it tells of: each enters its router into a
+table of the process and takes it out again, and two that do so at once fail."""
 _POLL_S = 0.1
 _ASK_S = 5.0
 """Seconds that Serve has to take on the end of applications."""
 _OWN_ERROR = re.compile(r"^orchestray\.platform\.errors\.(?P<kind>\w+): ", re.MULTILINE)
 """The begin of the last part of a traceback; errors that were its cause come before."""
+
+_DOES_NOT_START = "failed to start"
+"""Part of what Serve says of a deployment whose replicas raise as they start."""
 
 
 class ApplicationEndedError(OrchestrayError):
@@ -64,6 +70,14 @@ def start_serve(cluster: Cluster) -> Future[None]:
     return WorkThread("serve proxies").submit(serve.start, location)
 
 
+def status() -> ServeStatus:
+    """Return what Ray Serve says of its applications and proxies."""
+    from ray import serve
+
+    with BUILDING:
+        return serve.status()
+
+
 def wait_for_controller(starting: Future[None]) -> None:
     """Return when Ray Serve's controller answers: its proxies start beside applications.
 
@@ -73,10 +87,8 @@ def wait_for_controller(starting: Future[None]) -> None:
     Raises:
         ClusterError: Serve did not start.
     """
-    from ray import serve
-
     try:
-        while not starting.done() and not serve.status().proxies:
+        while not starting.done() and not status().proxies:
             time.sleep(_POLL_S)
         if starting.done():
             starting.result()
@@ -97,7 +109,7 @@ def leave(name: str) -> None:
 
     delete(name)  # first, as it answers what waits by the others
     with contextlib.suppress(Exception):  # the cluster may be gone already
-        found = set(serve.status().applications)
+        found = set(status().applications)
         left = {other for other in found if other.startswith(version_prefix(name))}
         for other in left:
             delete(other)
@@ -107,13 +119,11 @@ def leave(name: str) -> None:
 
 def leave_at_once(name: str) -> None:
     """Have Ray Serve end an application and those of its versions; return when it is about to."""
-    from ray import serve
-
     asked: set[str] = set()
     until_s = time.monotonic() + _ASK_S
     with contextlib.suppress(Exception):  # the cluster may be gone already
         while time.monotonic() < until_s:
-            applications = serve.status().applications
+            applications = status().applications
             own = {other for other in applications if other == name or other.startswith(version_prefix(name))}
             left = {other for other in own if applications[other].status != "DELETING"}
             if not left:
@@ -131,9 +141,7 @@ def version_prefix(name: str) -> str:
 
 def of_versions(name: str) -> set[str]:
     """Return the names of the applications of an endpoint's versions."""
-    from ray import serve
-
-    return {other for other in serve.status().applications if other.startswith(version_prefix(name))}
+    return {other for other in status().applications if other.startswith(version_prefix(name))}
 
 
 def check_room(config: ServeConfig, cluster: Cluster) -> None:
@@ -197,25 +205,19 @@ def run_application(
 
 def is_running(name: str) -> bool:
     """Return True if an application of that name runs."""
-    from ray import serve
-
-    application = serve.status().applications.get(name)
+    application = status().applications.get(name)
     return application is not None and application.status == "RUNNING"
 
 
 def is_ending(name: str) -> bool:
     """Return True if an application has ended or is about to."""
-    from ray import serve
-
-    application = serve.status().applications.get(name)
+    application = status().applications.get(name)
     return application is None or application.status == "DELETING"
 
 
 def _until_running(name: str, is_ready: Callable[[], bool]) -> None:
-    from ray import serve
-
     while not is_ready():
-        application = serve.status().applications.get(name)
+        application = status().applications.get(name)
         if application is None or application.status == "DELETING":
             raise ApplicationEndedError(f"the application {name} was ended while it started")
         messages = [deployment.message for deployment in application.deployments.values()]
@@ -237,6 +239,17 @@ def own_error(message: str) -> OrchestrayError | None:
     error = OrchestrayError(message[found[0].end() :].strip())
     error.exit_status = getattr(errors, found[0]["kind"], OrchestrayError).exit_status
     return error
+
+
+def failing(name: str) -> dict[str, str]:
+    """Return why replicas of an endpoint do not start, by deployment; Serve tries again."""
+    return {
+        deployment: str(own_error(state.message) or state.message.strip().splitlines()[-1])
+        for other, application in status().applications.items()
+        if other == name or other.startswith(version_prefix(name))
+        for deployment, state in application.deployments.items()
+        if state.status == "UNHEALTHY" and _DOES_NOT_START in state.message
+    }
 
 
 def _holder(route: str | None) -> str | None:

@@ -52,9 +52,8 @@ class Watch:
 
     def end(self) -> list[ModelVersion]:
         """End the watch without a judgement; return the new versions."""
-        if self._monitor.on_answer == self._answered:
-            self._monitor.on_answer = None
-        if self._task is not asyncio.current_task():
+        self._monitor.on_answer = None
+        if self._task is not asyncio.current_task():  # a judgement has more to do after this
             self._task.cancel()
         return [version for version, _ in self._verdicts.values()]
 

@@ -45,12 +45,20 @@ def _batchers_of(owner: Any) -> _Batchers:
     return found
 
 
-def _parameters_of(function: Callable[..., Any]) -> tuple[bool, list[inspect.Parameter]]:
-    """Return True if the first parameter is the owner of a method, and the parameters that are lists of items."""
+def _parameters_of(function: Callable[..., Any]) -> tuple[bool | None, list[inspect.Parameter]]:
+    """Return True if the first parameter is the owner of a method (None: only a call shows it), and those required."""
     given = [*inspect.signature(function).parameters.values()]
     is_in_class = "." in function.__qualname__.rpartition("<locals>.")[2]
-    has_owner = bool(given) and (given[0].name in ("self", "cls") or (is_in_class and len(given) > 1))
-    return has_owner, [each for each in given[has_owner:] if each.default is inspect.Parameter.empty]
+    has_owner = bool(given) and given[0].name in ("self", "cls")
+    required = [each for each in given if each.default is inspect.Parameter.empty]
+    return has_owner or (None if is_in_class and len(required) > 1 else False), required
+
+
+def _is_method_of(owner: Any, method: Callable[..., Any]) -> bool:
+    """Return True if a class has this function as a method, and `owner` is it or an instance of it."""
+    mine = owner if isinstance(owner, type) else type(owner)
+    found = [vars(base).get(method.__name__) for base in mine.__mro__]
+    return any(each is method or (isinstance(each, classmethod) and each.__func__ is method) for each in found)
 
 
 def batch(
@@ -90,11 +98,11 @@ def batch(
         problems.append(f"batch_wait_timeout_s: must be >= 0 and finite, or None, got {batch_wait_timeout_s}")
     if problems:
         raise ConfigError(problems)
-    has_owner, lists = _parameters_of(function)
+    has_owner, required = _parameters_of(function)
+    lists = required[bool(has_owner) :]
     positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     if not inspect.iscoroutinefunction(function) or not lists or any(each.kind not in positional for each in lists):
         raise TypeError(f"{function.__qualname__} must be an async function that takes a list of items, or several")
-    of_items = inspect.Signature(lists)
 
     async def run(owner: tuple[Any, ...], items: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         answers: Sequence[Any] = await function(*owner, *map(list, zip(*items, strict=True)))
@@ -109,9 +117,11 @@ def batch(
 
     @wraps(function)
     async def ask(*arguments: Any, **named: Any) -> Any:
-        owner, items = arguments[:has_owner], arguments[has_owner:]
-        if named or len(items) != len(lists):
-            items = of_items.bind(*items, **named).args
+        # A static method is called like a function, and its decorator is above this one.
+        begin = _is_method_of(arguments[0], ask) if has_owner is None and arguments else bool(has_owner)
+        owner, items = arguments[:begin], arguments[begin:]
+        if named or len(items) != len(required) - begin:
+            items = inspect.Signature(required[begin:]).bind(*items, **named).args
         batchers = _batchers_of(owner[0] if owner else ask)
         key = ask, asyncio.get_running_loop()  # not its name: a class may override a method and call that of its base
         if key not in batchers:

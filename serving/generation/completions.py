@@ -14,6 +14,7 @@ from pydantic import Field
 from orchestray.serving.generation.answering import answer, event, text_models
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.text_request import TextBody, TextLimits, TextRequest
+from orchestray.serving.http.openapi import problems
 from orchestray.serving.http.problems import HttpProblem, not_ready, openai_error
 from orchestray.serving.models.errors import UnknownModelError
 from orchestray.serving.routing.registry import Registry
@@ -38,13 +39,13 @@ class Completion(TextRequest):
     """false: an answer does not repeat its prompt"""
     logprobs: None = None
     """null: probabilities of tokens are not answered"""
-    suffix: None = None
+    suffix: Literal[""] | None = None
     """null: text is not put in between"""
     presence_penalty: Zero = 0
     """0: repetitions are not punished"""
     frequency_penalty: Zero = 0
     """0: repetitions are not punished"""
-    logit_bias: None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     """null: tokens are not weighted"""
 
 
@@ -77,12 +78,26 @@ def add_completions(router: APIRouter, models: Registry, limits: TextLimits) -> 
         methods=["POST"],
         summary="Generate text, as OpenAI's clients ask",
         response_class=Response,
+        responses=_problems(),
         openapi_extra={"requestBody": body.openapi()},
     )
     summary = "The models that generate text, as OpenAI's clients ask"
-    router.add_api_route("/v1/models", served, methods=["GET"], summary=summary, response_class=Response)
+    of_models: dict[int | str, dict[str, Any]] = {
+        status: answer for status, answer in _problems().items() if status in {401, 429, 503}
+    }
+    router.add_api_route(
+        "/v1/models", served, methods=["GET"], summary=summary, response_class=Response, responses=of_models
+    )
     # A schema that names no models would have clients ask for those that are not there.
     router.add_api_route("/v1/models/{name}", one, methods=["GET"], response_class=Response, include_in_schema=False)
+
+
+def _problems() -> dict[int | str, dict[str, Any]]:
+    """Return the errors in the form of OpenAI's API, in which wrong input is a 400."""
+    return {
+        400 if status == 422 else status: {"description": answer["description"]}
+        for status, answer in problems().items()
+    }
 
 
 class _Form:

@@ -11,7 +11,7 @@ from orchestray.serving.generation.answering import answer, event
 from orchestray.serving.generation.completions import add_completions
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.text_request import TextBody, TextLimits, TextRequest
-from orchestray.serving.http.openapi import parameters_of
+from orchestray.serving.http.openapi import parameters_of, problems
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.routing.registry import Registry
 
@@ -68,10 +68,7 @@ def make_generate_router(
         response_class=Response,
         responses={
             200: {"content": {"application/json": {"schema": _ANSWER_SCHEMA}, "text/event-stream": {}}},
-            404: {"description": "No such model or version, or it generates no text"},
-            422: {"description": "Wrong input: names the field, what was wanted and what came"},
-            503: {"description": "Too much to do: see Retry-After"},
-            504: {"description": "The deadline passed"},
+            **problems(),
         },
         openapi_extra={
             "parameters": parameters_of("Default: the one that generates text"),

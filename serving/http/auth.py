@@ -86,7 +86,7 @@ def digest_of(token: bytes) -> str:
 
 def _read(tokens_file: Path) -> list[Token]:
     try:
-        lines = tokens_file.read_text(encoding="utf-8").splitlines()
+        lines = tokens_file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"auth.tokens_file: {tokens_file} cannot be read: {why}") from None

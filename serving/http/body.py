@@ -24,6 +24,7 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 """The header of the data says which of the two it is."""
 _PIECE_BYTES = 4096
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
+_LONG = re.compile(rb"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
 _BRACKETS = np.zeros(256, dtype=np.int8)
 _BRACKETS[[ord("["), ord("{")]] = 1
 _BRACKETS[[ord("]"), ord("}")]] = -1
@@ -172,6 +173,14 @@ def parse_object(body: bytes | memoryview, max_depth: int, wanted: str) -> dict[
     if not isinstance(value, dict):
         raise HttpProblem(422, f"The body must be a JSON object: {wanted}.", more={"field": "", "wanted": wanted})
     return value
+
+
+def long_number(text: bytes) -> str | None:
+    """Return a whole number in a JSON text that has more than 64 bits, which a parser makes a float; None: none has."""
+    if _LONG.search(text) is None:  # nearly always: strings are looked for only then
+        return None
+    found = (each.decode() for each in _LONG.findall(_STRING.sub(b'""', text)))
+    return next((each for each in found if len(each) > 20 or not -(2**63) <= int(each) < 2**64), None)
 
 
 def depth_of(text: bytes) -> int:

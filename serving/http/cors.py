@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
-_EXPOSED = ("x-request-id", "x-model-version", "retry-after")
+_EXPOSED = ("x-request-id", "x-model-version", "retry-after", "x-ignored")
 """Headers that a page may read besides those that it always may."""
 
 

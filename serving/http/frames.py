@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -15,6 +16,8 @@ from orchestray.serving.models.signature import ANY, Signature, fixed_shape, kin
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 Row: TypeAlias = tuple[str, Any]
 """A place, as in errors, and the values of a sample there."""
+_LONGEST_FIELD = 2**31 - 1
+"""Longest value of a CSV, such as an image in base64: the body itself has a limit."""
 _MOST_NAMED = 20
 """Most columns that an error lists."""
 _FLAGS = {"true": True, "True": True, "false": False, "False": False}
@@ -29,6 +32,8 @@ def rows_of_json(value: Mapping[str, Any], signature: Signature) -> list[Row]:
     given = [name for name in FORMS if name in value]
     if len(given) != 1 or value.keys() - {*FORMS, "params"}:
         raise wrong_input("the body", f"exactly one of {', '.join(FORMS)}", ", ".join(sorted(value)) or "none")
+    if not isinstance(value.get("params"), dict | None):
+        raise wrong_input("params", "an object", kind_of(value["params"]))
     field = given[0]
     rows = value[field]
     if field == "dataframe_split":
@@ -43,18 +48,25 @@ def rows_of_json(value: Mapping[str, Any], signature: Signature) -> list[Row]:
     return _ordered(rows, signature, field)
 
 
-def rows_of_csv(body: bytes, signature: Signature) -> list[Row]:
-    """Return the values of each line; the first line has the names of the columns, unless it has numbers alone.
+def rows_of_csv(body: bytes, signature: Signature, has_header: bool | None = None) -> list[Row]:
+    """Return the values of each line; where the model takes any values, they may be texts.
 
-    Where the model takes any values, they may be texts.
+    Args:
+        body: the text.
+        signature: inputs of the model.
+        has_header: True if the first line has the names of the columns; None: if it has texts.
 
     Raises:
         HttpProblem: 422.
     """
+    csv.field_size_limit(_LONGEST_FIELD)
     try:
-        first, *lines = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig"))) if line] or [[]]
-        has_names = not all(map(_is_number, first))
-        read = _value if takes_any(signature) else _number
+        whole = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig"))) if line]
+        if not whole:
+            return []
+        first, *lines = whole
+        has_names = _are_names(first) if has_header is None else has_header
+        read = _cell if takes_any(signature) else _number
         rows = [[read(value) for value in line] for line in (lines if has_names else [first, *lines])]
     except (UnicodeDecodeError, ValueError, csv.Error) as error:
         raise HttpProblem(422, f"The body is not CSV of numbers, with or without a header: {error}.") from None
@@ -147,8 +159,15 @@ def _rows_of_columns(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _is_number(text: str) -> bool:
-    return not isinstance(_value(text), str | None)
+def _are_names(first: Sequence[str]) -> bool:
+    """Return True if the first line is a header: it has texts, or the numbers of pandas' columns beside an index."""
+    return any(isinstance(_value(text), str) for text in first) or [*first] == ["", *map(str, range(len(first) - 1))]
+
+
+def _cell(text: str) -> float | str | None:
+    """Parse a value for a model that takes any: as in JSON, no number is infinite or NaN, and Nan may be a name."""
+    value = _value(text)
+    return text if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _value(text: str) -> float | str | None:

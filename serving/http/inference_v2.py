@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orchestray.serving.http.body import parse_object, read_body
-from orchestray.serving.http.predictor import Predictor
+from orchestray.serving.http.predictor import Predictor, named_in_path
 from orchestray.serving.http.problems import HttpProblem, wrong_input
 from orchestray.serving.http.request_context import Call, call_of
 from orchestray.serving.http.responses import json_answer, to_json
@@ -60,12 +60,12 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
         return json_answer(b'{"ready":true}\n')
 
     async def model_ready(request: Request) -> Response:
-        name, version = _asked(request)
+        name, version = named_in_path(request)
         predictor.check_ready(_versions_of(models, name, version, names_others=not settings.tokens))
         return json_answer(to_json({"name": name, "ready": True}))
 
     async def metadata(request: Request) -> Response:
-        name, version = _asked(request)
+        name, version = named_in_path(request)
         endpoint = models[name]
         signature = endpoint.signature if version is None else endpoint.pick(version).signature
         return json_answer(to_json(_metadata(signature, [each.version for each in endpoint.versions])))
@@ -73,7 +73,7 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
     async def infer(request: Request) -> Response:
         call = call_of(request.scope)
         body = await read_body(request.receive, settings.max_body_bytes)
-        endpoint, version = predictor.choose(call, *_asked(request))
+        endpoint, version = predictor.choose(call, *named_in_path(request))
         head, blob = _divide(body, call, settings)
         samples = _samples(head, blob, version)
         wanted = _wanted_outputs(head, version.signature)
@@ -109,11 +109,6 @@ def _versions_of(models: Registry, name: str, version: str | None, *, names_othe
         if names_others:
             raise
         raise HttpProblem(404, "There is no such model, or not in that version.") from None
-
-
-def _asked(request: Request) -> tuple[str, str | None]:
-    parameters = request.path_params
-    return parameters["name"], parameters.get("version")
 
 
 def _metadata(signature: Signature, versions: Sequence[str]) -> dict[str, Any]:
@@ -245,9 +240,12 @@ def _classes(scores: Array, count: int, names: Sequence[Any]) -> list[list[str]]
 
 
 def _stacked(name: str, outputs: Sequence[Output]) -> Array:
-    """Return one output of all samples; arrays of different forms, which a user's class may return, boxed."""
+    """Return one output of all samples; arrays of different forms, which a user's class may return, boxed.
+
+    Whole numbers beside others become floats, since a tensor has one type; truth values do not become numbers.
+    """
     arrays = [output.get(name, boxed(None)) for output in outputs]
-    if len({(array.dtype == object, array.shape) for array in arrays}) > 1:
+    if len({(array.dtype.kind in "fiu", array.shape) for array in arrays}) > 1:
         arrays = [array if array.dtype == object else boxed(array.tolist()) for array in arrays]
     return np.stack(arrays)
 

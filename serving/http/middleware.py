@@ -104,7 +104,8 @@ class RequestMiddleware:
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
         """Answer a problem; in the form of OpenAI's API, if it was asked by that, in which wrong input is a 400."""
-        problem, as_openai = as_problem(error), path_in(scope).startswith("/v1/")
+        path = path_in(scope)
+        problem, as_openai = as_problem(error), path.startswith("/v1/") and not path.endswith(":predict")  # KServe's
         if problem.status == 500:
             _log.error("request %s: %s %s failed", call.request_id, scope["method"], scope["path"], exc_info=error)
         if answer.started:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from orchestray.serving.http.predictor import MODEL_HEADER, VERSION_HEADER
 from orchestray.serving.http.request_context import PRIORITY_HEADER, TIMEOUT_HEADER
@@ -12,7 +12,7 @@ from orchestray.serving.routing.registry import Registry
 
 _PROBLEMS = {
     401: "No token, or a wrong one (where tokens are set)",
-    404: "No such model or version",
+    404: "No such model or version, or it does not do this",
     413: "The body is too large",
     415: "The body is compressed in another way than gzip or deflate",
     422: "Wrong input: the field, what was wanted and what came",
@@ -21,6 +21,7 @@ _PROBLEMS = {
     503: "The queue is full, the deadline cannot be met, or the endpoint is not ready: Retry-After says when",
     504: "The deadline passed while the request was being computed",
 }
+_OF_A_BODY, _OF_TOKENS = {422, 500, 504}, {401, 429}
 _ERROR = {
     "type": "object",
     "required": ["error", "request_id"],
@@ -109,6 +110,17 @@ def _predict_paths(endpoints: Sequence[Endpoint]) -> Json:
             ),
         },
     }
+    rows = [{"type": "array", "minItems": 1, "items": _ref(f"{endpoint.name}.input")} for endpoint in endpoints]
+    name = {**_parameter("name", "path", "The model", {"enum": [each.name for each in endpoints]}), "required": True}
+    paths["/v1/models/{name}:predict"] = {
+        "post": _operation(
+            "v1_predict",
+            "Answer a list of samples, as KServe (V1) and TensorFlow Serving ask",
+            _object({"instances": _one_of(rows)}, ["instances"]),
+            paths["/invocations"]["post"]["responses"]["200"]["content"]["application/json"]["schema"],
+            [name, *_HEADERS],
+        )
+    }
     paths["/invocations"]["post"]["requestBody"]["content"]["text/csv"] = {"schema": {"type": "string"}}
     return paths
 
@@ -124,8 +136,12 @@ def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
     answer = {"type": "object", "required": ["model_name", "model_version", "outputs"]}
     paths: Json = {
         "/v2": {"get": _operation("v2_server", "The server (Open Inference Protocol v2)", None, _ANY_OBJECT, [])},
-        "/v2/health/live": {"get": _operation("v2_live", "Whether the server runs", None, _ANY_OBJECT, [])},
-        "/v2/health/ready": {"get": _operation("v2_ready", "Whether requests are answered", None, _ANY_OBJECT, [])},
+        "/v2/health/live": {
+            "get": _operation("v2_live", "Whether the server runs", None, _ANY_OBJECT, [], is_open=True)
+        },
+        "/v2/health/ready": {
+            "get": _operation("v2_ready", "Whether requests are answered", None, _ANY_OBJECT, [], is_open=True)
+        },
     }
     for prefix, place, suffix in (
         ("/v2/models/{name}", [name], ""),
@@ -145,7 +161,9 @@ def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
         paths[f"{prefix}/infer"] = {"post": infer}
         paths[prefix] = {"get": _operation(f"v2_model{suffix}", "The tensors of a model", None, _ANY_OBJECT, place)}
         paths[f"{prefix}/ready"] = {
-            "get": _operation(f"v2_model_ready{suffix}", "Whether a model answers", None, _ANY_OBJECT, place)
+            "get": _operation(
+                f"v2_model_ready{suffix}", "Whether a model answers", None, _ANY_OBJECT, place, is_open=True
+            )
         }
     return paths
 
@@ -153,7 +171,9 @@ def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
 def _other_paths() -> Json:
     text = {"type": "string"}
     return {
-        "/ping": {"get": _operation("ping", "Whether requests are answered (SageMaker)", None, _ANY_OBJECT, [])},
+        "/ping": {
+            "get": _operation("ping", "Whether requests are answered (SageMaker)", None, _ANY_OBJECT, [], is_open=True)
+        },
         "/models": {
             "get": _operation("models", "The models: versions, shares, shapes, examples", None, {"type": "array"}, [])
         },
@@ -172,6 +192,7 @@ def _operation(
     *,
     media_type: str = "application/json",
     examples: Json | None = None,
+    is_open: bool = False,
 ) -> Json:
     operation: Json = {
         "operationId": name,
@@ -179,16 +200,24 @@ def _operation(
         "parameters": parameters,
         "responses": {"200": {"description": "Success", "content": {media_type: {"schema": answer}}}},
     }
-    problem = {"application/json": {"schema": _ref("Error")}}
-    statuses = _PROBLEMS if request is not None else {s: _PROBLEMS[s] for s in (401, 404, 413, 415, 429, 503)}
-    for status, text in statuses.items():
-        operation["responses"][str(status)] = {"description": text, "content": problem}
+    without = set() if request is not None else _OF_A_BODY
+    if is_open:
+        without, operation["security"] = without | _OF_TOKENS, []
+    operation["responses"] |= {str(status): answer for status, answer in problems(without).items()}
     if request is not None:
         content: Json = {"schema": request}
         if examples:
             content["examples"] = examples
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     return operation
+
+
+def problems(without: Collection[int] = ()) -> dict[int | str, Json]:
+    """Return the answers that are errors, by their status; some may be left out."""
+    content = {"application/json": {"schema": _ref("Error")}}
+    return {
+        status: {"description": text, "content": content} for status, text in _PROBLEMS.items() if status not in without
+    }
 
 
 def _versions(endpoints: Sequence[Endpoint]) -> list[str]:

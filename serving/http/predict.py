@@ -1,25 +1,35 @@
-"""Routes `/predict` (one sample, one answer), and `/ping` and `/invocations` as in Amazon SageMaker and MLflow."""
+"""Routes `/predict` (one sample, one answer), and those of other servers that answer a list of samples.
+
+`/ping` and `/invocations` are of Amazon SageMaker and MLflow, `/v1/models/{name}:predict` is of KServe and TensorFlow.
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestray.serving.http.body import parse_object, read_body
-from orchestray.serving.http.frames import rows_of_csv, rows_of_json
-from orchestray.serving.http.predictor import Predictor, all_of
+from orchestray.serving.http.body import long_number, parse_object, read_body
+from orchestray.serving.http.frames import Row, rows_of_csv, rows_of_json
+from orchestray.serving.http.predictor import Predictor, all_of, named_in_path
 from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.http.request_context import Call, call_of
 from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.models.signature import Signature
+from orchestray.serving.models.signature import ANY, Signature
+from orchestray.serving.routing.endpoint import Endpoint, ModelVersion
 
+_log = logging.getLogger("orchestray.serving")
+_IGNORED = {"x-ignored": "params"}
+_INSTANCES = '{"instances": <list of samples>}'
 _WANTED = '{"inputs": <one sample>}'
 
 
 def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
-    """Return the routes `POST /predict`, `GET /ping` and `POST /invocations`."""
+    """Return the routes `POST /predict`, `GET /ping`, `POST /invocations` and `POST /v1/models/{name}:predict`."""
 
     async def predict(request: Request) -> Response:
         call = call_of(request.scope)
@@ -29,6 +39,7 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
             value, field = bytes(body), f"the body ({kind})"
         else:
             whole = parse_object(body, settings.max_json_depth, _WANTED)
+            _check_whole_numbers(body, version.signature)
             for name in whole:
                 if name != "inputs":
                     raise wrong_input(name[:100], f"the one field inputs: {_WANTED}", "a field that is not known")
@@ -43,34 +54,88 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         predictor.check_ready()
         return json_answer(b'{"status":"ok"}\n')
 
+    return [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/ping", ping, methods=["GET"]),
+        *_row_routes(predictor, settings),
+    ]
+
+
+def _row_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
     async def invocations(request: Request) -> Response:
         call = call_of(request.scope)
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose_by_request(request, call)
+        headers = {}
         if _kind(call) == "text/csv":
-            rows = rows_of_csv(body, version.signature)
+            rows = rows_of_csv(body, version.signature, _has_header(call))
         else:
             value = parse_object(body, settings.max_json_depth, '{"inputs": <list of samples>}')
+            _check_whole_numbers(body, version.signature)
             rows = rows_of_json(value, version.signature)
-        predictor.check_number(len(rows), version)
-        sample_of, deadline_s = version.codec.sample_of, call.deadline_s
-        samples = await all_of(sample_of(row, field=place, deadline_s=deadline_s) for place, row in rows)
-        outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
-        return json_answer(to_json({"predictions": await all_of(map(answered.codec.answer_of, outputs))}))
+            if value.get("params"):  # MLflow's server leaves them out too, where a model's signature names none
+                headers = _IGNORED
+                _log.warning("request %s: params are ignored, as models take their inputs alone", call.request_id)
+        return await _answer_rows(predictor, request, endpoint, version, rows, headers)
+
+    async def instances(request: Request) -> Response:
+        body = await read_body(request.receive, settings.max_body_bytes)
+        endpoint, version = predictor.choose(call_of(request.scope), *named_in_path(request))
+        value = parse_object(body, settings.max_json_depth, _INSTANCES)
+        if [*value] != ["instances"]:
+            raise wrong_input("the body", f"the one field instances: {_INSTANCES}", ", ".join(sorted(value)) or "none")
+        _check_whole_numbers(body, version.signature)
+        return await _answer_rows(predictor, request, endpoint, version, rows_of_json(value, version.signature))
 
     return [
-        Route("/predict", predict, methods=["POST"]),
-        Route("/ping", ping, methods=["GET"]),
         Route("/invocations", invocations, methods=["POST"]),
+        Route("/v1/models/{name}:predict", instances, methods=["POST"]),
+        Route("/v1/models/{name}/versions/{version}:predict", instances, methods=["POST"]),
     ]
+
+
+async def _answer_rows(
+    predictor: Predictor,
+    request: Request,
+    endpoint: Endpoint,
+    version: ModelVersion,
+    rows: Sequence[Row],
+    headers: dict[str, str] | None = None,
+) -> Response:
+    call = call_of(request.scope)
+    predictor.check_number(len(rows), version)
+    sample_of, deadline_s = version.codec.sample_of, call.deadline_s
+    samples = await all_of(sample_of(row, field=place, deadline_s=deadline_s) for place, row in rows)
+    outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
+    predictions = await all_of(map(answered.codec.answer_of, outputs))
+    return json_answer(to_json({"predictions": predictions}), headers=headers)
 
 
 def _kind(call: Call) -> str:
     return call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
+def _has_header(call: Call) -> bool | None:
+    """Return what a type such as `text/csv; header=absent` says of the first line (RFC 4180, section 3)."""
+    _, _, parameters = call.headers.get(b"content-type", b"").lower().partition(b";")
+    given = [part.strip().replace(b'"', b"") for part in parameters.split(b";")]
+    return False if b"header=absent" in given else True if b"header=present" in given else None
+
+
 def _is_json(kind: str) -> bool:
     return kind in ("", "application/json", "application/x-www-form-urlencoded") or kind.endswith("+json")
+
+
+def _check_whole_numbers(body: bytes, signature: Signature) -> None:
+    """Check that a model that takes any value gets the whole numbers that were sent; parsed, long ones are floats.
+
+    Raises:
+        HttpProblem: 422.
+    """
+    takes_any = "decode" in signature.own_forms or any(spec.dtype == ANY for spec in signature.inputs)
+    if takes_any and (number := long_number(body)) is not None:
+        wanted = "whole numbers of at most 64 bits; longer ones as texts, or with an exponent if they are measured"
+        raise wrong_input("the body", wanted, number[:60])
 
 
 def _sample_in_words(signature: Signature) -> str:

@@ -176,5 +176,11 @@ def named_by(request: Request, call: Call) -> tuple[str | None, str | None]:
     return name, version
 
 
+def named_in_path(request: Request) -> tuple[str, str | None]:
+    """Return the model and the version that the path of a request names; None: no version."""
+    parameters = request.path_params
+    return parameters["name"], parameters.get("version")
+
+
 def _text(value: bytes | None) -> Any:
     return None if value is None else value.decode("latin-1")

@@ -64,7 +64,7 @@ def deserted(version: ModelVersion) -> HttpProblem:
     """Return a 503 for a version whose replicas are gone and not replaced in the usual time."""
     text = (
         f"No replica of the model {version.name}, version {version.version}, is there, and none has come in the time "
-        "that takes. The log of the endpoint has more."
+        "that takes. The log of Ray Serve's controller, or of the endpoint, has more."
     )
     return unavailable(text, version.batcher.stats.start_s or CLOSED_RETRY_S)
 

@@ -100,7 +100,12 @@ def _invocations(signature: Signature, most: int) -> Json:
     }
     return {
         "anyOf": [
-            {**_OBJECT, "required": [name], "properties": {name: form, "params": {}}, "additionalProperties": False}
+            {
+                **_OBJECT,
+                "required": [name],
+                "properties": {name: form, "params": _OBJECT},
+                "additionalProperties": False,
+            }
             for name, form in forms.items()
         ]
     }

@@ -162,7 +162,7 @@ def parameter(tensor: Mapping[str, Any], name: str) -> Any:
 def _shape(value: Any, field: str) -> tuple[int, ...]:
     is_shape = isinstance(value, list) and len(value) <= _MOST_DIMENSIONS
     if not is_shape or any(type(size) is not int or not 0 <= size <= _LARGEST_SIZE for size in value):
-        wanted = f"a list of up to {_MOST_DIMENSIONS} sizes, none above {_LARGEST_SIZE}"
+        wanted = f"a list of up to {_MOST_DIMENSIONS} sizes from 0 to {_LARGEST_SIZE}"
         raise wrong_input(field, wanted, repr(value)[:60])
     if 0 in value and math.prod(size for size in value if size) > _LARGEST_SIZE:
         raise wrong_input(field, f"sizes whose product is at most {_LARGEST_SIZE}", repr(value)[:60])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 import ssl
 import urllib.request
@@ -18,7 +20,10 @@ from orchestray.serving.config.schema import ServeConfig
 from orchestray.serving.runtime.work_thread import WorkThread
 
 Found = TypeVar("Found")
+_log = logging.getLogger("orchestray.serving")
+
 _ANSWER_S = 1.0
+_LOOK_EVERY_S = 5.0
 
 
 class OnRay:
@@ -37,6 +42,7 @@ class OnRay:
         self._is_owned = False
         self._is_running = False
         self._handle: Any = None
+        self._look: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
         """Start the application; return the URL when all its models are loaded and warm.
@@ -45,7 +51,9 @@ class OnRay:
             ClusterError: the cluster does not answer, lacks the resources, or has an application of that name.
             OrchestrayError: a model cannot be served.
         """
-        return await _apart(self._start)
+        url = await _apart(self._start)
+        self._look = asyncio.create_task(self._look_for_failures())
+        return url
 
     def _start(self) -> str:
         cluster = serve_apps.join(self._address)
@@ -58,7 +66,7 @@ class OnRay:
         made = application(self._config, reserves_cpus=not cluster.owned, composed=False, here=True)
         serve_apps.wait_for_controller(starting)
         name = self._config.name
-        if name in serve.status().applications:
+        if name in serve_apps.status().applications:
             raise ClusterError(
                 f"Ray Serve has an application {name} on this cluster already: give this endpoint another --name, or "
                 f"end that one with `serve shutdown`"
@@ -97,8 +105,22 @@ class OnRay:
         """
         return _changed(await self._handle.replace.remote(replica))
 
+    async def _look_for_failures(self) -> None:
+        """Log why a replica that is to take the place of another does not start, once for each reason."""
+        told: dict[str, str] = {}
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            with contextlib.suppress(Exception):  # the cluster's head, or Serve's controller, is being restarted
+                found = await _apart(partial(serve_apps.failing, self._config.name))
+                for deployment, reason in found.items():
+                    if told.get(deployment) != reason:
+                        _log.warning("A replica of %s does not start, and is tried again: %s", deployment, reason)
+                told = found
+
     async def end(self) -> None:
         """Answer requests that wait or run, and end the application."""
+        if self._look is not None:
+            self._look.cancel()
         if self._is_running:
             await _apart(partial(serve_apps.leave, self._config.name))
 

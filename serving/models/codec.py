@@ -15,7 +15,7 @@ import numpy as np
 from orchestray.platform.task import OF_AN_ENDPOINT
 from orchestray.serving.batching import DeadlineError, QueueFullError
 from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_QUEUE_FULL
-from orchestray.serving.models.errors import InputError, ModelError, RequestError
+from orchestray.serving.models.errors import InputError, ModelError, RequestError, reason_of
 from orchestray.serving.models.json_values import as_numpy, json_values
 from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.runtime.work_thread import WorkThread
@@ -115,7 +115,7 @@ class Codec:
         try:
             inputs = _plain(decode(value))
         except ValueError as error:
-            raise RequestError(f"{field}: {error}") from error
+            raise RequestError(f"{field}: {reason_of(error)}") from error
         except BaseException as error:
             raise _failure(self._signature.name, "decode", error) from error
         names = [spec.name for spec in self._signature.inputs]

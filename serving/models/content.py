@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError
+from orchestray.platform.errors import CheckpointError, OrchestrayError, RunNameError, TaskError
 from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import TaskSource
 from orchestray.serving.config.own_class import names_class
@@ -35,7 +35,7 @@ def content_of(run: str | os.PathLike[str]) -> str:
     """
     try:
         if names_class(str(run)):
-            return _class_content(str(run))
+            return _digest(TaskSource.of_class(str(run), {}, noun="model"))
         return _described(served_directory(run) / "model")
     except OrchestrayError:
         return ""  # the loading of the model reports what is wrong
@@ -52,11 +52,28 @@ def check_content(model_directory: Path, content: str) -> None:
         CheckpointError: the model has been replaced.
     """
     if content and _described(model_directory) != content:
-        raise CheckpointError(
-            f"{model_directory} was written anew since this version was started, and the other processes of the "
-            "version have the model that was there before: take the new one over with "
-            "`orchestray serve CONFIG --update`"
-        )
+        raise CheckpointError(_replaced(model_directory))
+
+
+def check_source(source: TaskSource, content: str) -> None:
+    """Refuse a class whose file, or a module beside it, has been edited, as `check_content` refuses a model.
+
+    Args:
+        source: the class, as it was read.
+        content: result of `content_of` for it when the version started; empty: not checked.
+
+    Raises:
+        TaskError: it has been edited.
+    """
+    if content and _digest(source) != content:
+        raise TaskError(_replaced(f"{source.file}, or a module beside it,"))
+
+
+def _replaced(what: object) -> str:
+    return (
+        f"{what} was written anew since this version was started, and the other processes of the version have the "
+        "model that was there before: take the new one over with `orchestray serve CONFIG --update`"
+    )
 
 
 def _described(model_directory: Path) -> str:
@@ -69,11 +86,6 @@ def served_name(run: str | os.PathLike[str]) -> str:
     return path.parent.name if path.name == "best" and (path.parent / "trials.jsonl").is_file() else path.name
 
 
-def _class_content(run: str) -> str:
-    """Return a digest of a class's file, and of the modules beside it that it imports.
-
-    Raises:
-        TaskError: a file cannot be read.
-    """
-    texts = TaskSource.of_class(run, {}, noun="model").texts
-    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+def _digest(source: TaskSource) -> str:
+    """Return a digest of a class's file, and of the modules beside it that it imports."""
+    return hashlib.sha256(json.dumps(source.texts, sort_keys=True).encode()).hexdigest()

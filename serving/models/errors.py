@@ -25,6 +25,11 @@ class RequestError(OrchestrayError):
     """The error that the task of a model refuses a request (HTTP: 422), in the task's own words."""
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the text of an error with which code of the user's own refuses a request; many have none."""
+    return str(error) or "the model refuses this request, and does not say why"
+
+
 class ModelError(OrchestrayError):
     """The error that the model raised on a sample (HTTP: 500 for that request alone); its own error is the cause.
 

@@ -66,7 +66,12 @@ def load_served_model(
     if names_class(str(run)):
         text = str(run)
         return load_own_model(
-            text, arguments or {}, name=name or class_name(text), version=version, num_threads=num_threads
+            text,
+            arguments or {},
+            name=name or class_name(text),
+            version=version,
+            num_threads=num_threads,
+            content=content,
         )
     device = chosen_device(gpus)
     directory = served_directory(run)

@@ -14,9 +14,11 @@ import numpy as np
 
 from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource, cause_of, load_object
-from orchestray.serving.models.errors import ModelError, RequestError
+from orchestray.platform.usercode.listed_names import listed_names
+from orchestray.serving.models.content import check_source
+from orchestray.serving.models.errors import ModelError, RequestError, reason_of
 from orchestray.serving.models.isolated import Answers, run_isolated
-from orchestray.serving.models.json_values import as_numpy, json_values
+from orchestray.serving.models.json_values import as_numpy, json_values, times
 from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
 
 _MOST_BYTES = 8
@@ -24,23 +26,32 @@ _MOST_BYTES = 8
 
 
 def load_own_model(
-    run: str, arguments: Mapping[str, Any], *, name: str, version: str = "1", num_threads: int = 1
+    run: str,
+    arguments: Mapping[str, Any],
+    *,
+    name: str,
+    version: str = "1",
+    num_threads: int = 1,
+    content: str = "",
 ) -> OwnModel:
     """Make a model of a class or a function of the user's own, and have it answer its example, if it has one.
 
     Args:
-        run: `path/to/file.py:Class`; or a function instead of the class, which is called with the batch.
+        run: `path/to/file.py:Class`; or an object with `predict`, or a function, which is called with the batch.
         arguments: arguments of the class.
         name, version: name and version in requests.
         num_threads: CPU threads of a call, if the model uses torch.
+        content: result of `content_of` for the class when the version started; empty: not checked.
 
     Raises:
-        TaskError: the class does not import, refuses its arguments, lacks `predict`, or does not answer its example.
+        TaskError: the class does not import, refuses its arguments, lacks `predict`, does not answer its example, or
+            has been edited since.
     """
     files: Collection[str] = ()
     try:
         source = TaskSource.of_class(run, arguments, noun="model")
         files = source.texts
+        check_source(source, content)
         predict, made = _made(source)
         return OwnModel(predict, made, name=name, version=version, num_threads=num_threads)
     except OrchestrayError as error:
@@ -52,18 +63,34 @@ def load_own_model(
 def _made(source: TaskSource) -> tuple[Callable[[Any], Any], Any]:
     """Return what answers a batch, and the object whose method it is, or itself."""
     found: Any = load_object(source, key="models.run")
-    if not isinstance(found, type):
-        if source.arguments:
-            raise TaskError("it is a function, and takes no arguments; leave them out")
-        predict = made = found
-    else:
-        made = found(**source.arguments)
-        predict = getattr(made, "predict", None)
+    is_class = isinstance(found, type)
+    if source.arguments and not is_class:
+        raise TaskError("it is no class, and takes no arguments; leave them out")
+    made = found(**source.arguments) if is_class else found
+    is_network = "torch" in sys.modules and isinstance(made, sys.modules["torch"].nn.Module)
+    predict = getattr(made, "predict", None if is_class or is_network else made)
     if not callable(predict):
-        raise TaskError("it lacks the method predict(batch), which returns an answer for each")
-    if inspect.iscoroutinefunction(predict):
-        raise TaskError("predict is async, and a batch has a thread of its own: write `def`")
+        how = ": it makes a tensor of the batch, and calls the network on it" if is_network else ""
+        raise TaskError(
+            f"{type(made).__name__} lacks the method predict(batch), which returns an answer for each sample{how}"
+        )
+    _check_takes_a_batch(predict)
     return predict, made
+
+
+def _check_takes_a_batch(predict: Callable[[Any], Any]) -> None:
+    """Check what would fail with every request: a model without an example answers none at its start."""
+    for function in (predict, type(predict).__call__):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise TaskError("predict is async, and a batch has a thread of its own: write `def`")
+    try:
+        takes = inspect.signature(predict)
+    except (TypeError, ValueError):
+        return  # of C code, it shows none
+    try:
+        takes.bind([])
+    except TypeError:
+        raise TaskError(f"predict{takes} must be callable as 'predict(batch)'") from None
 
 
 class OwnModel:
@@ -92,7 +119,7 @@ class OwnModel:
         self._predict, self._num_threads = predict, num_threads
         self.num_in_flight = 1
         inputs, example = _interface(made)
-        names = tuple(json_values(getattr(made, "class_names", None)) or ())
+        names = tuple(json_values(listed_names(getattr(made, "class_names", None))))
         anything = (TensorSpec("outputs", ANY, ()),)
         self.signature = Signature(name, version, inputs, anything, example, class_names=names)
         if example is None:
@@ -119,10 +146,11 @@ class OwnModel:
         specs = self.signature.inputs
         if specs[0].dtype == ANY:
             values = [sample[specs[0].name].item() for sample in samples]
-            answered = self._asked(pickle.loads(pickle.dumps(values)))  # noqa: S301 - a copy, which it may change
+            batch = pickle.loads(pickle.dumps(values))  # noqa: S301 - a copy, which it may change
         else:
             stacked = {spec.name: np.stack([sample[spec.name] for sample in samples]) for spec in specs}
-            answered = self._asked(stacked if len(specs) > 1 else stacked[specs[0].name])
+            batch = stacked if len(specs) > 1 else stacked[specs[0].name]
+        answered = self._asked(batch, len(samples))
         columns = _by_column(answered)
         found = {"outputs": answered} if columns is None else columns
         rows = {name: _rows(column, len(samples)) for name, column in found.items()}
@@ -131,11 +159,13 @@ class OwnModel:
             return [{name: _array(value) for name, value in answer.items()} for answer in answers]
         return [{"outputs": boxed(json_values(answer["outputs"] if columns is None else answer))} for answer in answers]
 
-    def _asked(self, batch: Any) -> Any:
+    def _asked(self, batch: Any, num_samples: int) -> Any:
         try:
-            return self._predict(batch)
+            answered = self._predict(batch)
+            is_generator = inspect.isgenerator(answered)  # whose errors come when it is read
+            return list(islice(answered, num_samples + 1)) if is_generator else answered
         except ValueError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(reason_of(error)) from error
 
 
 def _interface(made: Any) -> tuple[tuple[TensorSpec, ...], Any]:
@@ -167,11 +197,11 @@ def _by_column(answered: Any) -> Mapping[str, Any] | None:
             "an answer for each sample"
         )
     if hasattr(answered, "columns") and hasattr(answered, "to_dict"):  # of pandas: iterated over, it gives names
-        return {str(name): answered[name].to_numpy() for name in answered.columns}
+        found = {str(name): answered[name] for name in answered.columns}  # of a name that two have, a frame of both
+        return {name: each.to_numpy() if hasattr(each, "columns") else as_numpy(each) for name, each in found.items()}
     if not isinstance(answered, Mapping) or not answered:
         return None
-    named = {str(name): value for name, value in answered.items()}
-    return named if all(hasattr(value, "__len__") for value in named.values()) else None
+    return {str(name): value for name, value in answered.items()}
 
 
 def _is_json(value: Any) -> bool:
@@ -189,7 +219,7 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
     if isinstance(column, np.ndarray):
         rows = column if column.ndim else None
         if column.dtype.kind == "M":
-            rows = column.astype("datetime64[us]").tolist()  # of nanoseconds it makes integers
+            rows = times(column)
     elif hasattr(column, "__iter__") and not isinstance(column, str | bytes | Mapping | AbstractSet):
         rows = list(islice(column, num_samples + 1))
     if rows is None or len(rows) != num_samples:
@@ -202,7 +232,8 @@ def _rows(column: Any, num_samples: int) -> Sequence[Any]:
 def _array(value: Any) -> np.ndarray[Any, Any]:
     """Return an answer as an array of its own; one that is not of numbers is any JSON value."""
     value = as_numpy(value)
-    array = np.array(value) if isinstance(value, np.ndarray | np.generic | int | float) else None
+    is_plain = isinstance(value, np.ndarray | np.generic | int | float) and not np.ma.is_masked(value)
+    array = np.array(value) if is_plain else None  # which would show what a mask hides
     return array if array is not None and _is_number(array.dtype) else boxed(json_values(value))
 
 

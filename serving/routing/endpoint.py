@@ -154,15 +154,18 @@ class Endpoint:
         """Signature of the main version."""
         return self.main.signature
 
-    def pick(self, version: str | None = None) -> ModelVersion:
+    def pick(self, version: str | int | None = None) -> ModelVersion:
         """Return the version that answers the next request: the named one, or the one whose turn it is.
+
+        Args:
+            version: its number, also as a text, as requests have it; None: by the traffic.
 
         Raises:
             UnknownModelError: the version does not exist.
         """
         if version is not None:
             for each in self.versions:
-                if each.version == version:
+                if each.version == str(version):
                     return each
             there = ", ".join(each.version for each in self.versions)
             raise UnknownModelError(f"There is no version {version} of the model {self.name}; there is {there}.")
@@ -180,7 +183,7 @@ class Endpoint:
         self,
         sample: Sample,
         *,
-        version: str | ModelVersion | None = None,
+        version: str | int | ModelVersion | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
     ) -> Output:
@@ -188,7 +191,7 @@ class Endpoint:
 
         Args:
             sample: result of `Signature.parse`.
-            version: version that answers (its name, or the result of `pick`); None: by the traffic.
+            version: version that answers (its number, or the result of `pick`); None: by the traffic.
             priority, deadline_s: see `Batcher.submit`.
 
         Raises:

@@ -142,7 +142,7 @@ def test_a_generator_that_stands_still_goes_back_and_a_long_answer_is_no_silence
     assert asyncio.run(reason()) == ("no request was answered for 2 s" if stands else None)
 
 
-def watch(version: ModelVersion, monitor: Monitor, gone: list[str]) -> None:
+def watch(version: ModelVersion, monitor: Monitor, gone: list[str]) -> Watch:
     """Watch a version; `gone` gets the reason why it is taken back."""
 
     async def go_back(_: ModelVersion, why: str) -> None:
@@ -151,7 +151,46 @@ def watch(version: ModelVersion, monitor: Monitor, gone: list[str]) -> None:
     async def is_over() -> None:
         gone.append("it is over")
 
-    Watch([version], RollbackSection(error_rate=1.0, p99_ms=100.0), monitor, go_back, is_over)
+    return Watch([version], RollbackSection(error_rate=1.0, p99_ms=100.0), monitor, go_back, is_over)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_follows_a_judgement_is_done_to_its_end_though_it_ends_the_watch(fails: bool) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        version, monitor, done = version_of(ROW_SUMS, row_sums), Monitor(), list[str]()
+
+        async def follow(name: str) -> None:
+            assert started.end() == [version]
+            assert monitor.on_answer is None
+            await asyncio.sleep(1.0)
+            done.append(name)
+
+        async def go_back(_: ModelVersion, why: str) -> None:
+            await follow(why)
+
+        async def is_over() -> None:
+            await follow("it is over")
+
+        started = Watch([version], RollbackSection(error_rate=1.0, watch_s=3.0), monitor, go_back, is_over)
+        for _ in range(100 if fails else 0):
+            monitor.answered("sums", "1", 500, 0.0)
+        await asyncio.sleep(5.0)
+        assert len(done) == 1
+        assert ("requests failed" in done[0]) == fails
+
+    scenario()
+
+
+@in_virtual_time
+async def test_a_watch_that_is_ended_judges_nothing_any_more() -> None:
+    version, monitor, gone = version_of(ROW_SUMS, row_sums), Monitor(), list[str]()
+    started = watch(version, monitor, gone)
+    for _ in range(100):
+        monitor.answered("sums", "1", 500, 0.0)
+    assert started.end() == [version]
+    await asyncio.sleep(100.0)
+    assert gone == []
 
 
 @in_virtual_time

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +73,40 @@ def test_a_function_that_is_not_async_is_refused() -> None:
             return [item**2 for item in items]
 
 
+async def _starred(*items: list[int]) -> list[int]:
+    return [*items[0]]
+
+
+async def _by_name_alone(items: list[int], *, by: list[int]) -> list[int]:
+    return [*items, *by]
+
+
+async def _of_nothing() -> list[int]:
+    return []
+
+
+@pytest.mark.parametrize("function", [_starred, _by_name_alone, _of_nothing])
+def test_a_function_whose_lists_could_not_be_told_apart_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match="must be an async function that takes a list of items, or several"):
+        batch(function)
+
+
+@in_virtual_time
+async def test_with_a_wait_of_0_a_batch_is_of_what_waits_already() -> None:
+    sizes: list[int] = []
+
+    @batch(batch_wait_timeout_s=0, max_batch_size=4)
+    async def double(items: Sequence[int]) -> list[int]:
+        sizes.append(len(items))
+        await asyncio.sleep(1.0)
+        return [2 * item for item in items]
+
+    began_s = asyncio.get_running_loop().time()
+    assert await asyncio.gather(*map(double, range(4))) == [0, 2, 4, 6]
+    assert asyncio.get_running_loop().time() - began_s <= 2.0
+    assert sum(sizes) == 4
+
+
 @pytest.mark.parametrize("name", ["max_batch_size", "max_concurrent_batches"])
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_number_that_takes_nothing_is_refused_before_any_call(name: str, number: int) -> None:
@@ -121,6 +157,11 @@ class Scaled:
     async def same(items: list[int]) -> list[int]:
         return items
 
+    @staticmethod
+    @batch
+    async def differences(items: list[int], by: list[int]) -> list[int]:
+        return [item - each for item, each in zip(items, by, strict=True)]
+
 
 class Other(Scaled):
     pass
@@ -142,6 +183,52 @@ async def test_items_are_given_by_place_or_by_name_and_of_several_lists() -> Non
         await model.line(1)
 
 
+@in_virtual_time
+async def test_a_static_method_of_several_lists_has_no_owner() -> None:
+    model = Scaled(2)
+    given = (Scaled.differences(3, 1), model.differences(5, by=2), Other.differences(by=9, items=9))
+    assert [*await asyncio.gather(*given)] == [2, 3, 0]
+    with pytest.raises(TypeError, match="missing a required argument: 'by'"):
+        await model.differences(1)
+
+
+class Odd:
+    factor = 3
+
+    @batch
+    async def times(this, items: list[int], by: int = 1) -> list[int]:  # noqa: N805 - its author calls it so
+        return [this.factor * by * item for item in items]
+
+    @classmethod
+    @batch
+    async def plain(kind, items: list[int]) -> list[int]:  # noqa: N804 - its author calls it so
+        return [kind.factor * item for item in items]
+
+
+async def _plus(self: Any, items: list[int]) -> list[int]:
+    return [self.factor + item for item in items]
+
+
+Odd.plus = batch(_plus)  # type: ignore[attr-defined]
+
+
+def test_methods_are_known_by_the_class_around_them_or_by_the_name_of_their_first_parameter() -> None:
+    model: Any = Odd()
+    assert asyncio.run(model.times(2)) == 6
+    assert asyncio.run(model.plus(2)) == 5
+    assert (asyncio.run(model.plain(4)), asyncio.run(Odd.plain(4))) == (12, 12)
+
+
+def test_parameters_with_defaults_are_no_lists_and_keep_their_defaults() -> None:
+    @batch
+    async def scaled(items: list[int], by: int = 2, *, plus: int = 1) -> list[int]:
+        return [by * item + plus for item in items]
+
+    assert asyncio.run(scaled(3)) == 7
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        asyncio.run(scaled(3, 4))
+
+
 def pickled(model: Scaled) -> Any:
     return pickle.loads(pickle.dumps(model))  # noqa: S301 - of this test
 
@@ -160,6 +247,17 @@ def test_a_copy_of_an_instance_is_not_answered_by_the_instance(copied: Any) -> N
 
 def test_a_function_answers_in_one_event_loop_after_another() -> None:
     assert [asyncio.run(less(items, 1)) for items in (3, 5)] == [2, 4]
+
+
+def test_event_loops_that_have_ended_are_let_go() -> None:
+    async def ask() -> weakref.ref[Any]:
+        await less(3, 1)
+        return weakref.ref(asyncio.get_running_loop())
+
+    first, second, _ = (asyncio.run(ask()) for _ in range(3))
+    gc.collect()
+    assert first() is None
+    assert second() is None
 
 
 def test_an_owner_that_takes_no_attributes_is_named() -> None:

@@ -64,6 +64,8 @@ def test_a_stop_text_ends_the_answer() -> None:
         ({"echo": True}, "echo: wanted false: an answer does not repeat its prompt, got true."),
         ({"logprobs": 3}, "logprobs: wanted null: probabilities of tokens are not answered, got 3."),
         ({"presence_penalty": 0.5}, "presence_penalty: wanted 0: repetitions are not punished, got 0.5."),
+        ({"logit_bias": {"5": 1}}, "logit_bias: wanted null: tokens are not weighted, got an object."),
+        ({"suffix": "."}, "suffix: wanted null: text is not put in between, got text."),
         ({"prompt": ["a", "b"]}, f"prompt: wanted {PROMPT}, got a list of 2."),
         ({"top_p": 0}, "top_p: wanted a number above 0 and up to 1, got 0."),
         ({"temperature": "1"}, "temperature: wanted a finite number >= 0, got text."),
@@ -80,8 +82,12 @@ def test_what_is_not_supported_is_refused_in_the_form_of_openai(wrong: Any, mess
 
 def test_fields_that_change_nothing_are_taken() -> None:
     neutral = {"n": 1, "best_of": 1, "echo": False, "logprobs": None, "presence_penalty": 0, "frequency_penalty": 0.0}
-    whole, same = ask(BODY, {**BODY, **neutral, "user": "me", "suffix": None, "prompt": [BODY["prompt"]]})
-    assert same.json()["choices"] == whole.json()["choices"]
+    whole, *same = ask(
+        BODY,
+        {**BODY, **neutral, "user": "me", "suffix": None, "prompt": [BODY["prompt"]]},
+        {**BODY, "logit_bias": {}, "suffix": ""},
+    )
+    assert [one.json()["choices"] for one in same] == 2 * [whole.json()["choices"]]
 
 
 def test_the_models_are_those_that_generate_text() -> None:

@@ -101,7 +101,10 @@ def test_a_token_is_asked_for_before_the_body_is_read() -> None:
 
 def test_tokens_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    file.write_text(f"# ours\n\n{hashed('a')}\n{hashed('b').upper()} team-b rate=2.5\n")
+    lines = (
+        f"\ufeff# ours\r\n\n{hashed('a')}\n{hashed('b').upper()} team-b rate=2.5\n"  # as editors of Windows write it
+    )
+    file.write_text(lines, encoding="utf-8")
     tokens = Tokens.load(file, {"ORCHESTRAY_TOKEN": "c"})
     names = {token: tokens.check(f"Bearer {token}".encode()) for token in "abc"}
     assert [each.name for each in names.values() if each] == ["line-3", "team-b", "environment"]

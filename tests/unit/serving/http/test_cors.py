@@ -37,3 +37,28 @@ def test_a_page_reads_a_refusal_before_the_application_where_it_reads_an_answer(
     for name in ("access-control-allow-origin", "access-control-expose-headers", "vary"):
         assert refused.headers.get(name) == (answered.headers[name] if may_read else None)
     assert ("access-control-allow-origin" in refused.headers) == may_read
+
+
+@pytest.mark.parametrize("origins", [(PAGE,), ("*",)])
+def test_a_browser_is_let_send_json_with_the_headers_of_requests_and_read_which_version_answered(
+    origins: tuple[str, ...],
+) -> None:
+    wanted = {
+        "origin": PAGE,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type, x-request-timeout-ms, authorization",
+    }
+
+    async def ask() -> tuple[httpx.Response, httpx.Response]:
+        async with endpoint(settings=HttpSettings(cors_origins=origins)) as asked:
+            first = await asked.client.options("/predict", headers=wanted)
+            body = {"inputs": ROW_SUMS.example}
+            return first, await asked.client.post("/predict", json=body, headers={"origin": PAGE})
+
+    first, answered = asyncio.run(ask())
+    assert first.status_code == 200
+    assert "POST" in first.headers["access-control-allow-methods"]
+    allowed = first.headers["access-control-allow-headers"].lower()
+    assert all(name in allowed for name in ("content-type", "x-request-timeout-ms", "authorization"))
+    exposed = answered.headers["access-control-expose-headers"].split(", ")
+    assert {"x-request-id", "x-model-version", "retry-after"} <= set(exposed)

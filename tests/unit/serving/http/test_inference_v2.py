@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -19,6 +19,7 @@ import tritonclient.http as triton
 
 from orchestray.serving.http.problems import HttpProblem
 from orchestray.serving.http.tensors import read_tensor
+from orchestray.serving.models.signature import Output, Sample
 from support.http_endpoint import PAIR, ROW_SUMS, endpoint, listening, pair, row_sums
 
 
@@ -184,7 +185,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "texts": (with_input(datatype="BYTES", data=["a"] * 6), "inputs.inputs.datatype: wanted FP32, got BYTES"),
     "list as type": (with_input(datatype=["FP32"]), "inputs[0].datatype"),
     "no shape": (with_input(shape=None), "inputs[0].shape: wanted a list of up to 16 sizes"),
-    "negative": (with_input(shape=[-1, 2, 3]), "inputs[0].shape"),
+    "negative": (with_input(shape=[-1, 2, 3]), "inputs[0].shape: wanted a list of up to 16 sizes from 0 to"),
     "truth value as size": (with_input(shape=[True, 2, 3]), "inputs[0].shape"),
     "other shape": (with_input(shape=[1, 3, 2]), "inputs.inputs.shape: wanted [samples, 2, 3], got [1, 3, 2]"),
     "no batch": (with_input(shape=[2, 3]), "wanted [samples, 2, 3], got [2, 3]"),
@@ -281,3 +282,28 @@ def test_every_byte_but_0_is_true() -> None:
     _, values, num_bytes = read_tensor(tensor, "inputs[0]", memoryview(bytes([0, 1, 2, 255])))
     assert num_bytes == 4
     assert values.view(np.uint8).tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("answers", "datatype", "sent"),
+    [
+        ([1, 2], "INT64", [1, 2]),
+        ([1, 2.5], "FP64", [1.0, 2.5]),
+        ([True, False], "BOOL", [True, False]),
+        ([True, 2.5], "BYTES", ["true", "2.5"]),
+        ([7, False], "BYTES", ["7", "false"]),
+    ],
+)
+def test_answers_of_several_types_are_one_tensor_in_which_truth_values_are_no_numbers(
+    answers: list[Any], datatype: str, sent: list[Any]
+) -> None:
+    async def run(samples: Sequence[Sample]) -> list[Output | Exception]:
+        return [{"outputs": np.array(answer)} for answer in answers]
+
+    async def ask() -> httpx.Response:
+        async with endpoint((ROW_SUMS, run)) as asked:
+            body = with_input(shape=[2, 2, 3], data=[*range(12)])
+            return await asked.client.post("/v2/models/sums/infer", json=body)
+
+    [told] = asyncio.run(ask()).json()["outputs"]
+    assert (told["datatype"], told["data"]) == (datatype, sent)

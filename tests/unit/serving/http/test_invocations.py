@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from orchestray.serving.http.frames import rows_of_csv
+from orchestray.serving.models.signature import ANY, Output, Sample, Signature, TensorSpec
 from support.http_endpoint import PAIR, ROW_SUMS, endpoint, pair, row_sums
 
 ONE = [[1, 2, 3], [4, 5, 6]]
@@ -79,6 +80,53 @@ def test_a_header_of_csv_names_the_columns() -> None:
             return await asked.client.post("/invocations", content=content, headers={"Content-Type": "text/csv"})
 
     assert asyncio.run(ask()).json() == {"predictions": [[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 0.0, 0.0, 1.0, 0.5]]}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "rows"),
+    [
+        ("text/csv", "1,,3\n4,5,6\n", [[1, None, 3], [4, 5, 6]]),
+        ("text/csv", ",1\n2,\n", [[None, 1], [2, None]]),
+        ("text/csv", ",0,1\n0,2.5,3\n", [{"": 0, "0": 2.5, "1": 3}]),
+        ("text/csv; header=absent", "good,1\nbad,2\n", [["good", 1], ["bad", 2]]),
+        ('Text/CSV; charset=utf-8; header="present"', "0,1\n5,6\n", [{"0": 5, "1": 6}]),
+        (
+            "text/csv",
+            "name,most\nNan,inf\nInfinity,1e400\n",
+            [{"name": "Nan", "most": "inf"}, {"name": "Infinity", "most": "1e400"}],
+        ),
+        ("text/csv", f"image\n{'A' * 200_000}\n", [{"image": "A" * 200_000}]),
+    ],
+)
+def test_each_line_of_csv_that_is_no_header_is_a_sample(content_type: str, body: str, rows: list[Any]) -> None:
+    anything = (TensorSpec("inputs", ANY, ()),)
+
+    async def same(samples: Sequence[Sample]) -> list[Output | Exception]:
+        return [{"outputs": sample["inputs"]} for sample in samples]
+
+    async def ask() -> httpx.Response:
+        async with endpoint((Signature("same", "1", anything, anything, None), same)) as asked:
+            return await asked.client.post("/invocations", content=body, headers={"Content-Type": content_type})
+
+    assert asyncio.run(ask()).json() == {"predictions": rows}
+
+
+@pytest.mark.parametrize("body", ["", "\n\n", "\ufeff"])
+def test_csv_of_nothing_has_no_samples(body: str) -> None:
+    anything = (TensorSpec("inputs", ANY, ()),)
+    for signature in (ROW_SUMS, Signature("any", "1", anything, anything, None)):
+        assert rows_of_csv(body.encode(), signature) == []
+    refused = post(body, content_type="text/csv")
+    assert (refused.status_code, refused.json()["got"]) == (422, "0")
+
+
+def test_parameters_that_no_model_takes_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    answer = post({"inputs": [ONE], "params": {"scale": 2}})
+    assert (answer.json(), answer.headers["x-ignored"]) == ({"predictions": [[6.0, 15.0]]}, "params")
+    assert "params are ignored" in caplog.text
+    assert "x-ignored" not in post({"inputs": [ONE], "params": {}}).headers
+    refused = post({"inputs": [ONE], "params": [2]})
+    assert (refused.status_code, refused.json()["field"]) == (422, "params")
 
 
 def test_a_text_with_an_underscore_is_no_number_of_csv() -> None:

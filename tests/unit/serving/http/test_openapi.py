@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,10 @@ import httpx
 import jsonschema
 import pytest
 
+from orchestray.serving.generation.router import make_generate_router
+from orchestray.serving.http import HttpSettings, Tokens
+from orchestray.serving.http.auth import Token
+from orchestray.serving.routing.registry import Registry
 from support.http_endpoint import PAIR, ROW_SUMS, endpoint, pair, row_sums
 
 ONE, TWO = [[1, 2, 3], [4, 5, 6]], [[0, 0, 1], [0, 0, 2.5]]
@@ -116,6 +121,30 @@ def test_more_samples_than_the_queue_holds_are_422_on_an_idle_endpoint_and_no_re
         "inputs: wanted 1 to 3 samples in a request, got 4.",
     )
     refuse(path, body, document)
+
+
+def test_the_document_says_of_each_route_whether_it_needs_a_token() -> None:
+    settings = HttpSettings(tokens=Tokens((Token(hashlib.sha256(b"right").hexdigest(), "somebody"),)))
+
+    async def ask() -> tuple[dict[str, Any], dict[tuple[str, str], int]]:
+        generates = make_generate_router(Registry())
+        async with endpoint(settings=settings, routers=[generates]) as asked:
+            headers = {"Authorization": "Bearer right"}
+            document = (await asked.client.get("/openapi.json", headers=headers)).json()
+            found = {}
+            for path, operations in document["paths"].items():
+                for method in operations:
+                    answer = await asked.client.request(method, path.format(name="sums", version="1"), json={})
+                    found[path, method] = answer.status_code
+            return document, found
+
+    document, found = asyncio.run(ask())
+    assert document["security"] == [{"bearer": []}]
+    assert {"/ping", "/predict", "/generate", "/v1/completions"} <= {path for path, _ in found}
+    for (path, method), status in found.items():
+        operation = document["paths"][path][method]
+        assert ("401" in operation["responses"]) == (status == 401), path
+        assert operation.get("security", document["security"]) == ([{"bearer": []}] if status == 401 else []), path
 
 
 @pytest.mark.parametrize("path", ["/invocations", V2])

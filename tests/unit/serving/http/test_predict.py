@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from orchestray.serving.http import HttpProblem, HttpSettings
 from orchestray.serving.http.body import check_length, inflated
 from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
+from orchestray.serving.models.signature import ANY, Output, Sample, Signature, TensorSpec
 from orchestray.serving.routing.endpoint import Share
 from support.http_endpoint import PAIR, ROW_SUMS, Held, endpoint, pair, row_sums, version_of
 
@@ -40,6 +40,26 @@ def test_integers_are_taken_for_floats() -> None:
     answer = post('{"inputs": [[1, 2, 3], [4, 5, 6]]}')
     assert (answer.status_code, answer.json()) == (200, {"outputs": [6.0, 15.0]})
     assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/predict", "/invocations"])
+def test_a_model_of_any_values_gets_the_whole_numbers_that_were_sent_or_none(path: str) -> None:
+    anything = (TensorSpec("inputs", ANY, ()),)
+    same = Signature("same", "1", anything, anything, None)
+
+    async def echo(samples: Sequence[Sample]) -> list[Output | Exception]:
+        return [{"outputs": sample["inputs"]} for sample in samples]
+
+    async def ask(text: str) -> httpx.Response:
+        async with endpoint((same, echo)) as asked:
+            sample = f"[{text}]" if path == "/invocations" else text
+            return await asked.client.post(path, content=f'{{"inputs": {sample}}}')
+
+    for text in ("18446744073709551615", "1e+22"):
+        assert text in asyncio.run(ask(text)).text
+    refused = asyncio.run(ask("18446744073709551616"))
+    assert refused.status_code == 422
+    assert "at most 64 bits" in refused.json()["error"]
 
 
 def test_an_answer_names_the_version_that_gave_it() -> None:
@@ -331,3 +351,14 @@ def test_a_layer_added_to_the_application_is_for_predict_too() -> None:
             return (await asked.predict(ROW_SUMS.example)).status_code
 
     assert [asyncio.run(ask()), asyncio.run(ask(NobodyMay))] == [200, 403]
+
+
+@pytest.mark.parametrize("path", ["/v1/models/sums:predict", "/v1/models/sums/versions/1:predict"])
+def test_instances_are_answered_in_the_forms_of_kserve_and_refused_in_the_endpoints_own(path: str) -> None:
+    answer = post(json.dumps({"instances": [RIGHT, RIGHT]}), path)
+    assert (answer.status_code, answer.json()) == (200, {"predictions": [[6.0, 15.0]] * 2})
+    refused = post(json.dumps({"instances": [RIGHT], "inputs": [RIGHT]}), path)
+    assert (refused.status_code, refused.json()["field"]) == (422, "the body")
+    unknown = post(json.dumps({"instances": [RIGHT]}), path.replace("sums", "nothing"))
+    assert unknown.status_code == 404
+    assert "nothing" in unknown.json()["error"]

@@ -48,6 +48,8 @@ def test_what_a_task_decodes_is_a_sample_whatever_its_form() -> None:
 def test_the_only_input_may_be_decoded_by_its_name() -> None:
     assert sample(ONE, lambda _: {"inputs": torch.ones(2)}) == {"inputs": [1.0, 1.0]}
     assert sample(ONE, lambda _: (torch.ones(2),)) == {"inputs": [1.0, 1.0]}
+    with pytest.raises(InputError, match=r"inputs\[3\]"):
+        sample(ONE, lambda _: {"another": torch.ones(2)})
     with pytest.raises(InputError, match="wanted 2 values at most, got 3"):
         sample(TWO, lambda _: (torch.ones(1), 2, 3))
 
@@ -61,8 +63,10 @@ def test_a_sample_of_any_length_is_padded_for_a_model_that_takes_one_length() ->
     assert {name: array.tolist() for name, array in sample.items()} == {"ids": [4, 5, 9], "mask": [1, 1, 0]}
     with pytest.raises(InputError, match=r"inputs\.ids: wanted int64 of shape"):
         asyncio.run(codec.sample_of([1, 2, 3, 4]))
+    with pytest.raises(InputError, match=r"inputs\.mask: wanted .*, got nothing"):
+        asyncio.run(Codec(fixed, lambda ids: {"ids": ids}, padding={"ids": 9, "mask": 0}).sample_of([4]))
     alone = Signature("alone", "1", fixed.inputs[:1], ONE.outputs, None)
-    sample = asyncio.run(Codec(alone, torch.tensor, padding={"ids": 9}).sample_of([4, 5]))
+    sample = asyncio.run(Codec(alone, torch.tensor, padding={"ids": 9.0}).sample_of([4, 5]))
     assert sample["ids"].tolist() == [4, 5, 9]
 
 
@@ -117,8 +121,9 @@ def test_a_task_that_is_slow_is_not_waited_for_beyond_the_deadline_and_holds_up_
 
     async def ask() -> None:
         soon_s = asyncio.get_running_loop().time() + 0.05
-        with pytest.raises(DeadlineError):
+        with pytest.raises(DeadlineError) as late:
             await codec.sample_of("x", deadline_s=soon_s)
+        assert late.value.retry_after_s, "no earlier than what a call takes"
         waiting = [asyncio.create_task(codec.sample_of("x")) for _ in range(99)]
         await asyncio.sleep(0)
         await codec.answer_of({"outputs": np.ones(1, np.float32)})
@@ -160,11 +165,14 @@ def test_a_task_that_hangs_does_not_keep_its_process() -> None:
 
 
 def test_threads_of_a_task_end_with_its_version() -> None:
-    codec = Codec(ONE, lambda _: [1, 2])
+    codec = Codec(ONE, lambda _: [1, 2], list)
     before = set(threading.enumerate())
     asyncio.run(codec.sample_of("x"))
-    (thread,) = set(threading.enumerate()) - before
+    asyncio.run(codec.answer_of({"outputs": np.ones(2)}))
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 2
     del codec
     gc.collect()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()

@@ -15,6 +15,7 @@ from orchestray.serving.models.codec import Codec
 from orchestray.serving.models.content import content_of
 from orchestray.serving.models.errors import InputError, ModelError, RequestError
 from orchestray.serving.models.json_values import json_values
+from orchestray.serving.models.load import load_served_model
 from orchestray.serving.models.own_class import OwnModel, load_own_model
 from orchestray.serving.models.signature import ANY, boxed
 
@@ -59,6 +60,22 @@ def echo(batch):
 
 def dated(batch):
     return pd.DataFrame({"day": pd.to_datetime(batch), "n": range(len(batch))})
+
+def numbered(batch):
+    return pd.DataFrame({"id": pd.array(batch, "Int64")})
+
+def stamped(batch):
+    return np.array(batch, "M8[ns]")
+
+def lasted(batch):
+    return {"took": np.array(batch, "m8[ns]")}
+
+def whole(batch):
+    return np.zeros(())
+
+class Long:
+    def example_inputs(self): return np.zeros(2)
+    def predict(self, batch): return batch.astype(np.longdouble)
 
 class Answer:
     def __init__(self, text): self.text = text
@@ -107,6 +124,17 @@ class ExitsLater(Scaled):
 async def later(batch):
     return batch
 
+class Steps:
+    async def predict(self, batch):
+        yield batch
+
+class WithContext:
+    def predict(self, context, batch): return batch
+
+class Numbered:
+    class_names = {"a", "b"}
+    def predict(self, batch): return batch
+
 class Untrained:
     def example_inputs(self): return self.example
     def predict(self, batch): return batch
@@ -143,6 +171,19 @@ class Short(Scaled):
         return batch[:0]
 
 constant = 1
+
+added = Lengths(2)  # an object, as a fitted estimator is one
+called = Lengths(3).predict
+
+class Network(torch.nn.Linear):
+    def __init__(self): super().__init__(2, 1)
+
+network = Network()
+
+class Predicting(Network):
+    def predict(self, batch): return self(torch.tensor(batch)).shape[1:] * len(batch)
+
+predicting = Predicting()
 """
 
 
@@ -169,6 +210,15 @@ def test_a_class_without_an_example_gets_the_values_that_were_sent_in_a_list(fil
     assert ask(load(file, "half"), None) == [[1.0, 1.0]]
     assert ask(load(file, "echo"), {"a": [None, "b"]}, 1.5) == [{"a": [None, "b"]}, 1.5]
     assert ask(load(file, "Columns"), 0, 0) == [{"label": "yes", "score": 0.0}, {"label": "yes", "score": 0.5}]
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("added", 5), ("called", 6)])
+def test_an_object_with_predict_is_served_as_one_that_its_class_makes(file: Path, name: str, wanted: int) -> None:
+    assert ask(load(file, name), "abc") == [wanted]
+
+
+def test_a_network_with_predict_is_an_object_as_any(file: Path) -> None:
+    assert ask(load(file, "predicting"), [0.5, 2.0]) == ask(load(file, "Predicting"), [0.5, 2.0]) == [1]
 
 
 def test_a_class_with_an_example_gets_checked_arrays_and_has_types_of_its_own(file: Path) -> None:
@@ -213,10 +263,13 @@ def test_a_value_error_is_the_fault_of_its_sample_alone_and_told_in_the_models_w
     [
         ("Refuses", {}, r"does not answer its example: ValueError: wanted a positive number, got -2 \(.*own.py, line"),
         ("Nothing", {}, r"lacks the method predict\(batch\)"),
-        ("constant", {}, "is no class"),
+        ("constant", {}, r"int lacks the method predict\(batch\)"),
+        ("Network", {}, r"Network lacks the method predict\(batch\).*: it makes a tensor of the batch"),
+        ("network", {}, r"Network lacks the method predict\(batch\).*: it makes a tensor of the batch"),
+        ("added", {"more": 1}, "it is no class, and takes no arguments"),
         ("Length", {}, "there is no class Length .*Lengths"),
         ("Lengths", {"most": 1}, "unexpected keyword argument 'most'"),
-        ("echo", {"more": 1}, "it is a function, and takes no arguments"),
+        ("echo", {"more": 1}, "it is no class, and takes no arguments"),
         ("Untrained", {}, r"AttributeError: .* no attribute 'example' \(.*own.py, line"),
         ("Texts", {}, "must return numbers or arrays of them, got one <U3"),
         ("Empty", {}, "must return numbers or arrays of them, got none"),
@@ -224,6 +277,9 @@ def test_a_value_error_is_the_fault_of_its_sample_alone_and_told_in_the_models_w
         ("Exits", {}, "SystemExit: 2"),
         ("ExitsLater", {}, "does not answer its example: SystemExit: 2"),
         ("later", {}, "predict is async"),
+        ("Steps", {}, "predict is async"),
+        ("WithContext", {}, r"predict\(context, batch\) must be callable as 'predict\(batch\)'"),
+        ("Numbered", {}, "class_names must be a list of names in their order, got a set"),
         ("Short", {}, "does not answer its example: .* an answer for each of the 1 samples, and returned 0"),
     ],
 )
@@ -256,6 +312,21 @@ def test_answers_are_json_values_that_a_process_without_the_models_code_reads(fi
     assert [each["outputs"].item() for each in answers if isinstance(each, dict)] == [{"text": "a"}]
     days = ask(load(file, "dated"), "2024-01-01", None)
     assert days == [{"day": "2024-01-01T00:00:00", "n": 0}, {"day": None, "n": 1}]
+    assert ask(load(file, "numbered"), 2**53 + 1, None) == [{"id": 2**53 + 1}, {"id": None}]
+    assert ask(load(file, "stamped"), "2024-01-01", "NaT") == ["2024-01-01T00:00:00", None]
+    assert ask(load(file, "lasted"), 1_500_000_000, "NaT") == [{"took": "PT1.5S"}, {"took": None}]
+
+
+def test_an_answer_to_all_is_none_to_each(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (failed,) = ask(load(file, "whole"), 1)
+    assert isinstance(failed, ModelError)
+    assert "an answer for each of the 1 samples, and returned a ndarray" in caplog.text
+
+
+def test_numbers_of_a_type_that_the_protocols_lack_are_json_values(file: Path) -> None:
+    model = load(file, "Long")
+    assert [spec.dtype for spec in model.signature.outputs] == [ANY]
+    assert ask(model, [0.5, 2]) == [[0.5, 2.0]]
 
 
 def test_more_answers_than_samples_are_refused_without_waiting_for_the_last(file: Path) -> None:
@@ -305,3 +376,53 @@ def test_its_content_is_that_of_its_file_and_of_the_modules_beside_it(tmp_path: 
     assert content_of(run) != content
     assert ask(first, 1) == [2]
     assert ask(load_own_model(run, {}, name="own"), 1) == [3]
+
+
+def test_a_class_that_was_edited_is_refused_to_who_wants_the_one_that_was_there_before(tmp_path: Path) -> None:
+    own, helper = tmp_path / "own.py", tmp_path / "helper.py"
+    texts = {own: "from helper import answer\n\ndef served(batch):\n    return answer(batch)\n"}
+    texts[helper] = "def answer(batch):\n    return batch\n"
+    for file, text in texts.items():
+        file.write_text(text)
+    run = f"{own}:served"
+    content = content_of(run)
+    for file, text in texts.items():
+        file.write_text(text + "# edited\n")
+        with pytest.raises(TaskError, match=r"own\.py, .* was written anew since this version was started.*--update"):
+            load_served_model(run, content=content)
+        assert ask(load_served_model(run), 1) == [1]
+        file.write_text(text)
+    assert ask(load_served_model(run, content=content), 1) == [1]
+
+
+def test_a_refusal_without_a_text_says_that_the_model_gave_none() -> None:
+    def refuse(_: Any) -> Any:
+        raise ValueError
+
+    (refused,) = OwnModel(refuse, None, name="own").run([{"inputs": boxed(1)}])
+    assert isinstance(refused, RequestError)
+    assert "does not say why" in str(refused)
+
+
+def test_what_a_masked_array_hides_is_missing_in_the_answer() -> None:
+    class Masked:
+        def example_inputs(self) -> Any:
+            return np.zeros(2)
+
+        def predict(self, batch: Any) -> Any:
+            return {"row": np.ma.masked_greater(batch, 1), "sum": np.ma.masked_greater(batch.sum(1), 1)}
+
+    model = OwnModel(Masked().predict, Masked(), name="own")
+    assert ask(model, [0.5, 0.25], [0.5, 2]) == [{"row": [0.5, 0.25], "sum": 0.75}, {"row": [0.5, None], "sum": None}]
+
+
+def test_a_value_error_of_a_generator_is_the_fault_of_its_sample_alone() -> None:
+    def halves(batch: list[Any]) -> Any:
+        for each in batch:
+            if each % 2:
+                raise ValueError(f"{each} is odd")
+            yield each // 2
+
+    answers = ask(OwnModel(halves, None, name="own"), 2, 3, 4)
+    assert [str(each) for each in answers] == ["1", "3 is odd", "2"]
+    assert isinstance(answers[1], RequestError)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestray.serving.models import InputError, Signature, TensorSpec
+from orchestray.serving.models.padding import Padding
 
 IMAGE = TensorSpec("inputs", "float32", (2, 3))
 OUTPUT = TensorSpec("outputs", "float32", (2,))
@@ -122,3 +125,42 @@ def test_callers_in_python_may_send_numbers_of_numpy_and_tensors(sent: object) -
         assert rows["inputs"].tolist() == [[1, 2], [1, 2]]
     with pytest.raises(InputError, match=r"inputs"):
         signature(flags).parse(sent)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_read_alike"),
+    [
+        ({"version": "2", "example": None, "class_names": ("cat", "dog")}, True),
+        ({"outputs": (TensorSpec("other", "float64", (7,)),)}, True),
+        ({"inputs": (TensorSpec("inputs", "float32", (None, 4)),)}, False),
+        ({"padding": Padding({"inputs": 0.0}, most=8)}, False),
+        ({"padding": None}, False),
+        ({"feature_names": {"b": 1, "a": 2}}, False),
+        ({"own_forms": ("encode",)}, True),
+        ({"own_forms": ("decode",)}, False),
+    ],
+    ids=repr,
+)
+def test_models_read_requests_alike_that_make_the_same_samples_of_them(
+    change: dict[str, Any], is_read_alike: bool
+) -> None:
+    one = replace(
+        signature(TensorSpec("inputs", "float32", (None, 3))),
+        padding=Padding({"inputs": 0.0}),
+        feature_names={"a": 2, "b": 1},
+    )
+    other = replace(one, **change)
+    assert one.reads_like(other) == other.reads_like(one) == is_read_alike
+
+
+@pytest.mark.parametrize("sent", [[], [[]], np.zeros((0, 3), np.float32), np.zeros((2, 0), np.float32)], ids=repr)
+def test_a_sample_of_any_length_has_one_element_at_least(sent: object) -> None:
+    any_length = signature(TensorSpec("inputs", "float32", (None, 3)))
+    assert any_length.parse(np.zeros((1, 3), np.float32))["inputs"].shape == (1, 3)
+    with pytest.raises(InputError, match=r"float32 of shape \[any, 3\]|a list of 3"):
+        any_length.parse(sent)
+
+
+def test_an_empty_list_of_a_fixed_shape_has_the_type_of_the_input() -> None:
+    empty = signature(TensorSpec("inputs", "int64", (0,))).parse([])["inputs"]
+    assert (empty.dtype, empty.shape) == (np.int64, (0,))

@@ -67,6 +67,7 @@ def test_a_version_without_traffic_answers_those_that_name_it() -> None:
         await endpoint.predict(sample)
         await endpoint.predict(sample, version="2")
         assert (one.asked, two.asked) == ([7], [7])
+        assert endpoint.pick(2) is endpoint.pick("2")  # callers in Python write it as the config does
         with pytest.raises(UnknownModelError, match=r"no version 3 of the model m; there is 1, 2"):
             endpoint.pick("3")
 

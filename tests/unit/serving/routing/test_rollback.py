@@ -117,3 +117,43 @@ def test_a_version_that_fails_whenever_a_replica_has_come_goes_back() -> None:
     verdict.answered(10.5, 500, 5.0)
     verdict.answered(10.5, 500, 5.0)
     assert verdict.reason(10.5, 0) == "2 of 2 requests failed, more than 1 %"
+
+
+def test_time_in_which_nothing_was_asked_is_no_silence() -> None:
+    verdict = Verdict(0.0, error_rate=1.0, p99_ms=None)
+    verdict.answered(1.0, 200, 0.1)
+    assert verdict.reason(1.25, 1) is None
+    assert verdict.reason(1.5, 0) is None
+    assert verdict.reason(60.0, 1) is None, "it was idle for a minute"
+    assert verdict.reason(65.0, 1) is None
+    assert verdict.reason(65.25, 1) == "no request was answered for 5 s"
+
+
+def test_a_version_that_may_take_long_is_silent_as_long() -> None:
+    verdict = Verdict(0.0, error_rate=None, p99_ms=20_000.0)
+    assert verdict.reason(0.25, 1) is None
+    assert verdict.reason(20.25, 1) is None
+    assert verdict.reason(20.5, 1) == "no request was answered for 20 s"
+
+
+def test_failures_of_long_ago_do_not_count_among_those_of_the_last_seconds() -> None:
+    verdict = Verdict(0.0, error_rate=50.0, p99_ms=None)
+    for step in range(8):
+        verdict.answered(0.5 * step, 500, 0.01)
+    for step in range(4000):
+        verdict.answered(4.0 + 0.001 * step, 200, 0.01)
+    for step in range(20):
+        verdict.answered(20.0, 500, 0.01)
+        is_recent = step + 1 >= 10  # 10 of 10 in a row are more than chance where every second one may fail
+        assert (verdict.reason(20.0, 0) is not None) == is_recent, step
+        if is_recent:
+            break
+    assert verdict.reason(20.0, 0) == "10 of 10 requests failed, more than 50 %"
+
+
+def test_failures_that_are_too_rare_for_the_last_seconds_count_over_the_whole_watch() -> None:
+    verdict = Verdict(0.0, error_rate=1.0, p99_ms=None)
+    verdict.answered(1.0, 500, 0.01)
+    assert verdict.reason(1.0, 0) is None, "one of one may be chance"
+    verdict.answered(30.0, 500, 0.01)
+    assert verdict.reason(30.0, 0) == "2 of 2 requests failed, more than 1 %"
