@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 import typer
 
 from orchestray.cli.options import Json
+from orchestray.platform.run.files import dump_json
 
 app = typer.Typer()
 
@@ -34,7 +34,7 @@ def advise(
     device_gb: Annotated[
         float | None, typer.Option(min=1e-9, help="Memory of a device; default: that of this machine.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Workers that there could be.")] = 8,
+    workers: Annotated[int, typer.Option(min=1, max=100_000, help="Workers that there could be.")] = 8,
     latency_us: Annotated[float, typer.Option(min=0, help="Latency between workers.")] = 30.0,
     gbit_s: Annotated[float, typer.Option(min=1e-6, help="Bandwidth between workers.")] = 100.0,
     speed_spread: Annotated[float, typer.Option(min=0, help="Spread of the workers' speeds.")] = 0.0,
@@ -62,7 +62,7 @@ def advise(
     if as_json:
         answers: dict[str, Any] = {"distribute": distributed, "consistency": consistent, "centre": centred}
         print(
-            json.dumps(
+            dump_json(
                 {"samples": sizes.num_samples} | {name: dataclasses.asdict(each) for name, each in answers.items()}
             )
         )

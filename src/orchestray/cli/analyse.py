@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from orchestray.cli.analyse_text import (
     table_of_times,
 )
 from orchestray.cli.options import Json
-from orchestray.platform.run.files import storage_errors, write_atomic
+from orchestray.platform.run.files import dump_json, storage_errors, write_atomic
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def analyse(
         more: dict[str, Any] = {"predicted_s": predicted_s} if predict else {}
         if micro_batching is not None:
             more["micro_batching"] = asdict(micro_batching)
-        print(json.dumps({**analysis.to_json(), "measured": measured and measured.to_json(), **more}))
+        print(dump_json({**analysis.to_json(), "measured": measured and measured.to_json(), **more}))
         return
     show(table_of_layers(analysis))
     print()

@@ -6,6 +6,7 @@ command is loaded when that command is called.
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -66,8 +67,17 @@ def load_command(name: str) -> Any:
     command.params = [
         option for option in command.params if option.name not in {"install_completion", "show_completion"}
     ]
+    for option in command.params:
+        option.callback = option.callback or _finite
     _write_usage_plainly(command)
     return command
+
+
+def _finite(_context: Any, _option: Any, value: Any) -> Any:
+    """Return the value of an option; of numbers, a lower bound alone lets an infinite one through."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise typer.BadParameter(f"it must be a finite number, got {value}")
+    return value
 
 
 def _write_usage_plainly(command: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from functools import partial
@@ -13,7 +12,7 @@ import typer
 
 from orchestray.cli import options
 from orchestray.platform.errors import ConfigError
-from orchestray.platform.run.files import storage_errors
+from orchestray.platform.run.files import dump_json, storage_errors
 
 app = typer.Typer()
 
@@ -149,10 +148,10 @@ def bench(
 def _finish(session: Any, result: dict[str, Any], output: Path | None, *, json_: bool) -> None:
     """Write and print the results; end the command with an error if nothing was answered."""
     if json_:
-        print(json.dumps(result))
+        print(dump_json(result))
     if output is not None:
         with storage_errors(f"write into {output}"):
-            (output / "bench.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            (output / "bench.json").write_text(dump_json(result, indent=1) + "\n", encoding="utf-8")
             (output / "bench.svg").write_text(session.picture(), encoding="utf-8")
         print(f"Written: {output / 'bench.json'}, {output / 'bench.svg'}", file=sys.stderr)
     session.check_answered()

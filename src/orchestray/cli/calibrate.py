@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestray.cli.options import Json
+from orchestray.platform.run.files import dump_json
 from orchestray.platform.terminal.format import number
 from orchestray.platform.terminal.tables import show
 
@@ -40,15 +40,16 @@ def calibrate(
     from orchestray.trainers.machine import calibrate as calibration
     from orchestray.trainers.machine import kept
 
+    file = profile or kept.default_file()
+    kept.check_place(file)
     if not force:
         calibration.check_quiet()
     found = calibration.calibrate(HOST, say=_say, quick=quick)
     if not force:
         calibration.check_steady(found)
-    file = profile or kept.default_file()
     kept.save(found, file)
     if as_json:
-        print(json.dumps(found.to_json()))
+        print(dump_json(found.to_json()))
         return
     print(f"{found.name}, {found.memory_bytes / 1e9:.3g} GB of memory, torch {found.versions['torch']}\n")
     show(_compute(found))

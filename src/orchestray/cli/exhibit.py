@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,6 +11,7 @@ import typer
 
 from orchestray.cli.options import Json
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.files import dump_json
 from orchestray.platform.terminal.tables import show
 
 app = typer.Typer()
@@ -43,7 +43,7 @@ def exhibit(
         shown = EXHIBITS[name][1]()
     if as_json:
         print(
-            json.dumps(
+            dump_json(
                 {"rows": [dict(zip(shown.columns, row, strict=True)) for row in shown.rows], "shows": shown.sentence}
             )
         )

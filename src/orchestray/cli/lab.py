@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestray.cli.options import Json
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.files import dump_json
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
@@ -32,22 +32,25 @@ def lab(
     as_json: Json = False,
 ) -> None:
     """Compare ways to compute the same operator on this machine: times, errors, words moved."""
+    from orchestray.trainers.machine import kept
     from orchestray.trainers.survey.lab.registry import EXPERIMENTS  # late: it imports torch
     from orchestray.trainers.survey.lab.timing import threads
 
     if name is None:
         if as_json:
-            print(json.dumps({each: experiment.line for each, experiment in EXPERIMENTS.items()}))
+            print(dump_json({each: experiment.line for each, experiment in EXPERIMENTS.items()}))
         else:
             _list({each: experiment.line for each, experiment in EXPERIMENTS.items()})
         return
     if name not in EXPERIMENTS:
         raise ConfigError(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.")
+    if num_threads > (most := kept.cores()):  # many more than that end the process, without a word
+        raise ConfigError(f"--threads: this machine has {most} cores, got {num_threads}")
     experiment = EXPERIMENTS[name]
     with threads(num_threads):
         exhibit = experiment.run(rounds or experiment.rounds)
     if as_json:
-        print(json.dumps(exhibit.to_json()))
+        print(dump_json(exhibit.to_json()))
         return
     _show(exhibit)
 

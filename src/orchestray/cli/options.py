@@ -9,7 +9,9 @@ import typer
 
 DEFAULT_RUNS_DIR = Path("runs")
 
-RunsDir = Annotated[Path, typer.Option("--runs-dir", metavar="DIR", help="Where the run directories are.")]
+RunsDir = Annotated[
+    Path, typer.Option("--runs-dir", metavar="DIR", file_okay=False, help="Where the run directories are.")
+]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of the run, in place of the config's.")]
 Address = Annotated[
     str | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from orchestray.cli import options
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.files import dump_json
 from orchestray.platform.terminal.format import number, size
 from orchestray.platform.terminal.tables import show
 
@@ -92,6 +92,8 @@ def plan(
     """Predict the time, memory and traffic of each scheme for a config, ranked, with the planner's own errors."""
     chosen = {"--this": this, "--why": why, "--explain": explain, "--all": everything, "--history": history}
     _check_together([option for option, value in chosen.items() if value])
+    if tried is not None and tried < 1:
+        raise ConfigError(f"--try must be 1 or more, got {tried}")
     if tried is not None:  # the other machines are not here, and the other answers have no place for what steps took
         elsewhere = {"--machine": machine, "--nodes": nodes != 1}
         others = {**elsewhere, **chosen, "--all": None}
@@ -133,7 +135,7 @@ def plan(
         named = why or ([] if explain is None else [explain])
         found = [plans.find(name) for name in named] or [*plans.plans]
     if as_json:
-        print(json.dumps([each.to_json() for each in found]))
+        print(dump_json([each.to_json() for each in found]))
     elif why is not None:
         show(_difference(*found))
         print(f"\n{_deciding(*found)}")
@@ -379,7 +381,7 @@ def _history(runs: str | None, *, as_json: bool) -> None:
         if errors:
             rows.append({"family": family or "all", "runs": len(errors), "median": median(errors), "max": max(errors)})
     if as_json:
-        print(json.dumps(rows))
+        print(dump_json(rows))
         return
     if not rows:
         print("No run was predicted here yet: plan a config, then train it.")

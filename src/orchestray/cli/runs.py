@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from orchestray.cli import runs_average, runs_export, runs_scale, runs_stacks
 from orchestray.cli.options import DEFAULT_RUNS_DIR, Json, RunsDir
+from orchestray.platform.run.files import dump_json
 from orchestray.platform.terminal.tables import show
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def list_command(*, runs_dir: RunsDir = DEFAULT_RUNS_DIR, as_json: Json = False)
 
     runs = list_runs(runs_dir)
     if as_json:
-        print(json.dumps([_summary_json(run) for run in runs]))
+        print(dump_json([_summary_json(run) for run in runs]))
         return
     if runs:
         show(_runs_table(runs))
@@ -81,7 +81,7 @@ def show_command(
     if timeline or step is not None or trace or png:
         _show_timeline(run, number=step, trace=trace, png=png, as_json=as_json, is_drawn=timeline or step is not None)
     elif as_json:
-        print(json.dumps(_run_json(run)))
+        print(dump_json(_run_json(run)))
     else:
         _show(run)
 
@@ -103,7 +103,6 @@ def compare_command(
     """Compare the trained weights and the losses of runs: how far they differ, and whether all bits are equal."""
     from orchestray.cli.runs_compare import comparison_table, remarks
     from orchestray.platform.errors import ConfigError
-    from orchestray.platform.run.files import dump_json
     from orchestray.platform.terminal.tables import show
     from orchestray.trainers.saved.compare import compare_runs
     from orchestray.trainers.saved.run import load_run
@@ -210,7 +209,7 @@ def _show_timeline(
 
         write_timeline_picture(step, run.name, png)
     if as_json:
-        print(json.dumps(_timeline_json(step)))
+        print(dump_json(_timeline_json(step)))
         return
     if is_drawn:
         _draw_timeline(step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from orchestray.cli import options
 from orchestray.cli.ending import leave_cluster
+from orchestray.platform.run.files import dump_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,7 +77,7 @@ def search(
             quiet=quiet,
         )
         if as_json:
-            print(json.dumps(found.result))
+            print(dump_json(found.result))
             sys.stdout.flush()
     except KeyboardInterrupt:
         status = 130
@@ -107,7 +107,7 @@ def _simulate(config: str, overrides: Sequence[str], trial_s: float, spread: flo
 
     found, _ = occupancy_of(load_search_config(config, overrides), trial_s=trial_s, spread=spread)
     if as_json:
-        print(json.dumps(found.to_json()))
+        print(dump_json(found.to_json()))
         return
     print(f"{found.method} in virtual time: trials of {trial_s:g} s in the mean, spread {spread:g}")
     for title, value in (

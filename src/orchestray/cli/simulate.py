@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import typer
 
 from orchestray.cli.options import Json
 from orchestray.platform.errors import ConfigError
+from orchestray.platform.run.files import dump_json
 from orchestray.platform.terminal.format import number
 from orchestray.platform.terminal.tables import show
 
@@ -41,7 +42,7 @@ def simulate(
         typer.Argument(metavar="SCHEME", help="Schemes to compare; default: all.", show_default=False),
     ] = None,
     *,
-    workers: Annotated[int, typer.Option(min=1, help="Workers.", rich_help_panel=_CLUSTER)] = 64,
+    workers: Annotated[int, typer.Option(min=1, max=1_000_000, help="Workers.", rich_help_panel=_CLUSTER)] = 64,
     per_node: Annotated[
         int, typer.Option(min=0, help="Workers of a node; 0: all on one.", rich_help_panel=_CLUSTER)
     ] = 8,
@@ -121,7 +122,9 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Simulate steps of training by many workers in virtual time, with stragglers and failures."""
-    from orchestray.platform.comm.allreduce.costs import AlphaBeta  # late: they are slow to load
+    import numpy as np  # late, as all of these: they are slow to load
+
+    from orchestray.platform.comm.allreduce.costs import AlphaBeta
     from orchestray.trainers.survey.cluster.failures import Failures
     from orchestray.trainers.survey.cluster.network import PLACEMENTS, Network
     from orchestray.trainers.survey.cluster.schemes import SCHEMES, Options, Setting, simulate
@@ -154,14 +157,22 @@ def simulate(
     results, skipped = [], {}
     for name in schemes or SCHEMES:
         try:
-            results.append(simulate(name, setting))
+            with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is refused below
+                results.append(simulate(name, setting))
         except ValueError as error:
             if schemes:
                 raise ConfigError(f"{name}: {error}") from None
             skipped[name] = str(error)
+        except MemoryError:
+            raise ConfigError(
+                f"{name}: {workers:,} workers and {steps:,} steps need more memory than there is"
+            ) from None
+    endless = [each.scheme for each in results if not math.isfinite(1e3 * each.step_s + each.far_bytes)]
+    if endless:
+        raise ConfigError(f"{endless[0]}: a step takes longer than numbers reach; give a smaller load or faster links")
     results.sort(key=lambda result: result.useful_step_s)
     if as_json:
-        print(json.dumps({"schemes": [result.to_json() for result in results], "skipped": skipped}))
+        print(dump_json({"schemes": [result.to_json() for result in results], "skipped": skipped}))
         return
     show(_table(results, setting))
     for name, reason in skipped.items():

@@ -108,9 +108,9 @@ def _check_beside_replay(*, resume: bool, address: str | None) -> None:
 
 
 def _print_json(result: dict[str, Any]) -> None:
-    import json
+    from orchestray.platform.run.files import dump_json
 
-    print(json.dumps(result))
+    print(dump_json(result))
     sys.stdout.flush()
 
 

@@ -95,6 +95,10 @@ def _check(file: str, overrides: list[str]) -> str:
         from orchestray.search.engine.earlier import check_earlier
         from orchestray.search.registry.check import check_method
 
+        if search.search.callbacks:
+            from orchestray.search.engine.callbacks import check_callbacks
+
+            check_callbacks(search.search.callbacks)
         cautions = [*check_method(search, label=file), *check_earlier(search, label=file), *_cautions(search.base)]
         return _noted(_search_summary(search, Path(file).absolute().parent), cautions)
     config = load_train_config(file, overrides)

@@ -53,6 +53,17 @@ def test_a_commands_help_has_a_worked_example_and_no_clutter(command: str) -> No
     assert "completion" not in done.stdout
 
 
+@pytest.mark.parametrize("command", [("train", "CONFIG"), ("search", "CONFIG"), ("runs", "list"), ("dashboard",)])
+def test_a_file_in_the_place_of_the_run_directories_is_refused_by_each_command(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "runs").touch()
+    done = orchestray(*command, "--runs-dir", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Invalid value for '--runs-dir'" in done.stderr
+    assert "is a file" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "usage"),
     [
@@ -169,3 +180,10 @@ def test_a_shell_completes_commands_and_their_options(typed: str, completed: lis
     command = [sys.executable, "-c", "from orchestray.cli.app import main; main()"]
     done = subprocess.run(command, env={**os.environ, **told}, check=True, capture_output=True, text=True)
     assert done.stdout.split() == completed
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_an_option_takes_no_number_that_is_not_finite(number: str) -> None:
+    done = orchestray("simulate", "ring", "--compute-ms", number)
+    assert done.returncode == 2
+    assert "--compute-ms" in done.stderr

@@ -54,3 +54,13 @@ def test_a_busy_machine_leaves_no_file_unless_it_is_forced_to(measured: Path, mo
     assert "busy" in refused.stderr
     assert orchestray_here("calibrate", "--force").returncode == 0
     assert measured.exists()
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_measuring(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(calibrate, "check_quiet", lambda: pytest.fail("it has begun"))
+    (tmp_path / "file").touch()
+    for place, why in ((tmp_path, "it is a folder"), (tmp_path / "file" / "a.json", "File exists")):
+        done = orchestray_here("calibrate", "--profile", place)
+        assert (done.returncode, done.stderr) == (1, f"could not write {place}: {why}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from orchestray.trainers.machine import kept
 from orchestray.trainers.survey.lab.registry import EXPERIMENTS
 from support.cli import orchestray_here
 
@@ -30,3 +31,9 @@ def test_an_unknown_experiment_is_a_sentence_with_those_that_there_are() -> None
     refused = orchestray_here("lab", "nothing")
     assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
     assert "There is no experiment 'nothing'; there are convolutions, " in refused.stderr
+
+
+def test_more_threads_than_cores_are_refused_before_torch_fails_of_them() -> None:
+    refused = orchestray_here("lab", "gemm", "--threads", "100000")
+    assert refused.returncode == 2
+    assert f"--threads: this machine has {kept.cores()} cores, got 100000" in refused.stderr

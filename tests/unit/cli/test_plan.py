@@ -65,6 +65,17 @@ def test_without_a_profile_the_error_says_how_to_get_one(
         run(config)
 
 
+@pytest.mark.parametrize("mode", [(), ("--this",)], ids=["plans", "this"])
+def test_a_mistake_in_the_config_is_said_before_the_profile_is_missed(
+    mode: tuple[str, ...], config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"train\.epoch: is no known key"):
+        run(config, "train.epoch=3", *mode)
+    with pytest.raises(ConfigError, match="there is no such file"):
+        run(str(tmp_path / "missing.yaml"), *mode)
+
+
 @pytest.mark.usefixtures("profile")
 def test_the_plans_of_one_worker_are_shown_with_the_command_that_runs_the_best(config: str) -> None:
     shown = run(config, "--workers", "1", "--mtbf-hours", "2")
@@ -185,6 +196,7 @@ def test_training_by_a_plan_takes_the_best_one_of_a_new_run_only(config: str, ar
         (["--why", "1", "2", "--all"], "--why and --all do not go together"),
         (["--mtbf-hours", "0"], "--mtbf-hours must be above 0, got 0"),
         (["--budget", "-1"], "--budget must be above 0, got -1"),
+        (["--try", "0"], "--try must be 1 or more, got 0"),
     ],
 )
 def test_an_option_that_would_not_count_is_refused(config: str, options: list[str], told: str) -> None:

@@ -82,3 +82,14 @@ def test_a_profile_has_the_links_and_no_option_beside_it(tmp_path: Path) -> None
     done = orchestray_here("simulate", *given, "--gbit-s", "10")
     assert done.returncode == 2
     assert "leave out --gbit-s" in done.stderr
+
+
+def test_numbers_beyond_what_can_be_computed_are_refused_by_name() -> None:
+    endless = orchestray_here("simulate", "ring", "--mb", "1e308")
+    assert (endless.returncode, endless.stderr.splitlines()) == (
+        2,
+        ["ring: a step takes longer than numbers reach; give a smaller load or faster links"],
+    )
+    long = orchestray_here("simulate", "ring", "--steps", "100000000000")
+    assert long.returncode == 2
+    assert "ring: 64 workers and 100,000,000,000 steps need more memory than there is" in long.stderr
