@@ -24,6 +24,7 @@ from orchestray.serving import app
 from orchestray.serving.application import deployments, serve_apps
 from orchestray.serving.application.build import application
 from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.lifecycle import on_ray
 from orchestray.serving.lifecycle.on_ray import OnRay
 from orchestray.serving.models.load import load_served_model
 from orchestray.trainers.saved.run import load_run
@@ -352,6 +353,33 @@ def test_a_function_of_ones_own_has_replicas_and_a_task_decodes_for_them(cluster
             assert ask(url, "3", {"x-model": "task"}) == pytest.approx(wanted, abs=1e-6)
 
     asyncio.run(scenario())
+
+
+def test_why_a_replica_that_is_to_replace_another_does_not_start_is_logged_once(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(on_ray, "_LOOK_EVERY_S", 0.2)
+    own = tmp_path / "own.py"
+    own.write_text("def words(batch):\n    return [text.split() for text in batch]\n")
+    models = [{"name": "own", "run": f"{own}:words"}]
+
+    async def scenario() -> None:
+        async with running({"name": NAME, "models": models, "replicas": 2}) as (_, url):
+            own.write_text("def words(batch):\n    return [text for text in batch]\n")
+            os.kill(pids("own-1-").pop(), signal.SIGKILL)
+            tried = set(pids("own-1-"))
+
+            def has_tried_twice() -> bool:
+                tried.update(pids("own-1-"))
+                return len(tried) > 2
+
+            await until("it is started again and again", has_tried_twice)
+            assert await asyncio.to_thread(ask, url, "a b") == ["a", "b"]
+
+    asyncio.run(scenario())
+    (told,) = [line for line in caplog.messages if "does not start" in line]
+    assert told.startswith("A replica of own-1-")
+    assert "own.py" in told
 
 
 def test_an_endpoint_left_at_once_leaves_no_application_though_its_command_does_not_wait(

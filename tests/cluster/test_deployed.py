@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,9 +21,13 @@ from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.application import batch_channel, deployed, doors, serve_apps
 from orchestray.serving.application.batch_channel import BatchServer
 from orchestray.serving.application.deployed import ApplicationStarters, DeployedReplicas
+from orchestray.serving.application.deployments import model_deployment
 from orchestray.serving.application.doors import Door, announce, doors_of, new_doors, remove, write
+from orchestray.serving.application.endpoint import settings_of
+from orchestray.serving.application.ingress import _Endpoint
 from orchestray.serving.batching import Batcher, BatchListener
 from orchestray.serving.config.load import load_serve_config
+from orchestray.serving.http.settings import JSON
 from orchestray.serving.models.signature import Output, Sample, Signature
 from orchestray.serving.replicas.batch_thread import BatchThread
 from orchestray.serving.routing.endpoint import ModelVersion
@@ -133,20 +138,47 @@ def applications(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("applications")
+def test_deployments_are_made_while_others_ask_what_serve_runs(tmp_path: Path) -> None:
+    from ray import serve
+
+    (tmp_path / "own.py").write_text("def words(batch): ...")
+    name = f"asked-{os.getpid()}"
+    deployment: Any = serve.deployment(Doubling)
+    serve_apps.run_application(deployment.options(ray_actor_options={"num_cpus": 0}).bind(), name)
+    models = [{"name": "words", "run": f"{tmp_path / 'own.py'}:words"}]
+    config = load_serve_config({"name": name, "models": models, "replicas": 2})
+
+    def made(number: int) -> bool:
+        model_deployment(config.models[0], config, f"version-{number}", reserves_cpus=True)
+        return serve_apps.is_running(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(made, range(64)))
+
+
+OWN = """
+def words(batch):
+    return [text.split() for text in batch]
+
+
+class Broken:
+    def __init__(self):
+        raise ValueError("there is no such file")
+"""
+
+
+@pytest.mark.usefixtures("applications")
 def test_a_version_that_comes_back_while_it_drains_answers_and_its_application_ends_with_the_last_unless_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"deployed-{os.getpid()}"
     monkeypatch.setattr(deployed, "_application", lambda: name)
-    (tmp_path / "own.py").write_text("def words(batch):\n    return [text.split() for text in batch]\n")
+    (tmp_path / "own.py").write_text(OWN)
     models = [{"name": "words", "run": f"{tmp_path / 'own.py'}:words"}]
     config = load_serve_config({"name": name, "models": models, "replicas": 2, "resources": {"cpus_per_worker": 0.1}})
 
     def num_running() -> int:
-        from ray import serve
-
-        applications = serve.status().applications
-        return sum(each.startswith(serve_apps.version_prefix(name)) for each in applications)
+        return len(serve_apps.of_versions(name))
 
     async def answer(version: ModelVersion) -> Any:
         return await version.codec.answer_of(await version.predict(version.signature.parse("a b")))
@@ -165,6 +197,14 @@ def test_a_version_that_comes_back_while_it_drains_answers_and_its_application_e
         assert await answer(third) == ["a", "b"]
         await starters.end_unused()
         assert num_running() == 1
+        broken = {"name": "broken", "run": f"{tmp_path / 'own.py'}:Broken"}
+        successor = config.model_dump(mode="json", exclude_unset=True) | {"models": [*models, broken]}
+        settings = JSON.dump_python(settings_of(config), mode="json")
+        with pytest.raises(OrchestrayError, match="there is no such file"):
+            await _Endpoint.start(
+                {"config": successor, "settings": settings, "deployments": {}, "reserves_cpus": False}
+            )
+        assert await answer(third) == ["a", "b"]
         starters.keeps = True
         await third.close()
         assert num_running() == 1

@@ -30,12 +30,16 @@ def interrupted(thread):
     start(thread)
 
 
+def ended(number, frame): ...
+
+
+signal.signal(signal.SIGTERM, ended)
 threading.Thread.start = interrupted
 try:
     connect()
 except KeyboardInterrupt:
     print("interrupted")
-print(connect().owned, ray.get(ray.put("goes on")))
+print(connect().owned, ray.get(ray.put("goes on")), signal.getsignal(signal.SIGTERM) is ended)
 """
 
 
@@ -46,4 +50,4 @@ def test_ray_starts_though_the_mode_of_authentication_was_set_after_its_import_a
     done = subprocess.run(
         command, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.stdout, done.returncode) == ("interrupted\nTrue goes on\n", 0), done.stderr[-2000:]
+    assert (done.stdout, done.returncode) == ("interrupted\nTrue goes on True\n", 0), done.stderr[-2000:]

@@ -201,7 +201,7 @@ def test_a_run_name_in_use_is_refused_and_nothing_is_touched(cluster: Cluster, t
 
 
 def test_a_run_directory_that_cannot_be_written_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("a file, where a directory is wanted")
+    (tmp_path / "runs").symlink_to("gone")
     said = refused(tmp_path, status=1, cluster=cluster)
     assert f"could not create the run directory {tmp_path / 'runs' / 'digits'}" in said
 

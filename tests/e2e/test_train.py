@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -246,7 +247,7 @@ def test_a_finished_run_resumed_with_nothing_left_prints_its_result(whole: Path,
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_finished_run_is_trained_for_longer_on_other_workers_and_finds_its_checkpoints_in_their_old_place(
+def test_a_finished_run_goes_on_with_other_workers_from_checkpoints_in_their_old_place_or_without_its_directory(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     def train(place: str, run: Command, *more: str) -> subprocess.CompletedProcess[str]:
@@ -268,7 +269,18 @@ def test_a_finished_run_is_trained_for_longer_on_other_workers_and_finds_its_che
     assert losses(tmp_path / "digits")[:46] == before
     assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 70))
     assert load_run(tmp_path / "digits").result["epochs"] == 3
-    assert list((tmp_path / "two" / "digits").iterdir())
+    shutil.rmtree(tmp_path / "digits")  # with its machine
+    other = train("two", orchestray, *longer, "train.batch_size=32")
+    assert other.returncode == 2, other.stderr
+    assert "a resumed run may not change train.batch_size (was 64, now 32)" in other.stderr
+    shutil.rmtree(tmp_path / "digits")
+    last = train("two", orchestray_here, *longer, "train.epochs=4")
+    assert last.returncode == 0, last.stderr
+    assert "going on from the checkpoint of step 69" in last.stderr
+    steps = [step for step, _ in losses(tmp_path / "digits")]
+    assert steps == list(range(steps[0], 93))
+    assert steps[0] <= 70, "a checkpoint has the lines of the last steps before it"
+    assert load_run(tmp_path / "digits").result["epochs"] == 4
 
 
 def test_the_model_of_a_run_is_loaded_and_answers(whole: Path) -> None:

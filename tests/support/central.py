@@ -21,6 +21,7 @@ from orchestray.platform.comm.channel import (
 )
 from orchestray.platform.comm.channel.blocks import SharedBlock, room_for
 from orchestray.platform.data.order import window_order
+from orchestray.platform.process import gc_control
 from orchestray.trainers.compression.registry import make_compressor
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.ps.coordinator.coordinator import Coordinator
@@ -299,6 +300,7 @@ def spawn(body: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
+@gc_control.pause()  # see `in_threads`
 def run_all(bodies: Sequence[Callable[[], Any]]) -> list[Any]:
     """Run each in a thread, and return all results; raise the error of any."""
     results: dict[int, Any] = {}

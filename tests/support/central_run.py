@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from orchestray.platform.process import gc_control
 from orchestray.platform.run.model_files import load_model_tensors
 from orchestray.trainers.config.settings import ReplicaSettings, Start
 from orchestray.trainers.core.outcome import Outcome
@@ -55,6 +56,7 @@ def central_settings(data: int = 2, exchange: Mapping[str, Any] | None = None, *
     return layout_settings({"data": data}, chosen, **train)
 
 
+@gc_control.pause()  # see `in_threads`
 def train_central(
     task: Callable[[], Any],
     settings: ReplicaSettings,
@@ -114,9 +116,9 @@ def train_central(
             thread.start()
         _join(threads)
     try:
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
         lines = [line for line in servers[0].drain(0.0, 0.0, 0) if "event" not in line]
         outcome = servers[0].outcome()
         workers[0].save_model(outcome.step)
@@ -134,8 +136,8 @@ def _side_by_side(num_workers: int) -> Iterator[threading.Barrier]:
     begin = threading.Barrier(num_workers, timeout=PATIENCE_S)
     hello, known = ShardClient.hello, set[int]()
 
-    def together(client: ShardClient, *, is_new: bool = True) -> None:
-        hello(client, is_new=is_new)
+    def together(client: ShardClient, **given: Any) -> None:
+        hello(client, **given)
         if threading.get_ident() not in known:
             known.add(threading.get_ident())
             begin.wait()
@@ -166,6 +168,7 @@ def _begin_leaves(leaves: Sequence[Any], servers: Sequence[Any], ports: Sequence
     ]
 
 
+@gc_control.pause()  # see `in_threads`
 def train_with_a_lost_worker(
     task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int, lines_alone: int = 0
 ) -> CentralRun:
@@ -218,6 +221,7 @@ def train_with_a_lost_worker(
             host.close()
 
 
+@gc_control.pause()  # see `in_threads`
 def train_through_a_loss_of_all_servers(
     task: Callable[[], Any], settings: ReplicaSettings, directory: Path, *, after_lines: int
 ) -> CentralRun:

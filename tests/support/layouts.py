@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.comm.solo import SoloCollective
+from orchestray.platform.process.alike import ALONE
 from orchestray.platform.run.checkpoint import CheckpointWriter
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.config.load import load_train_config
@@ -115,13 +117,7 @@ def train_laid_out(
             outcome = replica.run(time.time())
         return outcome, {name: tensor.clone() for name, tensor in replica.trained_model().tensors.items()}
 
-    seed = rng._seed
-
-    def seed_alone(value: int, device: torch.device) -> None:
-        with _drawing:
-            seed(value, device)
-
-    with mock.patch.object(rng, "_seed", seed_alone):
+    with seeding_alone():
         outcome, weights = run(SoloCollective()) if size == 1 else run_replicas(size, run)[0]
     lines = [line for line in recorders[0].since(0) if "loss" in line and "split" not in line]
     events = [line for line in recorders[0].since(-1) if "event" in line]
@@ -129,15 +125,25 @@ def train_laid_out(
     return LaidOut([line["loss"] for line in lines], weights, outcome, events, lines, validation)
 
 
-_drawing = threading.RLock()
+@contextlib.contextmanager
+def seeding_alone() -> Iterator[None]:
+    """Let no thread seed while another builds a model: threads share torch's generator, processes do not."""
+    seed = rng._seed
+
+    def seed_alone(value: int, device: torch.device) -> None:
+        with ALONE:
+            seed(value, device)
+
+    with mock.patch.object(rng, "_seed", seed_alone):
+        yield
 
 
 def draw_one_at_a_time(model: nn.Module) -> None:
-    """Let one thread at a time seed and draw: threads share torch's generator, processes do not."""
+    """Let one thread at a time seed and draw, or check a model."""
     for module in model.modules():
         if draws(module):
-            module.register_forward_pre_hook(lambda *_: _drawing.acquire() and None, prepend=True)
-            module.register_forward_hook(lambda *_: _drawing.release(), always_call=True)
+            module.register_forward_pre_hook(lambda *_: ALONE.acquire() and None, prepend=True)
+            module.register_forward_hook(lambda *_: ALONE.release(), always_call=True)
 
 
 def held_elements(task: Callable[[], Any], settings: ReplicaSettings) -> tuple[int, list[int]]:

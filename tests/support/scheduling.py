@@ -40,6 +40,31 @@ class SharedRaysThenFiles(LoadScopeScheduling):
             self.workqueue.move_to_end(fitting, last=False)
         super()._assign_work_unit(node)
 
+    def _reschedule(self, node: Any) -> None:
+        """Give the process more to do: it runs a test once it knows the next one, or that there is none."""
+        if node not in self.registered_collections:  # a new one that has not collected its tests yet
+            return
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
+
+    def remove_node(self, node: Any) -> str | None:
+        """Give what a process leaves to others, and return the test that ended it; None: it had nothing to do.
+
+        pytest-xdist 3.8 would give out again all that the process was ever given, and wait for ever at the end: a
+        process that has one test left would be given a file that is done. It would run that test once more, too.
+        """
+        left = {scope: tests for scope, tests in self.assigned_work.pop(node).items() if not all(tests.values())}
+        if not left:
+            return None
+        first = next(iter(left.values()))
+        ended_by = next(test for test, is_done in first.items() if not is_done)
+        first[ended_by] = True
+        self.workqueue.update({scope: tests for scope, tests in left.items() if not all(tests.values())})
+        for other in self.nodes:
+            self._reschedule(other)
+        return ended_by
+
 
 def _has_ray(scope: str) -> bool:
     return scope.startswith(tuple(_SHARED))

@@ -14,7 +14,7 @@ from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.data.even_split import split_evenly
 from orchestray.trainers.core.exchange import Exchange
 from orchestray.trainers.core.weights import model_tensors
-from orchestray.trainers.optim.clipping import whole_norms
+from orchestray.trainers.optim.clipping import SpreadSums
 from orchestray.trainers.optim.factory import make_optimizer
 from orchestray.trainers.optim.optimizers import Optimizer
 from orchestray.trainers.sync.allreduce.allreduce import AllReduce
@@ -136,7 +136,8 @@ class Training:
         self.updates = exchange.updates()
         self.optimizer: Optimizer = make_optimizer(optimizer, **OPTIMIZERS[optimizer])
         self.optimizer.init((update.name, update.tensor) for update in self.updates)
-        self.optimizer.norm_reducer = whole_norms(self.updates, collective)
+        dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        self.optimizer.norm_reducer = SpreadSums(self.updates, collective, dtypes).of
         self.lr = LR.get(optimizer, 0.01)
         self.losses: list[float] = []
 

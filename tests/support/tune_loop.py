@@ -55,6 +55,7 @@ class TuneLoop:
         most_live: int | None = None,
         most: float = math.inf,
         fails: tuple[int, int] | None = None,
+        stride: int = 1,
     ) -> None:
         """
         Args:
@@ -65,11 +66,12 @@ class TuneLoop:
             most_live: `max_concurrent_trials`; None: not given.
             most: `num_samples`.
             fails: (trial, step) that raises.
+            stride: steps between two results of a trial.
         """
         self.searcher = searcher
         self.scheduler: MethodScheduler | None = tune_scheduler(searcher) if is_scheduled else None
         self.saves, self.num_running, self.fails = saves, running, fails
-        self.most_live, self.most = most_live, most
+        self.most_live, self.most, self.stride = most_live, most, stride
         self.trials: list[Trial] = []
         self.configs: list[dict[str, Any]] = []
         """Config of each trial as it was proposed."""
@@ -194,7 +196,7 @@ class TuneLoop:
 
     def _train(self, trial: Trial) -> None:
         number, state = self.searcher.numbers[trial.trial_id], self._states[trial.trial_id]
-        step = state.step + 1
+        step = state.step + self.stride
         if (number, step) == self.fails:
             if self.scheduler is not None:
                 self.scheduler.on_trial_error(self, trial)
