@@ -167,7 +167,8 @@ def _plain(walk: _Walk, where: str, path: str, schema: Json) -> str:
         return f"map: {_values(walk, where, path, values)}" if isinstance(values, dict) else "map"
     names = {"boolean": "`true`, `false`", "string": "text", "integer": "integer", "number": "number", "any": "any"}
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[key]:g}" for key, sign in bounds.items() if key in schema]
+    found = [(sign, schema[key]) for key, sign in bounds.items() if key in schema]
+    limits = [f"{sign} {limit if isinstance(limit, int) else format(limit, 'g')}" for sign, limit in found]
     return " ".join([names.get(kind, kind), *([", ".join(limits)] if limits else [])])
 
 

@@ -25,6 +25,7 @@ def http_page() -> str:
         "## Errors",
         "",
         "Every error is JSON: `error`, `request_id`, and where it applies `field`, `wanted`, `got`.",
+        "Under `/v1` `error` is an object, as OpenAI's clients read it, and wrong input is a 400.",
         "",
     ]
     statuses = {
