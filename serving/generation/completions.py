@@ -116,15 +116,20 @@ class _Form:
         return {**self._chunk(text, generation.finish_reason), "usage": _usage(generation)}
 
     def step(self, output: Output) -> bytes:
-        return event(self._chunk(output.text, None))
+        return event(self._part(output.text, None))
 
     def end(self, generation: Generation) -> bytes:
-        last = event(self._chunk("", generation.finish_reason))
+        last = event(self._part("", generation.finish_reason))
         usage = event({**self._head, "choices": [], "usage": _usage(generation)}) if self._has_usage else b""
         return last + usage + _DONE
 
     def failed(self, problem: HttpProblem) -> bytes:
         return event(openai_error(problem))
+
+    def _part(self, text: str, finish_reason: str | None) -> dict[str, Any]:
+        """Return one chunk of a stream; the usage is null in each before the one that tells it."""
+        usage = {"usage": None} if self._has_usage else {}
+        return {**self._chunk(text, finish_reason), **usage}
 
     def _chunk(self, text: str, finish_reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}

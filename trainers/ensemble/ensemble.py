@@ -6,6 +6,7 @@ Learning" (2019), section 7.3: f(x) = 1/m sum_i f_(w_i)(x).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, cast
 
@@ -50,15 +51,19 @@ class Ensemble(nn.Module):
         These are the outputs of `forward`, or their logarithm if it averages probabilities. Shapes are those of the
         members' outputs.
         """
-        answer = self(*inputs, **named)
-        return answer if self.average == "outputs" else log_of(answer)
+        outputs = [member(*inputs, **named) for member in self.members]
+        return mean_of(outputs) if self.average == "outputs" else log_mean_of(outputs)
 
     def extra_repr(self) -> str:
         return f"average={self.average}"
 
 
-def mean_of(outputs: Sequence[Any]) -> Any:
+def mean_of(outputs: Sequence[Any], mean: Callable[[Tensor], Tensor] = lambda stacked: stacked.mean(0)) -> Any:
     """Return the mean of pytrees of the same structure, leaf by leaf.
+
+    Args:
+        outputs: the pytrees, at least one.
+        mean: takes the mean over the first dimension, which counts the pytrees.
 
     Raises:
         OrchestrayError: their structures differ.
@@ -66,15 +71,28 @@ def mean_of(outputs: Sequence[Any]) -> Any:
     flat, structures = zip(*(pytree.tree_flatten(output) for output in outputs), strict=True)
     if any(structure != structures[0] for structure in structures):
         raise OrchestrayError("The members of the ensemble answer with different structures: no mean can be taken.")
-    leaves = [_mean(leaves) for leaves in zip(*flat, strict=True)]
+    leaves = [_mean(leaves, mean) for leaves in zip(*flat, strict=True)]
     return pytree.tree_unflatten(leaves, structures[0])
 
 
-def _mean(leaves: Sequence[Any]) -> Any:
+def _mean(leaves: Sequence[Any], mean: Callable[[Tensor], Tensor]) -> Any:
     first = leaves[0]
     if not isinstance(first, Tensor) or not first.is_floating_point():
         return first
-    return torch.stack(list(leaves)).mean(0)
+    return mean(torch.stack(list(leaves)))
+
+
+def log_mean_of(outputs: Sequence[Any]) -> Any:
+    """Return the logarithm of the mean of the members' probabilities, leaf by leaf, as outputs of one model.
+
+    It never leaves the logarithms, so that a class whose probability is below the smallest number has its loss, and its
+    gradient, as well.
+
+    Raises:
+        ConfigError, OrchestrayError: as of `probabilities` and `mean_of`.
+    """
+    summed = [_each(output, lambda tensor: tensor.log_softmax(_checked_classes(tensor))) for output in outputs]
+    return mean_of(summed, lambda stacked: stacked.logsumexp(0) - math.log(len(outputs)))
 
 
 def probabilities(outputs: Any) -> Any:
@@ -83,17 +101,17 @@ def probabilities(outputs: Any) -> Any:
     Raises:
         ConfigError: one has a single class, whose probability is 1 whatever the model answers.
     """
+    return _each(outputs, lambda tensor: tensor.softmax(_checked_classes(tensor)))
 
-    def softmax(tensor: Tensor) -> Tensor:
-        dimension = class_dimension(tensor)
-        if tensor.dim() and tensor.shape[dimension] == 1:
-            raise ConfigError(
-                "config: average: probabilities are a softmax over classes, and the members answer with one number, "
-                "whose softmax is always 1; use average: outputs"
-            )
-        return tensor.softmax(dimension)
 
-    return _each(outputs, softmax)
+def _checked_classes(tensor: Tensor) -> int:
+    dimension = class_dimension(tensor)
+    if tensor.dim() and tensor.shape[dimension] == 1:
+        raise ConfigError(
+            "config: average: probabilities are a softmax over classes, and the members answer with one number, "
+            "whose softmax is always 1; use average: outputs"
+        )
+    return dimension
 
 
 def log_of(answer: Any) -> Any:

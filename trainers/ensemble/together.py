@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from orchestray.trainers.core.task_calls import Gather, alone, loss_of
 from orchestray.trainers.core.wrapped_task import WrappedTask
-from orchestray.trainers.ensemble.ensemble import Average, log_of, mean_of, probabilities
+from orchestray.trainers.ensemble.ensemble import Average, log_mean_of, mean_of
 
 if TYPE_CHECKING:
     from orchestray.platform.task import Batch, Task
@@ -52,7 +52,7 @@ def answer_of(outputs: Sequence[Any], average: Average) -> Any:
     """Return the answer of an ensemble, by which gradients reach each member's outputs."""
     if average == "outputs":
         return mean_of(outputs)
-    return log_of(mean_of([probabilities(output) for output in outputs]))
+    return log_mean_of(outputs)
 
 
 class EnsembleLossTask(WrappedTask):

@@ -46,6 +46,7 @@ def test_a_stream_is_the_whole_answer_and_ends_with_the_usage_if_asked_for() -> 
     *chunks, usage = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole.json()["choices"][0]["text"]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 8 + ["length"]
+    assert [chunk["usage"] for chunk in chunks] == [None] * 9
     assert (usage["choices"], usage["usage"]) == ([], whole.json()["usage"])
     assert "usage" not in plain.text
 

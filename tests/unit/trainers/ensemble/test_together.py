@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from orchestray.platform.task import TaskSource
 from orchestray.trainers import tasks
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.ensemble.answers import mean_over
-from orchestray.trainers.ensemble.ensemble import Ensemble
+from orchestray.trainers.ensemble.ensemble import Ensemble, log_mean_of
 from orchestray.trainers.ensemble.together import EnsembleLossTask
 from support.configs import GOOD, problems_of
 from support.layouts import layout_settings, train_laid_out
@@ -48,6 +49,15 @@ def test_the_loss_is_the_weighted_sum_of_the_answers_and_of_the_members(weight: 
     parameters = list(model.parameters())
     for one, two in zip(torch.autograd.grad(found, parameters), torch.autograd.grad(expected, parameters), strict=True):
         assert torch.allclose(one, two, rtol=0, atol=1e-6)
+
+
+def test_a_class_below_the_smallest_probability_has_its_loss_and_moves_each_member() -> None:
+    logits = [torch.tensor([[0.0, 200.0]], requires_grad=True), torch.tensor([[0.0, 300.0]], requires_grad=True)]
+    loss = functional.cross_entropy(log_mean_of(logits), torch.tensor([0]))
+    assert loss.item() == pytest.approx(200 + math.log(2))
+    first, second = torch.autograd.grad(loss, logits)
+    assert torch.allclose(first, torch.tensor([[-1.0, 1.0]]))
+    assert torch.isfinite(second).all()
 
 
 @pytest.mark.parametrize("average", AVERAGES)
