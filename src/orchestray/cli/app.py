@@ -6,7 +6,9 @@ command is loaded when that command is called.
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -121,11 +123,18 @@ def orchestray(
 def main() -> None:
     """Run the command line; a user's mistake gives sentences on stderr and an exit status, never a traceback."""
     try:
-        typer.main.get_command(app)(prog_name="orchestray")
+        try:
+            typer.main.get_command(app)(prog_name="orchestray")
+        finally:
+            sys.stdout.flush()
     except OrchestrayError as error:
-        sys.stdout.flush()
         print(error, file=sys.stderr)
         sys.exit(error.exit_status)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to print has no place
+        sys.exit("could not print: the disk with the file of the output is full; free some space, or print elsewhere")
 
 
 if __name__ == "__main__":

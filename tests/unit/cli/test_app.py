@@ -45,6 +45,14 @@ def test_every_module_of_a_command_is_in_the_table() -> None:
     assert commands == set(app.COMMANDS)
 
 
+def test_a_full_disk_under_what_is_printed_is_a_sentence() -> None:
+    command = [Path(sys.executable).with_name("orchestray"), "systems"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("could not print: the disk with the file of the output is full")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_commands_help_has_a_worked_example_and_no_clutter(command: str) -> None:
     done = orchestray(command, "--help")
