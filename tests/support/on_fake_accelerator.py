@@ -53,7 +53,7 @@ class Misplaced(TinyTask):
 
 
 def trained(device: torch.device | str, name: str, task: Callable[[], Any] = TinyTask) -> LaidOut:
-    chosen = {"steps": 5, "precision": "float32", "task": task, **ALL[name]}
+    chosen = {"steps": 3, "precision": "float32", "task": task, **ALL[name]}
     return train_laid_out(chosen.pop("task"), layout_settings(**chosen), device=device)
 
 
@@ -120,7 +120,7 @@ def compared(device: torch.device, name: str, weights: dict[str, dict[str, Tenso
 
 def under_servers(device: torch.device, exchange: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """Return what a run under parameter servers with workers on the device has in common with that on the CPU."""
-    settings = central_settings(2, {"shards": 2, **(exchange or {})}, **more, steps=5, precision="float32")
+    settings = central_settings(2, {"shards": 2, **(exchange or {})}, **more, steps=3, precision="float32")
     with tempfile.TemporaryDirectory() as folder:
         on_cpu = train_central(TinyTask, settings, Path(folder) / "cpu")
         with mock.patch.object(task_host, "device_of", return_value=device), watched() as waits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -36,13 +37,18 @@ _OF_THE_CURRENT = {"torch.Stream"} | {
 """Names of torch for any kind of accelerator, which mean the thread's current one without a device."""
 
 
+@cache
+def _nodes(source: str) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(source))]
+
+
 def mistakes(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each place at which the thread's current GPU is meant without being named."""
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes(source):
         if not isinstance(node, ast.Call):
             continue
         given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        called = ast.unparse(node.func)
+        called = _dotted(node.func)
         if called.startswith("torch.cuda."):
             if not given and called.removeprefix("torch.cuda.") not in _WITHOUT_DEVICE:
                 yield node.lineno, f"{called}() without a device"
@@ -61,8 +67,8 @@ def mistakes(source: str) -> Iterator[tuple[int, str]]:
 
 def asks(source: str) -> bool:
     """Return True if the code uses a name of torch that tells whether there are GPUs."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node).removeprefix("torch.") in _ASKS:
+    for node in _nodes(source):
+        if isinstance(node, ast.Attribute) and _dotted(node).removeprefix("torch.") in _ASKS:
             return True
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{each.name}".removeprefix("torch.") for each in node.names}
@@ -74,14 +80,21 @@ def asks(source: str) -> bool:
 def choices(source: str) -> Iterator[int]:
     """Yield the line of each back end for GPUs that is named as a value: an argument, a result, what is assigned."""
     asked: set[int] = set()
-    for node in ast.walk(tree := ast.parse(source)):
+    for node in _nodes(source):
         if isinstance(node, ast.Compare | ast.Subscript):
             asked |= {id(inner) for inner in ast.walk(node)}
         elif isinstance(node, ast.Dict):
             asked |= {id(key) for key in node.keys}
-    for node in ast.walk(tree):
+    for node in _nodes(source):
         if isinstance(node, ast.Constant) and node.value in _KINDS and id(node) not in asked:
             yield node.lineno
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return a name with its dots; what stands before it is left out where it is no name."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _results(value: ast.expr) -> list[ast.expr]:

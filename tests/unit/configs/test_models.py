@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from sklearn import datasets
 from torch import nn
 from torch.ao.quantization import DeQuantStub, QuantStub, default_qat_qconfig, prepare_qat
 
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization is depreca
 FOLDER = ROOT / "configs" / "models"
 MODELS = sorted(file.stem for file in FOLDER.glob("*.py"))
 MOST_LINES = 40
-STEPS, RATE = 3, 0.005
+STEPS, RATE = 2, 0.005
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data 2": {"network": {"data": 2}},
     "data 2, accumulate 4": {"network": {"data": 2}, "accumulate": 4},
@@ -57,6 +59,14 @@ LEFT_OUT = {
     *((name, "tensor 2") for name in MODELS if name not in ("bert", "gpt2", "lstm", "resnet18", "vq_vae")),
 }
 TRAINED = [key for key in product(MODELS, LAYOUTS) if key not in REFUSED.keys() | LEFT_OUT]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _digits_are_read_once() -> Iterator[None]:
+    """Each worker of each run would parse the text of the digits again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_digits", cache(datasets.load_digits))
+        yield
 
 
 def task_of(name: str) -> Task:

@@ -94,7 +94,7 @@ def test_a_layout_trains_to_the_same_bits_in_any_order_and_never_stands_still(na
         assert not [known for known in gpus.communicators if " " in known], "no communicator of a pair"
 
 
-@pytest.mark.parametrize("num_seeds", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_seeds", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_replicas_that_lose_others_end_with_the_bits_of_a_run_without_a_loss(num_seeds: int) -> None:
     torch.set_num_threads(1)
     settings = layout_settings({"data": 3, "microbatches": 1}, steps=4)
@@ -116,7 +116,7 @@ STAGED = {
 }
 
 
-@pytest.mark.parametrize("num_seeds", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_seeds", [2, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STAGED)
 def test_stages_that_lose_others_begin_again_and_end_with_the_same_bits(name: str, num_seeds: int) -> None:
     torch.set_num_threads(1)

@@ -214,7 +214,7 @@ WAITS: dict[str, set[Wait]] = {
 """The places at which the steps of a layout wait for the device; none may be added without its reason here."""
 
 ROUNDED = 2**-8
-"""Most by which weights, all below 1, differ after five steps in bfloat16: the rounding of one number to its 8 bits."""
+"""Most by which weights, all below 1, differ after steps in bfloat16: the rounding of one number to its 8 bits."""
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="the device is compiled, and there is no g++")
 

@@ -47,9 +47,9 @@ def test_buffers_are_those_of_one_process_and_the_same_bits_on_every_replica(kin
     ("kind", "lost"), [*((kind, 0) for kind in KINDS if kind != "quantised"), ("running_mean", 1), ("extra", 1)]
 )
 def test_a_run_that_loses_a_worker_has_the_bits_of_one_that_does_not(kind: str, lost: int) -> None:
-    task, chosen = task_of(kind), settings(2)
+    task, chosen = task_of(kind), settings(2, steps=4)
     expected = whole_state(trained(task, chosen)[0])
-    for replica in trained_with_a_loss(task, chosen, lost=lost, at_step=6):
+    for replica in trained_with_a_loss(task, chosen, lost=lost, at_step=3):
         assert same_bits(whole_state(replica), expected)
 
 
