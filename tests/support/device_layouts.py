@@ -115,16 +115,18 @@ BY_TIMES = {"asynchronous gossip", "asynchronous elastic averaging", "servers, c
 Workers under servers take shares as they come to them, and each keeps what its own compression has left out.
 """
 
+_STEPS = {"natural_gradient": {"steps": 5}}
+"""Steps of those that do not measure in each of the first three."""
 OPTIMIZERS: Layouts = {
     **{
-        kind: {"optimizer": {"type": kind, "lr": 0.01}}
+        kind: {"optimizer": {"type": kind, "lr": 0.01}, **_STEPS.get(kind, {})}
         for kind in (
             *("sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"),
             *("kfac", "natural_gradient", "muon", "soap", "yellowfin"),
         )
     },
     **{
-        f"{kind}, spread": {"network": _TWO, "optimizer": {"type": kind, "lr": 0.01}}
+        f"{kind}, spread": {"network": _TWO, "optimizer": {"type": kind, "lr": 0.01}, **_STEPS.get(kind, {})}
         for kind in ("kfac", "natural_gradient", "soap")
     },
     **{
