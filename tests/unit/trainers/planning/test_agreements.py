@@ -13,7 +13,9 @@ from orchestray.trainers.planning.pricing import sent_bytes
 from orchestray.trainers.planning.run_length import RunLength
 from support.real_steps import bytes_a_step, settings_of
 
-EPOCH = 29
+BATCH = 72
+TASK = {"type": "digits", "hidden": [32, 32], "validation_fraction": 0.19}
+EPOCH = 20
 """Steps of an epoch of these settings: agreements come after 16 of them, and at its end."""
 DIVERGING: dict[str, dict[str, Any]] = {
     "averaged": {"network": {"data": 2}, "exchange": {"type": "averaging", "every": 4}},
@@ -24,9 +26,9 @@ DIVERGING: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", DIVERGING)
 def test_diverging_workers_agree_after_several_steps_and_at_the_end_of_an_epoch(name: str) -> None:
-    settings = settings_of(DIVERGING[name], drop_last=True)
-    planned = sent_bytes(dry_run(settings), settings.layout, agreed_bytes(settings, RunLength(0, EPOCH, 48)))
-    assert sum(planned.values()) == pytest.approx(bytes_a_step(settings, 4 * EPOCH), abs=1.0)
+    settings = settings_of(DIVERGING[name], TASK, batch_size=BATCH, drop_last=True)
+    planned = sent_bytes(dry_run(settings), settings.layout, agreed_bytes(settings, RunLength(0, EPOCH, BATCH)))
+    assert sum(planned.values()) == pytest.approx(bytes_a_step(settings, EPOCH), abs=1.0)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_diverging_workers_agree_after_several_steps_and_at_the_end_of_an_epoch(
 )
 def test_a_pipeline_sends_what_crosses_to_another_worker_and_agrees(schedule: str, num_workers: int) -> None:
     network = {"pipeline": num_workers, "microbatches": 4, "schedule": schedule, "split": "equal"}  # as times differ
-    settings = settings_of({"network": network}, drop_last=True)
+    settings = settings_of({"network": network}, TASK, batch_size=BATCH, drop_last=True)
     link_bytes = pipeline_step([profile(settings)], settings, lambda _: 0.0).link_bytes
-    planned = link_bytes + agreed_bytes(settings, RunLength(0, EPOCH, 48))
-    assert planned == pytest.approx(bytes_a_step(settings, EPOCH), abs=0.1)
+    planned = link_bytes + agreed_bytes(settings, RunLength(0, EPOCH, BATCH))
+    assert planned == pytest.approx(bytes_a_step(settings, EPOCH if settings.is_streaming else 2), abs=0.1)

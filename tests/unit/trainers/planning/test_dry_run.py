@@ -39,14 +39,15 @@ def test_the_bytes_of_a_step_are_those_of_real_workers(name: str, kind: str) -> 
     settings = settings_of(SCHEMES[name], optimizer={"type": kind, "lr": 0.01})
     predicted = sum(sent_bytes(dry_run(settings), settings.layout).values())
     few = 0.01 if settings.diverges else 0.0  # diverging workers agree on their losses now and then
-    assert predicted == pytest.approx(bytes_a_step(settings, _STEPS), rel=few, abs=0.5)
+    num_steps = _STEPS if settings.diverges else 2
+    assert predicted == pytest.approx(bytes_a_step(settings, num_steps), rel=few, abs=0.5)
 
 
 @pytest.mark.parametrize(("model", "plan"), [("cnn", "spatial"), ("inception", "branches")])
 def test_members_of_a_tensor_group_send_to_their_neighbours_or_to_all(model: str, plan: str) -> None:
     task = {"type": "digits", "model": model, "hidden": [4, 6]}
     settings = settings_of({"network": {"tensor": 3, "plan": plan}}, task)
-    assert sum(sent_bytes(dry_run(settings), settings.layout).values()) == pytest.approx(bytes_a_step(settings, _STEPS))
+    assert sum(sent_bytes(dry_run(settings), settings.layout).values()) == pytest.approx(bytes_a_step(settings, 2))
 
 
 @pytest.mark.parametrize("kind", ["qsgd", "onebit"])
