@@ -13,6 +13,7 @@ from orchestray.trainers.planning.pricing import sent_bytes
 from orchestray.trainers.planning.run_length import RunLength
 from support.real_steps import bytes_a_step, settings_of
 
+pytestmark = pytest.mark.usefixtures("_few_measured_steps")
 BATCH = 72
 TASK = {"type": "digits", "hidden": [32, 32], "validation_fraction": 0.19}
 EPOCH = 20

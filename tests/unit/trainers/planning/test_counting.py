@@ -17,6 +17,7 @@ from orchestray.trainers.planning.predict import _held_bytes, _whole
 from orchestray.trainers.planning.run_length import RunLength
 from support.real_steps import Host, bytes_a_step, settings_of
 
+pytestmark = pytest.mark.usefixtures("_few_measured_steps")
 BATCH = 192
 EPOCH = 7
 """Steps of an epoch of these settings, which drop its last batch."""

@@ -13,6 +13,7 @@ from orchestray.trainers.planning.pipelines import pipeline_step
 from orchestray.trainers.planning.pricing import sent_bytes
 from support.real_steps import Host, bytes_a_step, settings_of
 
+pytestmark = pytest.mark.usefixtures("_few_measured_steps")
 _STEPS = 12
 SCHEMES: dict[str, dict[str, Any]] = {
     "all-reduce": {"network": {"data": 2}},
