@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.comm.solo import SoloCollective
 from orchestray.platform.process.alike import ALONE
-from orchestray.platform.run.checkpoint import CheckpointWriter
+from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.platform.run.recorder import Recorder
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.settings import ReplicaSettings
@@ -123,6 +125,23 @@ def train_laid_out(
     events = [line for line in recorders[0].since(-1) if "event" in line]
     validation = (outcome.final.get("validation") or {}).get("loss")
     return LaidOut([line["loss"] for line in lines], weights, outcome, events, lines, validation)
+
+
+def train_and_keep(
+    task: Callable[[], Any], settings: ReplicaSettings, folder: Path, step: int
+) -> tuple[LaidOut, Callable[[], Loaded]]:
+    """Train, and return with the run a function that loads what it saved after `step`, for one that resumes from there.
+
+    So nothing need be trained twice to have both a run and the first part of it.
+    """
+    whole = train_laid_out(
+        task, replace(settings, checkpoint_every_steps=step), checkpoints=lambda: CheckpointWriter(folder, keep=99)
+    )
+    while (found := latest_good(folder)[0]) is not None and found.step > step:
+        shutil.rmtree(folder / found.name)
+    assert found is not None
+    assert found.step == step
+    return whole, lambda: Loaded(found)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.tasks import resolve
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import LaidOut, layout_settings, train_and_keep, train_laid_out
 from support.training import digits, furthest, same_bits, train
 
 TOLERANCE = 1e-10
@@ -150,11 +150,9 @@ def test_a_run_resumes_exactly_between_two_inversions(
     network: dict[str, int], exchange: dict[str, str], tmp_path: Path
 ) -> None:
     optimizer = KFAC | {"inverse_every_steps": 4}
-    whole = trained(network, exchange, optimizer=optimizer, steps=5)
-    trained(network, exchange, optimizer=optimizer, rest={"checkpoints": lambda: CheckpointWriter(tmp_path, keep=1)})
-    found, _ = latest_good(tmp_path)
-    assert found is not None
-    resumed = trained(network, exchange, optimizer=optimizer, steps=5, rest={"load": lambda: Loaded(found)})
+    settings = layout_settings(network, exchange, optimizer=optimizer, steps=5)
+    whole, load = train_and_keep(TASKS["mlp"], settings, tmp_path, 3)
+    resumed = train_laid_out(TASKS["mlp"], settings, load=load)
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, whole.weights)
 

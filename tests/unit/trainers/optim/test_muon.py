@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
+from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.optim.factory import make_optimizer
 from support.configs import GOOD, problems_of
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import LaidOut, layout_settings, train_and_keep, train_laid_out
 from support.training import digits, furthest, regression, same_bits
 
 LR = 0.02
@@ -40,14 +41,17 @@ def test_matrices_move_as_by_torchs_muon_and_all_else_as_by_adamw() -> None:
     assert same_bits(named, theirs)
 
 
-def trained(network: Any = None, exchange: Any = None, *, steps: int = 5, **rest: Any) -> LaidOut:
-    settings = layout_settings(network, exchange, optimizer={"type": "muon", "lr": LR}, steps=steps)
-    return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
+def task() -> Any:
+    return digits(hidden=[12, 10], validation_fraction=0.02)
+
+
+def settings_of(network: Any = None, exchange: Any = None, steps: int = 5) -> ReplicaSettings:
+    return layout_settings(network, exchange, optimizer={"type": "muon", "lr": LR}, steps=steps)
 
 
 @pytest.fixture(scope="module")
 def alone() -> LaidOut:
-    return trained()
+    return train_laid_out(task, settings_of())
 
 
 @pytest.mark.parametrize(
@@ -64,12 +68,10 @@ def alone() -> LaidOut:
 def test_layouts_make_the_steps_of_one_process_and_resume_exactly(
     network: dict[str, int], exchange: dict[str, str], alone: LaidOut, tmp_path: Path
 ) -> None:
-    whole = trained(network, exchange)
+    settings = settings_of(network, exchange)
+    whole, load = train_and_keep(task, settings, tmp_path, 3)
     assert furthest(whole.weights, alone.weights) <= 1e-10
-    trained(network, exchange, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
-    found, _ = latest_good(tmp_path)
-    assert found is not None
-    resumed = trained(network, exchange, load=lambda: Loaded(found))
+    resumed = train_laid_out(task, settings, load=load)
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, whole.weights)
 
@@ -100,9 +102,8 @@ def test_a_run_goes_on_in_another_layout(alone: LaidOut, tmp_path: Path) -> None
     for steps, (network, exchange) in zip((1, 3, 5), layouts, strict=True):
         found, _ = latest_good(tmp_path)
         load = None if found is None else lambda found=found: Loaded(found)
-        last = trained(
-            network, exchange, steps=steps, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1), load=load
-        )
+        settings = settings_of(network, exchange, steps)
+        last = train_laid_out(task, settings, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1), load=load)
     assert furthest(last.weights, alone.weights) <= 1e-10
 
 

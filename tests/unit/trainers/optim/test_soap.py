@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
-from orchestray.trainers.loop.checkpoint_source import Loaded
+from orchestray.trainers.config.settings import ReplicaSettings
 from orchestray.trainers.optim.factory import make_optimizer
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import LaidOut, layout_settings, train_and_keep, train_laid_out
 from support.training import digits, furthest, same_bits, train
 
 LR = 0.01
@@ -139,12 +138,19 @@ CUTS: list[tuple[dict[str, int], dict[str, str]]] = [
 """Layouts that cut matrices: keys of `strategy.network` and of `strategy.exchange`."""
 
 
-def trained(
-    network: Any = None, exchange: Any = None, *, steps: int = 5, precision: str = "float64", **rest: Any
-) -> LaidOut:
+def task() -> Any:
+    return digits(hidden=[12, 10], validation_fraction=0.02)
+
+
+def settings_of(
+    network: Any = None, exchange: Any = None, *, steps: int = 4, precision: str = "float64"
+) -> ReplicaSettings:
     optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "max_size": 40}
-    settings = layout_settings(network, exchange, optimizer=optimizer, steps=steps, precision=precision)
-    return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
+    return layout_settings(network, exchange, optimizer=optimizer, steps=steps, precision=precision)
+
+
+def trained(network: Any = None, exchange: Any = None, **rest: Any) -> LaidOut:
+    return train_laid_out(task, settings_of(network, exchange, **rest))
 
 
 @pytest.fixture(scope="module")
@@ -179,11 +185,9 @@ def test_layouts_that_cut_matrices_make_the_steps_of_one_process(
     ],
 )
 def test_a_run_resumes_exactly(network: dict[str, int], exchange: dict[str, Any], tmp_path: Path) -> None:
-    whole = trained(network, exchange)
-    trained(network, exchange, steps=3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
-    found, _ = latest_good(tmp_path)
-    assert found is not None
-    resumed = trained(network, exchange, load=lambda: Loaded(found))
+    settings = settings_of(network, exchange, steps=5)
+    whole, load = train_and_keep(task, settings, tmp_path, 3)
+    resumed = train_laid_out(task, settings, load=load)
     assert len(resumed.losses) == 2
     assert same_bits(resumed.weights, whole.weights)
 
@@ -191,18 +195,10 @@ def test_a_run_resumes_exactly(network: dict[str, int], exchange: dict[str, Any]
 @pytest.mark.parametrize("network", [{"data": 2, "pipeline": 2}, {"data": 2, "tensor": 2}])
 def test_groups_beside_an_average_resume_exactly(network: dict[str, int], tmp_path: Path) -> None:
     groups = [{"match": "*.bias", "weight_decay": 0.0}]
-
-    def run(steps: int, **rest: Any) -> LaidOut:
-        optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "groups": groups}
-        average = {"type": "ema", "decay": 0.5}
-        settings = layout_settings(network, optimizer=optimizer, average=average, steps=steps)
-        return train_laid_out(lambda: digits(hidden=[12, 10], validation_fraction=0.02), settings, **rest)
-
-    whole = run(5)
-    run(3, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
-    found, _ = latest_good(tmp_path)
-    assert found is not None
-    assert same_bits(run(5, load=lambda: Loaded(found)).weights, whole.weights)
+    optimizer = {"type": "soap", "lr": LR, "every_steps": 2, "groups": groups}
+    settings = layout_settings(network, optimizer=optimizer, average={"type": "ema", "decay": 0.5}, steps=5)
+    whole, load = train_and_keep(task, settings, tmp_path, 3)
+    assert same_bits(train_laid_out(task, settings, load=load).weights, whole.weights)
 
 
 def test_groups_share_the_decompositions_as_one_optimizer_does() -> None:

@@ -20,7 +20,7 @@ from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.sync.compressed.compressed_allreduce import Compressed
 from orchestray.trainers.sync.compressed.powersgd import PowerSgd
 from orchestray.trainers.sync.factory import make_exchange
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import layout_settings, train_and_keep, train_laid_out
 from support.lockstep import SHAPES, Exchanged, exchange_by_hand, gradient, owed, same_everywhere
 from support.training import digits, few_digits, furthest, same_bits
 
@@ -143,19 +143,6 @@ def coded(code: str, data: int = 2, network: dict[str, Any] | None = None, **tra
     return replace(settings, compression=CODES[code])
 
 
-def resumed(settings: ReplicaSettings, tmp_path: Path, first_steps: int) -> LaidOut:
-    first = replace(settings, steps=first_steps)
-    train_laid_out(task, first, checkpoints=lambda: CheckpointWriter(tmp_path, keep=1))
-
-    def load() -> Loaded:
-        found = latest_good(tmp_path)[0]
-        assert found is not None
-        assert found.step == first_steps
-        return Loaded(found)
-
-    return train_laid_out(task, settings, load=load)
-
-
 TENSOR, PIPELINE = {"data": 2, "tensor": 2}, {"data": 2, "pipeline": 2}
 
 
@@ -171,8 +158,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, code
     settings = coded(code, network=network, steps=3)
     if "pipeline" in network:
         settings = replace(settings, pipeline=replace(settings.pipeline, split="equal"))
-    whole = train_laid_out(task, settings)
-    again = resumed(settings, tmp_path, 2)
+    whole, load = train_and_keep(task, settings, tmp_path, 2)
+    again = train_laid_out(task, settings, load=load)
     assert same_bits(again.weights, whole.weights)
     assert again.losses == whole.losses[2:]
 

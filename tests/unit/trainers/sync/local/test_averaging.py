@@ -13,7 +13,7 @@ from torch import nn
 from orchestray.platform.errors import ConfigError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import LaidOut, layout_settings, train_and_keep, train_laid_out
 from support.training import Rows, digits, few_digits, furthest, regression, same_bits
 
 
@@ -137,8 +137,8 @@ NADAM = {"type": "torch.optim:NAdam", "lr": 0.1}
 )
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path: Path, first_steps: int, outer: Any) -> None:
     settings = averaged(2, every=3, steps=6, exchange={"outer_optimizer": outer})
-    whole = train_laid_out(task, settings)
-    again = resumed(settings, tmp_path, first_steps=first_steps, then=settings)
+    whole, load = train_and_keep(task, settings, tmp_path, first_steps)
+    again = train_laid_out(task, settings, load=load)
     assert same_bits(again.weights, whole.weights)
     assert again.losses == whole.losses[first_steps:]
 

@@ -19,7 +19,7 @@ from orchestray.platform.comm.collective import Collective, PeerLostError
 from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.sync.local.elastic import ElasticAveraging
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import LaidOut, layout_settings, train_and_keep, train_laid_out
 from support.patience import PATIENCE_S
 from support.threads import run_replicas
 from support.training import few_digits, furthest, same_bits
@@ -255,8 +255,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, data: int, network: dict[str, Any], first_steps: int
 ) -> None:
     settings = elastic(data, network, steps=5, exchange={"every": 2})
-    whole = train_laid_out(task, settings)
-    again = resumed(settings, tmp_path, first_steps=first_steps, then=settings)
+    whole, load = train_and_keep(task, settings, tmp_path, first_steps)
+    again = train_laid_out(task, settings, load=load)
     assert same_bits(again.weights, whole.weights)
     assert again.losses == pytest.approx(whole.losses[first_steps:], rel=1e-14)
 

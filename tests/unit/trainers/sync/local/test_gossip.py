@@ -17,7 +17,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.sync.local.gossip import Gossip
 from orchestray.trainers.sync.local.mixing import Mixer
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import LaidOut, layout_settings, train_and_keep, train_laid_out
 from support.threads import run_replicas
 from support.training import few_digits, furthest, same_bits
 
@@ -285,8 +285,8 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, data: int, network: dict[str, Any], exchange: dict[str, Any]
 ) -> None:
     settings = gossiping(data, network, steps=5, exchange=exchange)
-    whole = train_laid_out(task, settings)
-    again = resumed(settings, tmp_path, first_steps=3, then=settings)
+    whole, load = train_and_keep(task, settings, tmp_path, 3)
+    again = train_laid_out(task, settings, load=load)
     assert same_bits(again.weights, whole.weights)
     # The loss is a sum over the replicas, whose order depends on where in its segment a step is.
     assert again.losses == pytest.approx(whole.losses[3:], rel=1e-14)

@@ -16,7 +16,7 @@ from orchestray.platform.run.checkpoint import CheckpointWriter, latest_good, lo
 from orchestray.trainers.core.members import member_seed
 from orchestray.trainers.ensemble.ensemble import Ensemble
 from orchestray.trainers.loop.checkpoint_source import Loaded
-from support.layouts import LaidOut, layout_settings, train_laid_out
+from support.layouts import LaidOut, layout_settings, train_and_keep, train_laid_out
 from support.training import few_digits, furthest, regression, same_bits, stream_of
 from support.training import train as train_watched
 
@@ -248,8 +248,8 @@ def test_a_resumed_ensemble_is_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, exchange: dict[str, Any], network: dict[str, Any]
 ) -> None:
     settings = apart(2, network, steps=4, exchange=exchange)
-    whole = train_laid_out(task, settings)
-    again = resumed(settings, tmp_path, first_steps=2, then=settings)
+    whole, load = train_and_keep(task, settings, tmp_path, 2)
+    again = train_laid_out(task, settings, load=load)
     assert same_bits(again.weights, whole.weights)
     assert again.losses == whole.losses[2:]
 
