@@ -36,7 +36,9 @@ def findings(file: Path) -> list[tuple[int, str]]:
     """Return the line and the rule of every docstring and comment of a file that breaks one."""
     text = file.read_text(encoding="utf-8")
     found = list(_of_docstrings(ast.parse(text)))
-    suspicious = any(rule.search(text) for rule in _WORDS.values())  # tokens take ten times as long
+    # Tokens take ten times as long as these lines, of which every comment is the end of one.
+    maybe = "\n".join(line[line.index("#") :] for line in text.splitlines() if "#" in line)
+    suspicious = any(rule.search(maybe) for rule in _WORDS.values())
     for token in tokenize.generate_tokens(io.StringIO(text).readline) if suspicious else ():
         if token.type == tokenize.COMMENT:
             broken = [name for name, rule in _WORDS.items() if rule.search(token.string)]
@@ -72,7 +74,7 @@ def sentences_of_page(text: str) -> list[str]:
 
 
 def _of_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in _blocks(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             doc = ast.get_docstring(node)
             if doc:
@@ -92,6 +94,15 @@ def _of_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 if _NO_NOUN.match(doc):
                     yield after.lineno, f"begins with {doc.split()[0]!r}"
                 yield from ((after.lineno, rule) for rule in _of_text(doc))
+
+
+def _blocks(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what holds statements: no docstring is in an expression, of which a file has ten times as many nodes."""
+    yield node
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        inner = getattr(node, name, ())
+        for each in inner if isinstance(inner, list) else ():
+            yield from _blocks(each)
 
 
 def _start_of(node: ast.AST) -> re.Pattern[str]:

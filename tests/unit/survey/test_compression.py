@@ -104,8 +104,8 @@ def test_a_gradient_of_16_mb_is_sent_in_that_part_of_its_bytes(settings: dict[st
 def test_with_values_of_few_bits_training_reaches_what_it_reaches_without(
     settings: dict[str, Any], record_property: pytest.RecordProperty
 ) -> None:
-    dense = mean_accuracy((), 2, 6)
-    quantised = mean_accuracy(tuple(settings.items()), 2, 6)
+    dense = mean_accuracy((), 1, 5)
+    quantised = mean_accuracy(tuple(settings.items()), 1, 5)
     record_property("accuracy_delta", quantised - dense)  # in points
     assert dense > 94
     assert quantised > dense - 2
@@ -126,13 +126,13 @@ def test_training_by_sixteen_bits_stalls_where_gradients_round_to_zero_and_goes_
     inputs = 5e-5 * rng.normal(size=(48, 8))
     task = Rows(inputs, inputs @ rng.normal(size=8), lambda: nn.Linear(8, 1, bias=False))
     losses = {}
-    for rounding, steps in (("nearest", 20), ("stochastic", 400)):
+    for rounding, steps in (("nearest", 20), ("stochastic", 100)):
         settings = layout_settings(
             {"data": NUM_WORKERS, "microbatches": 1},
             compression={"type": "float16", "rounding": rounding},
             steps=steps,
             batch_size=48,
-            optimizer={"type": "sgd", "lr": 1e6},
+            optimizer={"type": "sgd", "lr": 4e6},
         )
         losses[rounding] = train_laid_out(lambda: task, settings).losses
     assert losses["nearest"] == pytest.approx([losses["nearest"][0]] * 20, rel=1e-6)
@@ -183,9 +183,9 @@ def rested(error_feedback: bool) -> Tensor:
     settings = layout_settings(
         {"data": NUM_WORKERS, "microbatches": 1},
         compression={"type": "onebit", "error_feedback": error_feedback},
-        steps=600,
+        steps=300,
         batch_size=2,
-        optimizer={"type": "sgd", "lr": 0.03},
+        optimizer={"type": "sgd", "lr": 0.06},
         lr_schedule={"type": "cosine"},
     )
     return train_laid_out(Pulled, settings).weights["point"]
@@ -292,13 +292,13 @@ def test_normalisation_keeps_the_accuracy_of_a_hundredth_of_the_gradient_which_i
     hundredth = (("type", "topk"), ("ratio", 0.01))
     found = {
         (is_normalised, is_sparse): [
-            percentage_of(trained_with(hundredth if is_sparse else (), seed, 4, is_normalised=is_normalised))
-            for seed in range(3)
+            percentage_of(trained_with(hundredth if is_sparse else (), seed, 3, is_normalised=is_normalised))
+            for seed in range(2)
         ]
         for is_normalised in (True, False)
         for is_sparse in (True, False)
     }
-    mean = {variant: sum(each) / 3 for variant, each in found.items()}
+    mean = {variant: sum(each) / 2 for variant, each in found.items()}
     assert mean[True, True] > mean[True, False] - 4
     assert mean[False, True] < mean[False, False] - 8
     assert min(found[True, True]) > max(found[False, True])

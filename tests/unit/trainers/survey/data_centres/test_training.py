@@ -17,7 +17,7 @@ from orchestray.trainers.survey.data_centres.training import Setting, SparseRegr
 
 SLOW, FAST = Setting(LINKS["slow"]), Setting(LINKS["fast"])
 ASP = gaia(SLOW)
-SEEDS = range(3)
+SEEDS = range(2)
 
 
 class Watch(Witness):
@@ -94,9 +94,8 @@ def test_over_a_slow_link_the_target_is_reached_in_less_than_half_the_time_of_fu
 
 def test_where_old_parameters_do_harm_asp_reaches_the_target_and_its_filter_alone_does_not() -> None:
     setting = replace(SLOW, lr=LARGE_RATE, most_clocks=300)
-    for seed in range(2):
-        assert run(ASP, setting, seed)[0].seconds is not None
-        assert run(Rules(SIGNIFICANCE, announces=False), setting, seed)[0].seconds is None
+    assert run(ASP, setting)[0].seconds is not None
+    assert run(Rules(SIGNIFICANCE, announces=False), setting)[0].seconds is None
 
 
 def test_full_synchronisation_lets_nobody_read_before_everything_has_arrived() -> None:
