@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
+from orchestray.cli import exhibit
 from orchestray.cli.exhibit import EXHIBITS
 from support.cli import orchestray_here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def computed_once() -> Iterator[None]:
+    """Have each exhibit computed once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exhibit, "EXHIBITS", {name: (line, cache(make)) for name, (line, make) in EXHIBITS.items()})
+        yield
 
 
 def rows(name: str) -> list[dict[str, Any]]:

@@ -38,9 +38,9 @@ def regrets(model: str | None, seeds: range, trials: int) -> list[float]:
 
 
 def test_bayesian_optimization_regret_on_branin_is_below_random_and_a_hundredth() -> None:
-    random = float(np.median(regrets(None, range(20), 40)))
-    assert float(np.median(regrets("gaussian_process", range(20), 25))) <= 0.01 < random, "of fewer trials"
-    assert float(np.median(regrets("tpe", range(20), 40))) < random / 2
+    random = float(np.median(regrets(None, range(10), 40)))
+    assert float(np.median(regrets("gaussian_process", range(10), 25))) <= 0.01 < random, "of fewer trials"
+    assert float(np.median(regrets("tpe", range(10), 40))) < random / 2
 
 
 def test_bayesian_optimization_of_six_numbers_beats_random_search_of_ten_times_the_trials() -> None:
@@ -152,7 +152,7 @@ TRAINING_SPACE: dict[str, Dimension] = {"lr": Uniform(1e-4, 10.0, is_log=True), 
 def train_digits(proposal: Proposal, _step: int) -> float:
     """Return minus the loss at the end of a short training."""
     optimizer = {"type": "sgd", **proposal.changes}
-    [trained] = train(digits(hidden=[16]), steps=30, optimizer=optimizer)
+    [trained] = train(digits(hidden=[16]), steps=15, optimizer=optimizer)
     loss = float(np.mean([step["loss"] for step in trained.steps[-5:]]))
     return -loss if math.isfinite(loss) else -1e6
 

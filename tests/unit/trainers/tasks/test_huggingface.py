@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "recompute sqrt": {"network": {"data": 2}, "recompute": "sqrt"},
     "tensor": {"network": {"tensor": 2}},
 }
-STEPS = 4
+STEPS = 2
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +112,10 @@ def task_of(place: Path, kind: str, **arguments: Any) -> HuggingFace:
     return HuggingFace(path=str(place / "texts.parquet"), kind=kind, **given)
 
 
-def plain(task: HuggingFace, kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+@cache
+def plain(place: Path, kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Train by plain PyTorch, with the loss that the model of transformers computes itself."""
+    task = task_of(place, kind)
     settings = layout_settings({"microbatches": None}, steps=STEPS, batch_size=8)
     with building(settings.seed):
         model: Any = task.build_model().double()
@@ -132,14 +135,21 @@ def plain(task: HuggingFace, kind: str) -> tuple[list[float], dict[str, torch.Te
     return losses, model.state_dict()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", CONFIGS)
+# The two kinds of BERT differ in their last layers alone, which matters where a layout divides layers.
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        *(("sequence_classification", layout) for layout in LAYOUTS if layout != "tensor"),
+        *(("masked_lm", layout) for layout in ("ZeRO-3", "pipeline", "tensor")),
+        *(("causal_lm", layout) for layout in LAYOUTS),
+    ],
+)
 def test_a_model_of_transformers_trains_as_in_a_single_process(place: Path, kind: str, layout: str) -> None:
     config = dict(LAYOUTS[layout])
     network = {"microbatches": None, **config.pop("network")}
     settings = layout_settings(network, config.pop("exchange", None), steps=STEPS, batch_size=8, **config)
     found = train_laid_out(lambda: task_of(place, kind), settings)
-    losses, weights = plain(task_of(place, kind), kind)
+    losses, weights = plain(place, kind)
     # The loss of transformers' causal language models is computed in float32 whatever the model's precision.
     tolerance = 1e-6 if kind == "causal_lm" else 1e-10
     assert found.losses == pytest.approx(losses, rel=tolerance)

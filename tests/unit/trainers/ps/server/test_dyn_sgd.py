@@ -133,13 +133,13 @@ def test_a_change_is_a_step_on_the_mean_loss_of_the_share() -> None:
 def test_workers_with_rates_of_their_own_use_every_sample_once_and_learn(
     exchange: dict[str, Any], tmp_path: Path
 ) -> None:
-    chosen: dict[str, Any] = {"steps": None, "epochs": 3, "batch_size": 48, "optimizer": {"type": "sgd", "lr": 0.3}}
+    chosen: dict[str, Any] = {"steps": None, "epochs": 2, "batch_size": 48, "optimizer": {"type": "sgd", "lr": 0.3}}
     faults = ({"kind": "slow", "role": "worker", "rank": 2, "at_step": 1, "factor": 3.0},)
     settings = replace(central_settings(3, {**DECOUPLED, **exchange}, **chosen), faults=faults)
     found = train_central(task, settings, tmp_path)
-    assert found.outcome.samples == 3 * len(task().dataset("train"))
+    assert found.outcome.samples == 2 * len(task().dataset("train"))
     # Which update comes first is not fixed: one late one may spoil the last accuracy, but not the losses of an epoch.
-    an_epoch = len(found.losses) // 3
+    an_epoch = len(found.losses) // 2
     assert mean(found.losses[-an_epoch:]) < 0.7 * mean(found.losses[:12])
 
 
