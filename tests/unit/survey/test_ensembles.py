@@ -19,7 +19,7 @@ from support.layouts import layout_settings, train_laid_out
 from support.training import digits
 from support.training import train as train_watched
 
-SEEDS = range(5)
+SEEDS = range(3)
 MEMBERS = 10
 
 
@@ -122,7 +122,7 @@ def test_a_student_of_a_large_ensemble_beats_the_same_network_on_hard_labels(
     """Check Hinton et al. 2015, section 5: soft targets carry what few samples do not.
 
     The student, an eightieth of its teacher's size, stands between the network that learns from labels and the teacher.
-    Over five seeds the difference is more than four standard errors from nothing.
+    Over the seeds the difference is more than four standard errors from nothing.
     """
     small = FewDigits(hidden=[16])
     batch = small.to_batch(small.dataset("validation"))

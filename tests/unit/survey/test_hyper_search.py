@@ -152,7 +152,7 @@ TRAINING_SPACE: dict[str, Dimension] = {"lr": Uniform(1e-4, 10.0, is_log=True), 
 def train_digits(proposal: Proposal, _step: int) -> float:
     """Return minus the loss at the end of a short training."""
     optimizer = {"type": "sgd", **proposal.changes}
-    [trained] = train(digits(hidden=[16]), steps=15, optimizer=optimizer)
+    [trained] = train(digits(hidden=[16]), steps=30, optimizer=optimizer)
     loss = float(np.mean([step["loss"] for step in trained.steps[-5:]]))
     return -loss if math.isfinite(loss) else -1e6
 

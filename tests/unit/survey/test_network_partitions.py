@@ -114,13 +114,13 @@ def test_locally_connected_networks_send_no_gradients_between_tiles() -> None:
 
 def test_coates_lcn_model_parallel_cluster_sends_far_less_than_the_same_size_cnn() -> None:
     """Count the bytes of steps on three workers: of local layers over tiles, and of as many weights in convolutions."""
-    width = 128
+    width = 192
 
     def cnn() -> Any:
         return digits(model="cnn", hidden=[width, width + 8])
 
     def local() -> Any:
-        return LocallyConnectedDigits(32)
+        return LocallyConnectedDigits(48)
 
     num_weights, num_same = (sum(p.numel() for p in task().build_model().parameters()) for task in (local, cnn))
     assert num_same == pytest.approx(num_weights, rel=0.05)

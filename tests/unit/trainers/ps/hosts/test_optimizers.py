@@ -81,8 +81,14 @@ def synchronous(data: int, steps: int = 4, *, kind: str, **exchange: Any) -> Rep
     return layout_settings(network, server, **keys(kind, steps))
 
 
-@pytest.mark.parametrize("exchange", [{"shards": 3}, {"shards": 5}, {"shards": 2, "groups": 2}])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("kind", "exchange"),
+    [
+        *((kind, {"shards": 5}) for kind in OPTIMIZERS),
+        ("muon, but for names", {"shards": 3}),
+        *((kind, {"shards": 2, "groups": 2}) for kind in ("lars", "soap")),
+    ],
+)
 def test_servers_that_hold_whole_parameters_make_the_steps_of_one_server_and_of_one_process(
     kind: str, exchange: dict[str, int], tmp_path: Path
 ) -> None:

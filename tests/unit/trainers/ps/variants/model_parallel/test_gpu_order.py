@@ -139,7 +139,7 @@ def test_replicas_that_meet_at_their_servers_alone_never_stand_still(
 ) -> None:
     """Only where all wait for each step of all do bits not depend on who comes first."""
     given = {"consistency": consistency, **({"staleness": 1} if consistency == "stale" else {})}
-    settings = staged_settings(SEVERAL[name], given, steps=3)
+    settings = staged_settings(SEVERAL[name], given, steps=2)
     first: dict[str, Tensor] = {}
     for seed in range(num_seeds):
         found, gpus = trained(settings, seed, tmp_path / f"model-{seed}")
