@@ -206,8 +206,7 @@ def test_torchserves_default_delay_more_than_doubles_the_latency_at_a_third_of_c
     assert under_poisson(Polled(100.0), 267).mean_s > 2 * under_poisson(Greedy(), 267).mean_s
 
 
-@pytest.mark.parametrize("load", [0.03, 0.3])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "load"), [*zip(MODELS, (0.3, 0.03, 0.3), strict=True)])
 def test_the_optimal_timeout_is_found_from_the_model_and_the_rate_and_is_none_for_independent_requests(
     model: str, load: float
 ) -> None:

@@ -69,15 +69,16 @@ def most_accurate_within(
     return max(fitting, key=lambda each: (accuracy[each], -predicted_s[each]), default=None)
 
 
-def deadline(rounds: int = 200) -> Exhibit:
+def deadline(rounds: int = 200, family: Sequence[int] = _FAMILY) -> Exhibit:
     """Choose a network for each of some deadlines, and measure whether 95 % of its answers keep it.
 
     Args:
         rounds: requests by which a network is measured.
+        family: widths of the networks to choose from.
     """
     images, labels = _images("validation")
     request = images[:_IMAGES]
-    networks = {width: _network(width, is_trained=width in _FAMILY) for width in (*_FAMILY, *_PROBES)}
+    networks = {width: _network(width, is_trained=width in family) for width in (*family, *_PROBES)}
     work = {width: _work(network, request) for width, network in networks.items()}
     with torch.no_grad():
         probes = {width: _latencies(networks[width], request, rounds) for width in _PROBES}
@@ -86,8 +87,8 @@ def deadline(rounds: int = 200) -> Exhibit:
             [_quantile(probes[width], 0.5) for width in _PROBES],
             [_quantile(probes[width], _PERCENTILE) for width in _PROBES],
         )
-        accuracy = {width: float((networks[width](images).argmax(1) == labels).double().mean()) for width in _FAMILY}
-        predicted_s = {width: model.p95_s(work[width]) for width in _FAMILY}
+        accuracy = {width: float((networks[width](images).argmax(1) == labels).double().mean()) for width in family}
+        predicted_s = {width: model.p95_s(work[width]) for width in family}
         rows: list[list[Any]] = []
         for deadline_s in _deadlines_s(sorted(predicted_s.values())):
             chosen = most_accurate_within(accuracy, predicted_s, deadline_s)

@@ -45,7 +45,7 @@ def test_neither_part_of_a_time_is_negative_whatever_was_measured(times: list[fl
 
 
 def test_each_row_has_the_choice_for_its_deadline_and_the_first_has_none() -> None:
-    exhibit = deadline.deadline(3)
+    exhibit = deadline.deadline(3, (4, 8, 16))
     first, *rows = exhibit.rows
     assert first[1:] == [None] * 5
     accuracies = [float(row[2]) for row in rows]  # type: ignore[arg-type]
@@ -73,6 +73,6 @@ def test_the_times_of_the_networks_to_choose_from_are_not_looked_at_before_the_c
 
     monkeypatch.setattr(deadline, "_latencies", watch)
     monkeypatch.setattr(deadline, "most_accurate_within", note)
-    deadline.deadline(2)
+    deadline.deadline(2, (4, 8))
     assert set(measured[: chosen[0]]) == set(deadline._PROBES)
     assert not set(deadline._PROBES) & set(deadline._FAMILY)

@@ -49,7 +49,7 @@ QUICK: Mapping[str, Callable[[], Exhibit]] = {
     "fully-connected": lambda: multiplying.fully_connected(1, (64,), samples=8),
     "onednn": lambda: settings.onednn(1),
     "threads": lambda: settings.thread_sweep(1, (1, 2)),
-    "deadline": lambda: deadline.deadline(3),
+    "deadline": lambda: deadline.deadline(3, (4, 8)),
     "persistent": lambda: moving.persistent(1, (1, 2), steps=4, hidden=8),
     "feed-forward": lambda: defining.feed_forward_operators(2),
     "reductions": defining.reductions,
