@@ -14,6 +14,7 @@ import orchestray
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import ConfigError
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.driver import tried_plans
 from orchestray.trainers.driver.tried_plans import try_plans
 from orchestray.trainers.machine import kept
 from orchestray.trainers.machine.profile import MachineProfile
@@ -76,8 +77,9 @@ def test_with_plan_auto_a_run_trains_by_the_best_plan_and_says_which(
 
 @pytest.mark.usefixtures("cluster")
 def test_plans_that_are_tried_have_what_their_steps_took_and_the_fastest_is_the_best(
-    tmp_path: Path, here: MachineProfile
+    tmp_path: Path, here: MachineProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tried_plans, "_MOST_STEPS", 40)  # not three seconds each
     file = tmp_path / "small.yaml"
     kept_elsewhere = {"checkpoint": {"storage": str(tmp_path / "kept"), "every_steps": 5}}
     goal = {"until": {"metric": "accuracy", "value": 0.0}, "validate_every_steps": 1}
