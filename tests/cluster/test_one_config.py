@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from orchestray.platform.cluster.cluster import Cluster
 
 CONFIG = Path(__file__).parents[2] / "configs" / "train" / "digits-single.yaml"
-SHORT = ("train.epochs=4", "train.optimizer.lr=0.05")
+SHORT = ("train.epochs=1", "train.optimizer.lr=0.05")
 LEARNS = 0.8
 """Accuracy that each reaches in this time, of ten classes."""
 DATA, PIPELINE, TENSOR = "{data: 2}", "{pipeline: 2, microbatches: 2}", "{tensor: 2}"

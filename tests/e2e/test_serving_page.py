@@ -174,8 +174,9 @@ def test_a_text_goes_on_token_by_token_and_what_that_took_is_shown(browser: Any,
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
-@pytest.mark.parametrize("width", [1280, 400])
-@pytest.mark.parametrize(("scheme", "background"), [("light", "rgb(246, 247, 249)"), ("dark", "rgb(18, 21, 26)")])
+@pytest.mark.parametrize(
+    ("width", "scheme", "background"), [(1280, "light", "rgb(246, 247, 249)"), (400, "dark", "rgb(18, 21, 26)")]
+)
 def test_the_page_fits_its_screen_and_follows_the_system_s_colours(
     browser: Any, url: str, width: int, scheme: str, background: str
 ) -> None:

@@ -270,7 +270,7 @@ def test_a_finished_run_goes_on_with_other_workers_from_checkpoints_in_their_old
     assert [step for step, _ in losses(tmp_path / "digits")] == list(range(1, 70))
     assert load_run(tmp_path / "digits").result["epochs"] == 3
     shutil.rmtree(tmp_path / "digits")  # with its machine
-    other = train("two", orchestray, *longer, "train.batch_size=32")
+    other = train("two", orchestray_here, *longer, "train.batch_size=32")
     assert other.returncode == 2, other.stderr
     assert "a resumed run may not change train.batch_size (was 64, now 32)" in other.stderr
     shutil.rmtree(tmp_path / "digits")
