@@ -127,14 +127,14 @@ def test_a_trial_that_hears_nothing_is_ended_after_its_time_limit(
 def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: Cluster, tmp_path: Path) -> None:
     task = {"type": "support.odd_task:OddTask", "behaviour": "slow"}
     search = {"space": {"train.optimizer.lr": {"type": "choice", "values": [0.1, 0.3]}}, "parallel": 2}
-    budget = {"steps_per_trial": 200, "time_limit_s": 1.0}
+    budget = {"steps_per_trial": 100, "time_limit_s": 1.0}
     with SearchRecords.create(tmp_path, "timed") as records:
         run_search(config(task, **search, budget=budget), records)
         assert {line["reason"] for line in records.lines.values()} == {"the search's time limit"}
     with SearchRecords.open_existing(tmp_path, "timed") as records:
         assert records.seconds >= 1.0, "the limit is that of all attempts"
         outcome = run_search(config(task, **search, budget={**budget, "time_limit_s": 600}), records, resume=True)
-        assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 200)] * 2
+        assert [(line["status"], line["steps"]) for line in records.lines.values()] == [("succeeded", 100)] * 2
         assert (records.paths.best / "model").is_dir()
         records.write_config(dump_search_yaml(config(task, **search, budget=budget)))
         lines = {line["config"]["train.optimizer.lr"]: line["objective"] for line in records.lines.values()}
@@ -142,7 +142,7 @@ def test_a_search_given_more_time_goes_on_with_what_its_limit_stopped(cluster: C
     results = load_search(tmp_path / "timed").results
     assert [path.name for path in sorted((tmp_path / "timed" / "tune").iterdir())] == ["1", "2"]
     assert {one.config["train.optimizer.lr"]: one.metrics["accuracy"] for one in results} == lines
-    assert [one.metrics["step"] for one in results] == [200, 200]
+    assert [one.metrics["step"] for one in results] == [100, 100]
     best = results.get_best_result()
     assert best.metrics["accuracy"] == max(lines.values())
     assert Path(best.checkpoint.path).is_dir()
