@@ -21,7 +21,7 @@ def chromium() -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"], timeout=WAIT_MS
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=WAIT_MS
         )
         yield started
         started.close()
