@@ -50,7 +50,7 @@ def test_a_question_typed_into_the_search_finds_its_answer_first_and_nothing_is_
 ) -> None:
     home = (site / "index.html").as_uri()
     with watched(browser, ("file:", "data:", "blob:"), width=1300, height=900, scheme="light") as (page, told):
-        page.goto(home)  # once: each page that is opened makes the index of the search anew
+        page.goto(home)  # once: every page that is opened makes the index of its search
         page.keyboard.press("Control+k")
         for question, answer in QUESTIONS.items():
             page.keyboard.press("Control+a")

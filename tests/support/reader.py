@@ -61,7 +61,7 @@ SHORTER_FILES = {
     "photos.yaml": {"epochs: 6": "epochs: 2"},
     "rates.yaml": {"trials: 6": "trials: 3"},
 }
-"""What is shown of them but for the numbers comes of less, too."""
+"""Their outputs differ from those shown in numbers alone."""
 CLUSTER_ADDRESS = "http://127.0.0.1:8265"
 ENDPOINT = "127.0.0.1:8000"
 COLUMNS, ROWS = 80, 50
