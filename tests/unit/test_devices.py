@@ -91,7 +91,7 @@ def choices(source: str) -> Iterator[int]:
 
 
 def _dotted(node: ast.expr) -> str:
-    """Return a name with its dots; what stands before it is left out where it is no name."""
+    """Return a name with its dots; what stands before it is left out unless it is a name."""
     if isinstance(node, ast.Attribute):
         return f"{_dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""

@@ -66,7 +66,8 @@ class SparseRegression:
 
     def places(self, centre: int, rows: Tensor) -> Tensor:
         """Return the indices of the weights that samples need, int64, ascending."""
-        return self._chosen[centre, rows].unique()
+        places: Tensor = torch.unique(self._chosen[centre, rows])
+        return places
 
     def gradient(self, centre: int, rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         """Return the gradient of the samples' mean loss by these weights, in the shape of `places`."""
