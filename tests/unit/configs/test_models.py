@@ -55,7 +55,7 @@ OF_MICRO_BATCHES = {"quantised", "resnet18"}
 IN_FLOAT32 = {"quantised"}
 """Models that torch does not compute in double precision."""
 LEFT_OUT = {(name, "data 2") for name in MODELS if name != "contrastive"}
-"""What the layout that accumulates shows as well; one model cannot accumulate."""
+"""Pairs that the layout that accumulates shows as well; one model cannot accumulate."""
 TRAINED = [key for key in product(MODELS, LAYOUTS) if key not in REFUSED.keys() | LEFT_OUT]
 
 
