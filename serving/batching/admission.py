@@ -22,24 +22,6 @@ _TOGETHER_RATE = 0.25
 """Weight of the newest round in `_num_together`; the service-time model learns full batches at the same rate."""
 
 
-class ArrivalRate:
-    """A moving average of requests per second, over about 32 of them."""
-
-    def __init__(self) -> None:
-        self._gap_s: float | None = None
-        self._last_s: float | None = None
-
-    def arrived(self, now_s: float) -> None:
-        if self._last_s is not None:
-            gap_s = now_s - self._last_s
-            self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) / 32.0
-        self._last_s = now_s
-
-    @property
-    def per_s(self) -> float:
-        return 0.0 if self._gap_s is None else 1.0 / max(self._gap_s, 1e-6)
-
-
 class Admission:
     """A predictor of answer times, from the queue and the runners of one batcher.
 
@@ -61,7 +43,9 @@ class Admission:
         self._runners = runners
         self._model = model
         self._max_batch_size = max_batch_size
-        self.rate = ArrivalRate()
+        self._gap_s: float | None = None
+        """Moving average of the seconds between arrivals, over about 32 of them; None: less than two came."""
+        self._last_s: float | None = None
         self.start = ColdStart()
         self.lateness = Lateness()
         self._rounds_s: deque[float] = deque([0.0, 0.0], maxlen=_KNOWN_ROUNDS)
@@ -98,7 +82,10 @@ class Admission:
 
     def arrived(self, now_s: float) -> None:
         """Note the arrival of a request, admitted or not."""
-        self.rate.arrived(now_s)
+        if self._last_s is not None:
+            gap_s = now_s - self._last_s
+            self._gap_s = gap_s if self._gap_s is None else self._gap_s + (gap_s - self._gap_s) / 32.0
+        self._last_s = now_s
         if not self._runners:
             self.start.asked(now_s)
 
@@ -115,9 +102,8 @@ class Admission:
             room: fraction of the reserve for prediction errors that applies to this request.
 
         Returns:
-            a time on the loop's clock; infinity if nothing is ahead of the request or no prediction is possible, in
-            which
-            case it is not refused.
+            a time on the loop's clock; infinity if nothing is ahead of the request or no prediction is possible, and
+            then it is not refused.
         """
         left_s = deadline_s - now_s
         if left_s <= 0:
@@ -133,14 +119,23 @@ class Admission:
             # one slow batch cannot keep out the very requests that would correct it.
             return math.inf if self._model.fastest_s <= left_s else None
         position, num_ahead = self._queue.position(key) + num_coming, len(self._queue) + num_coming
-        rate_per_s = self.rate.per_s
-        most, model = self._max_batch_size, self._model
-        finish_s = finish_in_s(position, num_ahead, rate_per_s, free_in_s, model, most, self._full_batch_s)
-        finish_s += self._unseen_s
+        finish_s = self._finish_in_s(position, num_ahead, free_in_s) + self._unseen_s
         # A request of the next batch is not behind a queue that was filled up to its deadline; below capacity all
         # requests are of the next batch.
-        room_s = room * min(self.lateness.room_s, _ROOM_SHARE * left_s) if position >= most else 0.0
+        room_s = room * min(self.lateness.room_s, _ROOM_SHARE * left_s) if position >= self._max_batch_size else 0.0
         return now_s + finish_s if finish_s + room_s <= left_s else None
+
+    def _finish_in_s(self, position: int, num_queued: int, free_in_s: Sequence[float]) -> float:
+        """Predict the seconds until the request at this position of the queue is answered.
+
+        Batches ahead of it are full; its own has requests behind it, and some still to come.
+        """
+        most = self._max_batch_size
+        rounds, runner = divmod(position // most, len(free_in_s))
+        start_s = free_in_s[runner] + rounds * self._full_batch_s
+        num_coming = 0 if self._gap_s is None else int(start_s / max(self._gap_s, 1e-6))
+        num_items = num_queued + 1 - position // most * most + num_coming
+        return start_s + self._model.cautious_s(min(most, max(1, num_items)))
 
     @property
     def full_batch_s(self) -> float:
@@ -185,51 +180,14 @@ class Admission:
 
     def queue_s(self, key: tuple[int, float, int], num_more: int) -> float:
         """Return the seconds in full batches ahead of a request with this key; see `Batcher.queue_s`."""
-        num_ahead = self._queue.position(key) + num_more
-        return _queue_s(num_ahead, len(self._runners), self.full_batch_s, self._max_batch_size)
+        return self._work_s(self._queue.position(key) + num_more)
 
     def retry_after_s(self, now_s: float) -> float:
         """Return the seconds until queued and running requests are done, plus the start of a runner if none exists."""
-        free_in_s = self.free_in_s(now_s)
-        seconds = retry_after_s(len(self._queue), free_in_s, self.full_batch_s, self._max_batch_size)
+        running_s = min(self.free_in_s(now_s), default=0.0)
+        seconds = max(_LEAST_RETRY_S, running_s + self._work_s(len(self._queue)))
         return seconds if self._runners else seconds + self.start.left_s(now_s)
 
-
-def start_in_s(position: int, free_in_s: Sequence[float], full_batch_s: float, max_batch_size: int) -> float:
-    """Predict the seconds until the request at this position of the queue starts, if all batches ahead of it are full.
-
-    Args:
-        position: number of requests ahead of it.
-        free_in_s: seconds until each runner is free, in ascending order; not empty.
-        full_batch_s: seconds for each batch after that.
-        max_batch_size: largest number of requests in a batch.
-    """
-    batches_ahead = position // max_batch_size
-    rounds, runner = divmod(batches_ahead, len(free_in_s))
-    return free_in_s[runner] + rounds * full_batch_s
-
-
-def finish_in_s(
-    position: int,
-    num_queued: int,
-    rate_per_s: float,
-    free_in_s: Sequence[float],
-    model: ServiceTimeModel,
-    max_batch_size: int,
-    full_batch_s: float,
-) -> float:
-    """Predict the seconds until a request is answered, in a batch with requests behind it and some still to come."""
-    start_s = start_in_s(position, free_in_s, full_batch_s, max_batch_size)
-    ahead = position // max_batch_size * max_batch_size
-    num_items = num_queued + 1 - ahead + int(rate_per_s * start_s)
-    return start_s + model.cautious_s(min(max_batch_size, max(1, num_items)))
-
-
-def retry_after_s(num_queued: int, free_in_s: Sequence[float], full_batch_s: float, max_batch_size: int) -> float:
-    """Return the seconds until queued and running requests are done: (queue / B) s(B) per runner, plus what runs."""
-    running_s = min(free_in_s, default=0.0)
-    return max(_LEAST_RETRY_S, running_s + _queue_s(num_queued, len(free_in_s), full_batch_s, max_batch_size))
-
-
-def _queue_s(num_queued: int, num_runners: int, full_batch_s: float, max_batch_size: int) -> float:
-    return num_queued / max_batch_size * full_batch_s / max(1, num_runners)
+    def _work_s(self, num_requests: int) -> float:
+        """Return the seconds that all runners together need for so many requests, in full batches."""
+        return num_requests / self._max_batch_size * self.full_batch_s / max(1, len(self._runners))

@@ -1,4 +1,7 @@
-"""One queue, any number of replicas that pull whole batches from it, and a policy that decides when a batch leaves."""
+"""One queue, any number of replicas that pull whole batches from it, and a policy that decides when a batch leaves.
+
+Which requests enter the queue, which are refused, and which leave it unanswered is decided here.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,29 @@ from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.dispatch import Dispatch
 from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError
-from orchestray.serving.batching.intake import Intake
-from orchestray.serving.batching.listener import BatcherStats, BatchListener, Process, RunnerStats
+from orchestray.serving.batching.listener import (
+    SHED_EXPIRED,
+    SHED_INFEASIBLE,
+    SHED_QUEUE_FULL,
+    BatcherStats,
+    BatchListener,
+    Process,
+    RunnerStats,
+)
 from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Adaptive, Policy
+from orchestray.serving.batching.queue import PATIENCE_S, Request
 from orchestray.serving.batching.runner import RunFunction, RunnerHandle
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 
 OBJECTIVES = ("mean", "tail", "throughput")
+_ROOM_ONCE_READ = 0.5
+"""Fraction of the reserve for prediction errors that still applies when a request that `refusal` let through is put.
+
+With the full reserve, changes since then would refuse many of those after they have already been read and parsed.
+"""
 
 
 class Batcher(Generic[In, Out]):
@@ -56,8 +72,11 @@ class Batcher(Generic[In, Out]):
         self._core: Core[In, Out] = Core(policy or Adaptive(), max_batch_size, objective, listener or BatchListener())
         self.model = self._core.model
         self._dispatch = Dispatch(self._core, run_timeout_s, isolate=isolate)
-        self._intake = Intake(self._core, max_queue, self._dispatch.look_soon)
-        self._num_named = 0
+        self._num_requests = self._num_named = 0
+        self._last_reason = SHED_QUEUE_FULL
+        """Reason for which `refusal` refused the last request."""
+        self._num_let_through = 0
+        """Requests that `refusal` let through and that have not been put yet, or never will be."""
 
     def describe(self) -> dict[str, Any]:
         """Return how batches are formed, as JSON values."""
@@ -81,7 +100,37 @@ class Batcher(Generic[In, Out]):
 
     def put(self, item: In, *, priority: int = 0, deadline_s: float | None = None) -> asyncio.Future[Out]:
         """Add a request like `submit`, but return its future; refusals are raised immediately."""
-        return self._intake.put(item, priority=priority, deadline_s=deadline_s)
+        core, loop = self._core, self._core.loop
+        if core.closed:
+            raise BatcherClosedError("The batcher was closed and takes no more requests.")
+        now_s = loop.time()
+        self._note_arrival(now_s)
+        self._num_requests += 1
+        request: Request[In, Out] = Request(
+            item,
+            loop=loop,
+            number=self._num_requests,
+            priority=priority,
+            deadline_s=deadline_s,
+            on_cancel=core.forget,
+        )
+        if deadline_s is not None:
+            room = 1.0
+            if self._num_let_through:
+                self._num_let_through -= 1
+                room = _ROOM_ONCE_READ
+            expected_s = core.admission.expected_s(request.key, deadline_s, now_s, room=room)
+            if expected_s is None:
+                core.count_shed(SHED_INFEASIBLE)
+                raise DeadlineError(core.admission.retry_after_s(now_s))
+            request.expected_s = expected_s
+        if len(core.queue) >= self.max_queue:
+            self._make_room(request)
+        core.queue.push(request)
+        if deadline_s is not None:
+            request.timer = loop.call_at(deadline_s, self._expire, request)
+        self._dispatch.look_soon()
+        return request
 
     def refusal(self, deadline_s: float | None = None, *, num_coming: int = 0) -> QueueFullError | DeadlineError | None:
         """Return what `put` would raise now for a request of priority 0; None: it would be admitted.
@@ -92,11 +141,29 @@ class Batcher(Generic[In, Out]):
             deadline_s: deadline, on the loop's clock.
             num_coming: requests that this has let through and that are not put yet.
         """
-        return self._intake.refusal(deadline_s, num_coming)
+        core = self._core
+        now_s = core.loop.time()
+        if core.closed:
+            return None
+        error: QueueFullError | DeadlineError | None = None
+        if deadline_s is not None:
+            key = self._key_of_next(deadline_s)
+            if core.admission.expected_s(key, deadline_s, now_s, num_coming) is None:
+                self._last_reason = SHED_INFEASIBLE
+                error = DeadlineError(core.admission.retry_after_s(now_s))
+        if error is None and len(core.queue) >= self.max_queue and core.queue.last().key[0] <= 0:
+            self._last_reason = SHED_QUEUE_FULL
+            error = QueueFullError(self.max_queue, core.admission.retry_after_s(now_s))
+        if error is not None:
+            self.refused_again()
+        elif deadline_s is not None:
+            self._num_let_through = min(self._num_let_through + 1, self.max_queue)
+        return error
 
     def refused_again(self) -> None:
         """Count one more request that was refused for the last reason of `refusal`."""
-        self._intake.refused_again()
+        self._core.count_shed(self._last_reason)
+        self._note_arrival(self._core.loop.time())
 
     def queue_s(self, deadline_s: float | None = None, *, num_coming: int = 0) -> float:
         """Return the seconds that full batches need for what waits ahead of a request of priority 0.
@@ -107,7 +174,44 @@ class Batcher(Generic[In, Out]):
             deadline_s: deadline, on the loop's clock.
             num_coming: further requests ahead of it, which are not put yet.
         """
-        return self._intake.queue_s(deadline_s, num_coming)
+        core = self._core
+        key = self._key_of_next(core.loop.time() + PATIENCE_S if deadline_s is None else deadline_s)
+        return core.admission.queue_s(key, num_coming)
+
+    def _key_of_next(self, deadline_s: float) -> tuple[int, float, int]:
+        """Return the sort key of the next request, with priority 0."""
+        return (0, deadline_s, self._num_requests + 1)
+
+    def _note_arrival(self, now_s: float) -> None:
+        try:
+            self._core.policy.arrived(now_s)
+        except Exception as error:  # noqa: BLE001 - the user's policy
+            self._core.give_up_policy(error)
+        self._core.admission.arrived(now_s)
+
+    def _make_room(self, request: Request[In, Out]) -> None:
+        """Refuse the new request, or the last in the queue if that has a lower priority."""
+        core = self._core
+        last = core.queue.last()
+        error = QueueFullError(self.max_queue, core.admission.retry_after_s(request.arrived_s))
+        core.count_shed(SHED_QUEUE_FULL)
+        if last.key[0] <= request.key[0]:
+            raise error
+        core.queue.remove(last)
+        fail(last, error)
+
+    def _expire(self, request: Request[In, Out]) -> None:
+        """Fail a request whose deadline has passed: it is dropped if it waits, and too late if it runs.
+
+        A request in a batch that its runner has not begun still waits, for the batch before it.
+        """
+        if request.done():
+            return
+        core = self._core
+        waited = request.queued or (request.after is not None and not request.after.done())
+        core.forget(request)
+        core.count_shed(SHED_EXPIRED)
+        fail(request, DeadlineError(core.admission.retry_after_s(request.deadline_s) if waited else None))
 
     # -- runners -------------------------------------------------------------------------------------------------------
 
@@ -169,10 +273,6 @@ class Batcher(Generic[In, Out]):
     def is_starting(self) -> bool:
         """True if requests wait for a first runner, which may yet come in the time that takes."""
         return self._core.admission.start.is_awaited(self._core.loop.time())
-
-    def look_again(self) -> None:
-        """Look for work again, because what a runner may do has changed."""
-        self._dispatch.look_soon()
 
     def retire(self, runner: RunnerHandle[In, Out]) -> None:
         """Give a runner no more batches; `RunnerHandle.remove` also waits for those that it has."""

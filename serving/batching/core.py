@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from orchestray.serving.batching.admission import Admission
 from orchestray.serving.batching.listener import BatchListener
-from orchestray.serving.batching.policies import Policy
-from orchestray.serving.batching.policies.guarded import Guarded
+from orchestray.serving.batching.policies import Greedy, Policy
 from orchestray.serving.batching.policies.service_time import ServiceTimeModel
 from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
@@ -33,7 +33,7 @@ class Core(Generic[In, Out]):
         self.max_batch_size = max_batch_size
         self.model = ServiceTimeModel(max_batch_size)
         self.listener = listener
-        self.policy = Guarded(policy, self._policy_failed)
+        self.policy = policy
         self.policy.bind(max_batch_size=max_batch_size, objective=objective, model=self.model)
         self.queue: RequestQueue[In, Out] = RequestQueue()
         self.runners: list[RunnerHandle[In, Out]] = []
@@ -43,14 +43,11 @@ class Core(Generic[In, Out]):
         self.closed = self.abandoned = False
         self.drained = asyncio.Event()
         self.num_shed: Counter[str] = Counter()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
-    @property
+    @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
         """Event loop on which the batcher was used first, and to which it belongs."""
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-        return self._loop
+        return asyncio.get_running_loop()
 
     def forget(self, request: Request[In, Out]) -> None:
         """Drop a request whose caller no longer waits: it leaves the queue at once."""
@@ -62,8 +59,8 @@ class Core(Generic[In, Out]):
 
     def note_drained(self) -> None:
         """Set `drained` if the batcher is closed and nothing runs or can still be run."""
-        busy = bool(self.retiring) or any(runner.busy for runner in self.runners)
-        if self.closed and not busy and not (self.queue and self.runners):
+        is_over = self.closed and not self.retiring and not (self.queue and self.runners)
+        if is_over and not any(runner.flights for runner in self.runners):
             self.drained.set()
 
     def count_shed(self, reason: str) -> None:
@@ -78,6 +75,8 @@ class Core(Generic[In, Out]):
         except Exception as error:  # noqa: BLE001 - the user's function
             self.loop.call_exception_handler({"message": "a listener of a batcher raised", "exception": error})
 
-    def _policy_failed(self, error: Exception) -> None:
+    def give_up_policy(self, error: Exception) -> None:
+        """Be greedy from now on: a policy that fails must not leave requests waiting."""
+        self.policy = Greedy()
         text = "the policy of a batcher failed; from now on batches do not wait for more requests"
         self.loop.call_exception_handler({"message": text, "exception": error})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, Generic, TypeVar
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.errors import DeadlineError
@@ -41,20 +42,19 @@ class Dispatch(Generic[In, Out]):
         self._core = core
         self.flights = InFlight(core, run_timeout_s, self._ended, isolate=isolate)
         self._timer: asyncio.TimerHandle | None = None
-        self._asked_s: float | None = None
-        """Time of the request to look for a batch; None: no look is scheduled."""
+        self._is_asked = False
+        """True if a look for a batch is scheduled."""
         self.wait_s = 0.0
 
     def look_soon(self) -> None:
         """Schedule a look for a batch after all callbacks that are ready now: simultaneous requests share a batch."""
-        if self._asked_s is None:
-            self._asked_s = self._core.loop.time()
-            self._core.loop.call_soon(self._look_as_asked)
+        if not self._is_asked:
+            self._is_asked, loop = True, self._core.loop
+            loop.call_soon(self._look_as_asked, loop.time())
 
-    def _look_as_asked(self) -> None:
-        if self._asked_s is not None:
-            self._core.admission.came_round(self._core.loop.time() - self._asked_s)
-        self._asked_s = None
+    def _look_as_asked(self, asked_s: float) -> None:
+        self._is_asked = False
+        self._core.admission.came_round(self._core.loop.time() - asked_s)
         self._look()
 
     def _wait_over(self, until_s: float) -> None:
@@ -68,7 +68,7 @@ class Dispatch(Generic[In, Out]):
         core = self._core
         self.stop_waiting()
         self.flights.learn()
-        while core.queue and (idle := [runner for runner in core.runners if runner.idle]):
+        while core.queue and (idle := [runner for runner in core.runners if not runner.flights]):
             now_s = core.loop.time()
             wait_s = 0.0 if waited else self._chosen_wait_s(now_s, len(idle))
             waited = False
@@ -79,7 +79,7 @@ class Dispatch(Generic[In, Out]):
             self._shed_late(now_s, 0.0)
             if batch := core.queue.pop(core.max_batch_size):
                 # The runner that has been idle longest, so that all get equal shares under low load.
-                self.flights.start(min(idle, key=_started_s), batch, now_s)
+                self.flights.start(min(idle, key=attrgetter("started_s")), batch, now_s)
         for runner in core.runners:
             self._give_ahead(runner)
         core.note_drained()
@@ -92,7 +92,7 @@ class Dispatch(Generic[In, Out]):
 
     def _ended(self, runner: RunnerHandle[In, Out]) -> None:
         """Look for the next batch after one has ended; immediately if it is full."""
-        if runner.busy or len(self._core.queue) < self._core.max_batch_size:
+        if runner.flights or len(self._core.queue) < self._core.max_batch_size:
             self.look_soon()
         else:
             self._look()
@@ -143,7 +143,13 @@ class Dispatch(Generic[In, Out]):
             num_idle=num_idle,
             next_free_s=0.0 if num_idle > 1 else min(others_s, default=math.inf),
         )
-        wait_s = core.policy.wait_s(opportunity)
+        try:
+            wait_s = float(core.policy.wait_s(opportunity))
+            if not math.isfinite(wait_s):
+                raise ValueError(f"a policy must say for how many seconds to wait, got {wait_s}")  # noqa: TRY301
+        except Exception as error:  # noqa: BLE001 - the user's policy
+            core.give_up_policy(error)
+            wait_s = 0.0
         deadline_s = core.queue.earliest_s
         if deadline_s < math.inf:
             # Waiting for others must not make a request late.
@@ -175,7 +181,3 @@ class Dispatch(Generic[In, Out]):
                 core.forget(request)
                 core.count_shed(SHED_INFEASIBLE)
                 fail(request, DeadlineError(retry_after_s))
-
-
-def _started_s(runner: RunnerHandle[Any, Any]) -> float:
-    return runner.started_s

@@ -148,17 +148,19 @@ class InFlight(Generic[In, Out]):
                 self.learn()
         if not flight.taken_back:
             core.tell(core.listener.batch_finished, runner.name, len(flight.batch), service_s, error)
+            try:
+                core.policy.finished(now_s, len(flight.batch))
+            except Exception as failed:  # noqa: BLE001 - the user's policy
+                core.give_up_policy(failed)
         if error is not None and not self._is_split(runner, flight, error):
             self._recover(runner, flight, error)
         self._start_part(runner, now_s)
         if not runner.flights:
             core.retiring.discard(runner)
         self._limit_first(runner)
-        if not flight.taken_back:
-            core.policy.finished(now_s, len(flight.batch))
         # The runner must not idle while the answers are sent; but a client that sends its next request on an answer
         # should share the batch.
-        is_full = not runner.busy and len(core.queue) >= core.max_batch_size
+        is_full = not runner.flights and len(core.queue) >= core.max_batch_size
         if is_full:
             self._ended(runner)
         if error is None:
@@ -194,7 +196,7 @@ class InFlight(Generic[In, Out]):
             self._core.admission.changed()
             if not self._core.runners:
                 self._core.admission.start.gone(self._core.loop.time())
-        if runner.busy:
+        if runner.flights:
             self._core.retiring.add(runner)
 
     def _is_split(self, runner: RunnerHandle[In, Out], flight: BatchInFlight[In, Out], error: BaseException) -> bool:

@@ -6,12 +6,15 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orchestray.serving.batching.bisect import Parts
 from orchestray.serving.batching.errors import BatchFunctionError
 from orchestray.serving.batching.listener import Process
 from orchestray.serving.batching.queue import Request
+
+if TYPE_CHECKING:
+    from orchestray.serving.batching.batcher import Batcher
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -58,21 +61,11 @@ class BatchInFlight(Generic[In, Out]):
             self.task.cancel()
 
 
-class Keeper(Protocol[In, Out]):
-    """The owner of runners: a batcher."""
-
-    def look_again(self) -> None:
-        """Look for work again, because what a runner may do has changed."""
-
-    def retire(self, runner: RunnerHandle[In, Out]) -> None:
-        """Give a runner no more batches."""
-
-
 class RunnerHandle(Generic[In, Out]):
     """A runner that was added to a batcher.
 
     Args:
-        keeper: batcher that owns it.
+        batcher: its batcher.
         run: the batch function.
         name: name for listeners.
         replace: returns a new batch function after a loss; None: the runner is then removed.
@@ -82,7 +75,7 @@ class RunnerHandle(Generic[In, Out]):
 
     def __init__(
         self,
-        keeper: Keeper[In, Out],
+        batcher: Batcher[In, Out],
         run: RunFunction[In, Out],
         name: str,
         *,
@@ -105,15 +98,7 @@ class RunnerHandle(Generic[In, Out]):
         """Time at which the first of them began, as far as the event loop knows."""
         self.parts: Parts[In, Out] = Parts()
         """Parts of a failed batch, which it runs before anything else."""
-        self._keeper = keeper
-
-    @property
-    def busy(self) -> bool:
-        return bool(self.flights)
-
-    @property
-    def idle(self) -> bool:
-        return not self.flights
+        self._batcher = batcher
 
     def num_at_once(self, round_s: float) -> int:
         """Return the full batches to give it at once so that it does not idle within a round of the event loop.
@@ -133,7 +118,7 @@ class RunnerHandle(Generic[In, Out]):
 
     async def remove(self, *, drain: bool = True) -> None:
         """Give it no more batches and return when it has none; without `drain` another runner runs its batches."""
-        self._keeper.retire(self)
+        self._batcher.retire(self)
         while tasks := {flight.task for flight in self.flights if flight.task is not None}:
             if not drain:
                 for task in tasks:

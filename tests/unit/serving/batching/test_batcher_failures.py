@@ -248,7 +248,7 @@ async def test_a_batch_taken_away_before_its_first_step_is_failed_or_handed_over
         await asyncio.sleep(0)
         waiting = batcher.put(1)
         await asyncio.sleep(0)
-        assert handle.busy
+        assert handle.flights
         for flight in handle.flights:
             assert flight.task is not None
             flight.task.cancel()
