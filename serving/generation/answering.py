@@ -14,7 +14,7 @@ from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.text_request import TextRequest
 from orchestray.serving.http.predictor import named_by
 from orchestray.serving.http.problems import HttpProblem, as_problem, check_not_replaced, not_ready
-from orchestray.serving.http.request_context import Call, ClientWatch, call_of
+from orchestray.serving.http.request_context import SCOPE_KEY, Call, ClientWatch
 from orchestray.serving.models.errors import InputError, UnknownModelError
 from orchestray.serving.routing.endpoint import ModelVersion
 from orchestray.serving.routing.registry import Registry
@@ -63,7 +63,7 @@ async def answer(request: Request, models: Registry, asked: TextRequest, form_of
         HttpProblem, InputError, UnknownModelError: see `find`.
         BatchingError: see `Generation`.
     """
-    call = call_of(request.scope)
+    call: Call = request.scope[SCOPE_KEY]
     name, number = named_by(request, call)
     call.asked_version = number if asked.version is None else asked.version
     version, engine = find(models, name if asked.model is None else asked.model, call.asked_version)

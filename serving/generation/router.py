@@ -40,7 +40,6 @@ def make_generate_router(
     models: Registry,
     *,
     max_body_bytes: int = 16 * 2**20,
-    max_json_depth: int = 64,
     most_tokens: int = 4096,
     most_prompt_bytes: int = 16384,
 ) -> APIRouter:
@@ -49,11 +48,11 @@ def make_generate_router(
     Args:
         models: models, of which the versions with a `generator` answer. The versions of a name share its traffic,
             unless a request names one. A shadow answers requests that name it, and gets no copies of others.
-        max_body_bytes, max_json_depth: see `HttpSettings`.
+        max_body_bytes: see `HttpSettings`.
         most_tokens: largest number of tokens that a request may ask for.
         most_prompt_bytes: largest prompt, in bytes of UTF-8; a longer one is refused before it is tokenized.
     """
-    router, limits = APIRouter(), TextLimits(max_body_bytes, max_json_depth, most_tokens, most_prompt_bytes)
+    router, limits = APIRouter(), TextLimits(max_body_bytes, most_tokens, most_prompt_bytes)
     body = TextBody(TextRequest, limits)
 
     async def generate(request: Request) -> Response:

@@ -42,7 +42,6 @@ class TextLimits:
     """The limits of requests for text: see `make_generate_router`."""
 
     max_body_bytes: int
-    max_json_depth: int
     most_tokens: int
     most_prompt_bytes: int
 
@@ -88,7 +87,7 @@ class TextBody(Generic[Form]):
         """
         body = await read_body(request.receive, self._limits.max_body_bytes)
         wanted = '{"prompt": "import ", "max_tokens": 32}'
-        return self._form.model_validate(parse_object(body, self._limits.max_json_depth, wanted))
+        return self._form.model_validate(parse_object(body, wanted))
 
     def openapi(self) -> dict[str, Any]:
         """Return `requestBody` of the OpenAPI document, with an example that works as it is."""

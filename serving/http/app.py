@@ -42,8 +42,7 @@ class ServingApp(FastAPI):
         models: models that are served.
         front: middleware that every request passes.
         direct: routes that bypass all of FastAPI's layers.
-        with_tokens: True if requests need a token.
-        prefix: see `HttpSettings.root_path`.
+        settings: tokens, and the prefix.
         more: arguments of FastAPI.
     """
 
@@ -52,22 +51,21 @@ class ServingApp(FastAPI):
         models: Registry,
         front: RequestMiddleware,
         direct: Sequence[Route],
-        *,
-        with_tokens: bool,
-        prefix: str,
+        settings: HttpSettings,
         **more: Any,
     ) -> None:
         super().__init__(**more)
         self._models = models
         self._front = front
         self._direct = direct
-        self._with_tokens = with_tokens
-        self._prefix = prefix
+        self._settings = settings
         self.add_middleware(lambda app: partial(front, app))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        await super().__call__(with_prefix(scope, self._prefix) if scope["type"] == "http" else scope, receive, send)
+        await super().__call__(
+            with_prefix(scope, self._settings.root_path) if scope["type"] == "http" else scope, receive, send
+        )
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return all layers with the routes, and the fast path in front, unless a layer was added for all routes."""
@@ -78,7 +76,7 @@ class ServingApp(FastAPI):
         """Return the OpenAPI document of the models that are served now."""
         self.openapi_schema = None
         document = super().openapi()
-        own = describe(self._models, with_tokens=self._with_tokens)
+        own = describe(self._models, with_tokens=bool(self._settings.tokens))
         components = document.setdefault("components", {})
         schemas = {**components.get("schemas", {}), **own["components"]["schemas"]}
         return {
@@ -130,8 +128,7 @@ def make_app(
         registry,
         RequestMiddleware(settings, monitor),
         predicting[:1],
-        with_tokens=bool(settings.tokens),
-        prefix=settings.root_path,
+        settings,
         telemetry=(spans or own_spans).telemetry,
         title="orchestray",
         version=version,

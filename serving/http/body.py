@@ -23,6 +23,8 @@ INFLATED = (b"gzip", b"x-gzip", b"deflate")
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 """The header of the data says which of the two it is."""
 _PIECE_BYTES = 4096
+_MOST_DEPTH = 64
+"""Deepest nesting of lists and objects."""
 _NOT_FINITE = re.compile(rb"\b(NaN|Infinity)\b")
 _LONG = re.compile(rb"(?<![\d.eE+-])-?\d{19,}(?![\d.eE])")
 _BRACKETS = np.zeros(256, dtype=np.int8)
@@ -145,15 +147,15 @@ def inflated(receive: Receive, max_bytes: int) -> Receive:
     return receive_inflated
 
 
-def parse_json(body: bytes | memoryview, max_depth: int) -> Any:
-    """Parse a JSON text; numbers must be finite, and nothing may be nested deeper than `max_depth`.
+def parse_json(body: bytes | memoryview) -> Any:
+    """Parse a JSON text; numbers must be finite, and nothing may be nested deeper than `_MOST_DEPTH`.
 
     Raises:
         HttpProblem: 422.
     """
     body = bytes(body)
-    if body.count(b"[") + body.count(b"{") > max_depth and depth_of(body) > max_depth:
-        raise HttpProblem(422, f"The body is nested deeper than {max_depth} lists and objects.")
+    if body.count(b"[") + body.count(b"{") > _MOST_DEPTH and depth_of(body) > _MOST_DEPTH:
+        raise HttpProblem(422, f"The body is nested deeper than {_MOST_DEPTH} lists and objects.")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -163,13 +165,13 @@ def parse_json(body: bytes | memoryview, max_depth: int) -> Any:
         raise HttpProblem(422, f"The body is not JSON: {error}.") from None
 
 
-def parse_object(body: bytes | memoryview, max_depth: int, wanted: str) -> dict[str, Any]:
+def parse_object(body: bytes | memoryview, wanted: str) -> dict[str, Any]:
     """Parse a body that must be a JSON object; `wanted` is an example of one for the error.
 
     Raises:
         HttpProblem: 422.
     """
-    value = parse_json(body, max_depth)
+    value = parse_json(body)
     if not isinstance(value, dict):
         raise HttpProblem(422, f"The body must be a JSON object: {wanted}.", more={"field": "", "wanted": wanted})
     return value

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from orchestray.serving.http.middleware import RequestMiddleware
 from orchestray.serving.http.prefix import path_in
-from orchestray.serving.http.request_context import call_of
+from orchestray.serving.http.request_context import SCOPE_KEY
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -46,7 +46,7 @@ class Direct:
 
 def _as_app(endpoint: Callable[[Request], Awaitable[Response]], name: str) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        call_of(scope).span.update_name(name)
+        scope[SCOPE_KEY].span.update_name(name)
         response = await endpoint(Request(scope, receive, send))
         await response(scope, receive, send)
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from orchestray.serving.http.body import parse_object, read_body
 from orchestray.serving.http.predictor import Predictor, named_in_path
 from orchestray.serving.http.problems import HttpProblem, wrong_input
-from orchestray.serving.http.request_context import Call, call_of
+from orchestray.serving.http.request_context import SCOPE_KEY, Call
 from orchestray.serving.http.responses import json_answer, to_json
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tensors import (
@@ -46,38 +46,35 @@ def v2_routes(predictor: Predictor, settings: HttpSettings, version_text: str) -
     models = predictor.models
 
     async def server(_: Request) -> Response:
-        return json_answer(
-            to_json(
-                {"name": "orchestray", "version": version_text, "extensions": ["binary_tensor_data", "classification"]}
-            )
-        )
+        extensions = ["binary_tensor_data", "classification"]
+        return json_answer({"name": "orchestray", "version": version_text, "extensions": extensions})
 
     async def live(_: Request) -> Response:
-        return json_answer(b'{"live":true}\n')
+        return json_answer({"live": True})
 
     async def ready(_: Request) -> Response:
         predictor.check_ready()
-        return json_answer(b'{"ready":true}\n')
+        return json_answer({"ready": True})
 
     async def model_ready(request: Request) -> Response:
         name, version = named_in_path(request)
         predictor.check_ready(_versions_of(models, name, version, names_others=not settings.tokens))
-        return json_answer(to_json({"name": name, "ready": True}))
+        return json_answer({"name": name, "ready": True})
 
     async def metadata(request: Request) -> Response:
         name, version = named_in_path(request)
         endpoint = models[name]
         signature = endpoint.signature if version is None else endpoint.pick(version).signature
-        return json_answer(to_json(_metadata(signature, [each.version for each in endpoint.versions])))
+        return json_answer(_metadata(signature, [each.version for each in endpoint.versions]))
 
     async def infer(request: Request) -> Response:
-        call = call_of(request.scope)
+        call: Call = request.scope[SCOPE_KEY]
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose(call, *named_in_path(request))
-        head, blob = _divide(body, call, settings)
+        head, blob = _divide(body, call)
         samples = _samples(head, blob, version)
         wanted = _wanted_outputs(head, version.signature)
-        outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
+        outputs, answered = await predictor.answer(request, call, endpoint, version, samples)
         if answered is not version:
             wanted = _wanted_outputs(head, answered.signature)
         return _answer(call, head.get("id"), outputs, wanted, answered.signature.class_names)
@@ -132,7 +129,7 @@ def _metadata(signature: Signature, versions: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _divide(body: bytes, call: Call, settings: HttpSettings) -> tuple[dict[str, Any], memoryview]:
+def _divide(body: bytes, call: Call) -> tuple[dict[str, Any], memoryview]:
     """Split a body into its JSON object and the bytes behind that."""
     whole, given = memoryview(body), call.headers.get(_JSON_LENGTH.lower().encode())
     num_json = len(body)
@@ -140,7 +137,7 @@ def _divide(body: bytes, call: Call, settings: HttpSettings) -> tuple[dict[str, 
         if not given.isdigit() or len(given) > 20 or int(given) > len(body):
             raise wrong_input(_JSON_LENGTH, f"a number of bytes up to the body's {len(body)}", repr(given[:40]))
         num_json = int(given)
-    return parse_object(whole[:num_json], settings.max_json_depth, _WANTED), whole[num_json:]
+    return parse_object(whole[:num_json], _WANTED), whole[num_json:]
 
 
 def _samples(head: dict[str, Any], blob: memoryview, version: ModelVersion) -> list[Sample]:
@@ -268,8 +265,8 @@ def _answer(
     head = {"model_name": call.model, "model_version": call.version, "outputs": tensors}
     if isinstance(request_id, str):
         head["id"] = request_id
-    text = to_json(head)
     if not any(form.binary for form in wanted.values()):
-        return json_answer(text)
+        return json_answer(head)
+    text = to_json(head)
     headers = {_JSON_LENGTH: str(len(text))}
     return Response(b"".join([text, *blobs]), headers=headers, media_type="application/octet-stream")

@@ -17,7 +17,7 @@ from orchestray.serving.http.prefix import path_in
 from orchestray.serving.http.problems import HttpProblem, as_problem, openai_error
 from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
-from orchestray.serving.http.responses import json_answer, to_json
+from orchestray.serving.http.responses import json_answer
 from orchestray.serving.http.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -51,7 +51,20 @@ class RequestMiddleware:
         scope[SCOPE_KEY] = call
         answer = _Answer(send, call)
         try:
-            await self._pass(app, scope, receive, answer, call)
+            await app(scope, self._admit(scope, receive, call), answer)
+        except ClientDisconnect:
+            call.status = call.gone_status
+        except asyncio.CancelledError:
+            if not call.client_gone:
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            call.status = call.gone_status
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
+            await self._refuse(error, scope, receive, answer, call)
+            # The future that raised it references it, and its frames reference the future: break the cycle.
+            error.__traceback__ = None
         finally:
             call.describe()  # one that has not begun, or breaks off: the span of a whole one has ended
             self._access_log.note(
@@ -67,26 +80,8 @@ class RequestMiddleware:
                 token=call.token,
             )
 
-    async def _pass(self, app: ASGIApp, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
-        try:
-            coding = self._admit(scope, call)
-            await app(scope, receive if coding is None else inflated(receive, self._settings.max_body_bytes), answer)
-        except ClientDisconnect:
-            call.status = call.gone_status
-        except asyncio.CancelledError:
-            if not call.client_gone:
-                raise
-            task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
-            call.status = call.gone_status
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
-            await self._refuse(error, scope, receive, answer, call)
-            # The future that raised it references it, and its frames reference the future: break the cycle.
-            error.__traceback__ = None
-
-    def _admit(self, scope: Scope, call: Call) -> bytes | None:
-        """Check what is known of a request before its body; return the coding of a compressed body, or None."""
+    def _admit(self, scope: Scope, receive: Receive, call: Call) -> Receive:
+        """Check what is known of a request before its body, and return the `receive` that decompresses it."""
         headers = call.headers
         if self._settings.tokens and not _is_open(path_in(scope)):
             call.token = self._settings.tokens.check(headers.get(b"authorization"))
@@ -95,12 +90,12 @@ class RequestMiddleware:
         check_length(headers.get(b"content-length"), self._settings.max_body_bytes)
         coding = headers.get(b"content-encoding", b"identity").strip().lower()
         if coding in {b"identity", b""}:
-            return None
+            return receive
         if coding not in INFLATED:
             raise HttpProblem(
                 415, "The body is compressed in another way than gzip or deflate: send it in one of them."
             )
-        return coding
+        return inflated(receive, self._settings.max_body_bytes)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
         """Answer a problem; in the form of OpenAI's API, if it was asked by that, in which wrong input is a 400."""
@@ -112,7 +107,7 @@ class RequestMiddleware:
             raise error
         content = openai_error(problem) if as_openai else {"error": problem.text, **problem.more}
         status = 400 if as_openai and problem.status == 422 else problem.status
-        response = json_answer(to_json({**content, "request_id": call.request_id}), status, problem.headers)
+        response = json_answer({**content, "request_id": call.request_id}, status, problem.headers)
         await response(scope, receive, answer)
 
 

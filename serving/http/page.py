@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from orchestray.serving.http.event_stream import LiveBatches
-from orchestray.serving.http.responses import json_answer, to_json
+from orchestray.serving.http.responses import json_answer
 from orchestray.serving.models.signature import TensorSpec
 from orchestray.serving.routing.endpoint import Endpoint
 from orchestray.serving.routing.registry import Registry
@@ -57,7 +57,7 @@ def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
         return await file(request, "icon.svg")
 
     async def served(_: Request) -> Response:
-        return json_answer(to_json([_about(endpoint) for endpoint in models]))
+        return json_answer([_about(endpoint) for endpoint in models])
 
     async def follow(_: Request) -> Response:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

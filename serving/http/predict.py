@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from orchestray.serving.http.body import long_number, parse_object, read_body
 from orchestray.serving.http.frames import Row, rows_of_csv, rows_of_json
-from orchestray.serving.http.predictor import Predictor, all_of, named_in_path
+from orchestray.serving.http.predictor import Predictor, all_of, named_by, named_in_path
 from orchestray.serving.http.problems import wrong_input
-from orchestray.serving.http.request_context import Call, call_of
-from orchestray.serving.http.responses import json_answer, to_json
+from orchestray.serving.http.request_context import SCOPE_KEY, Call
+from orchestray.serving.http.responses import json_answer
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.models.signature import ANY, Signature
 from orchestray.serving.routing.endpoint import Endpoint, ModelVersion
@@ -32,13 +32,13 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
     """Return the routes `POST /predict`, `GET /ping`, `POST /invocations` and `POST /v1/models/{name}:predict`."""
 
     async def predict(request: Request) -> Response:
-        call = call_of(request.scope)
+        call: Call = request.scope[SCOPE_KEY]
         body = await read_body(request.receive, settings.max_body_bytes)
-        endpoint, version = predictor.choose_by_request(request, call)
+        endpoint, version = predictor.choose(call, *named_by(request, call))
         if version.codec.decodes and not _is_json(kind := _kind(call)):
             value, field = bytes(body), f"the body ({kind})"
         else:
-            whole = parse_object(body, settings.max_json_depth, _WANTED)
+            whole = parse_object(body, _WANTED)
             _check_whole_numbers(body, version.signature)
             for name in whole:
                 if name != "inputs":
@@ -47,12 +47,12 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
                 raise wrong_input("inputs", _sample_in_words(version.signature), "nothing")
             value, field = whole["inputs"], "inputs"
         sample = await version.codec.sample_of(value, field=field, deadline_s=call.deadline_s)
-        output, answered = await predictor.answer(request, call, endpoint, version, sample)
-        return json_answer(to_json({"outputs": await answered.codec.answer_of(output)}))
+        outputs, answered = await predictor.answer(request, call, endpoint, version, [sample])
+        return json_answer({"outputs": await answered.codec.answer_of(outputs[0])})
 
     async def ping(_: Request) -> Response:
         predictor.check_ready()
-        return json_answer(b'{"status":"ok"}\n')
+        return json_answer({"status": "ok"})
 
     return [
         Route("/predict", predict, methods=["POST"]),
@@ -63,14 +63,14 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
 
 def _row_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
     async def invocations(request: Request) -> Response:
-        call = call_of(request.scope)
+        call: Call = request.scope[SCOPE_KEY]
         body = await read_body(request.receive, settings.max_body_bytes)
-        endpoint, version = predictor.choose_by_request(request, call)
+        endpoint, version = predictor.choose(call, *named_by(request, call))
         headers = {}
         if _kind(call) == "text/csv":
             rows = rows_of_csv(body, version.signature, _has_header(call))
         else:
-            value = parse_object(body, settings.max_json_depth, '{"inputs": <list of samples>}')
+            value = parse_object(body, '{"inputs": <list of samples>}')
             _check_whole_numbers(body, version.signature)
             rows = rows_of_json(value, version.signature)
             if value.get("params"):  # MLflow's server leaves them out too, where a model's signature names none
@@ -80,8 +80,8 @@ def _row_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
 
     async def instances(request: Request) -> Response:
         body = await read_body(request.receive, settings.max_body_bytes)
-        endpoint, version = predictor.choose(call_of(request.scope), *named_in_path(request))
-        value = parse_object(body, settings.max_json_depth, _INSTANCES)
+        endpoint, version = predictor.choose(request.scope[SCOPE_KEY], *named_in_path(request))
+        value = parse_object(body, _INSTANCES)
         if [*value] != ["instances"]:
             raise wrong_input("the body", f"the one field instances: {_INSTANCES}", ", ".join(sorted(value)) or "none")
         _check_whole_numbers(body, version.signature)
@@ -102,13 +102,13 @@ async def _answer_rows(
     rows: Sequence[Row],
     headers: dict[str, str] | None = None,
 ) -> Response:
-    call = call_of(request.scope)
+    call: Call = request.scope[SCOPE_KEY]
     predictor.check_number(len(rows), version)
     sample_of, deadline_s = version.codec.sample_of, call.deadline_s
     samples = await all_of(sample_of(row, field=place, deadline_s=deadline_s) for place, row in rows)
-    outputs, answered = await predictor.answer_all(request, call, endpoint, version, samples)
+    outputs, answered = await predictor.answer(request, call, endpoint, version, samples)
     predictions = await all_of(map(answered.codec.answer_of, outputs))
-    return json_answer(to_json({"predictions": predictions}), headers=headers)
+    return json_answer({"predictions": predictions}, headers=headers)
 
 
 def _kind(call: Call) -> str:

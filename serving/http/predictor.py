@@ -82,34 +82,16 @@ class Predictor:
         if not 1 <= num_samples <= most:
             raise wrong_input("inputs", f"1 to {most} samples in a request", f"{num_samples}")
 
-    def choose_by_request(self, request: Request, call: Call) -> tuple[Endpoint, ModelVersion]:
-        """Choose as in `choose`, by `?model=` and `?version=` or the headers of the same meaning."""
-        return self.choose(call, *named_by(request, call))
-
     async def answer(
-        self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, sample: Sample
-    ) -> tuple[Output, ModelVersion]:
-        """Return the answer to one sample, and the version that gave it; it is cancelled if its client disconnects.
-
-        Raises:
-            BatchingError, ModelError: see `Endpoint.predict`.
-        """
-        priority, deadline_s = call.priority, call.deadline_s
-        async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
-            return await self._ask(call, endpoint, version, sample, priority, deadline_s)
-
-    async def answer_all(
         self, request: Request, call: Call, endpoint: Endpoint, version: ModelVersion, samples: Sequence[Sample]
     ) -> tuple[list[Output], ModelVersion]:
         """Return the answers to the samples of one request, in order, and the one version that gave them all.
 
-        If one sample fails, so does the request.
+        If one sample fails, so does the request; it is cancelled if its client disconnects.
 
         Raises:
-            HttpProblem: 422, none or too many.
             BatchingError, ModelError: see `Endpoint.predict`.
         """
-        self.check_number(len(samples), version)
         priority, deadline_s = call.priority, call.deadline_s
         async with ClientWatch(call, request.receive, request.scope.get(CONNECTION_KEY)):
             if len(samples) == 1:

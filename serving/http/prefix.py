@@ -35,7 +35,8 @@ def with_prefix(scope: Scope, root_path: str) -> Scope:
 
 def path_in(scope: Scope) -> str:
     """Return the path of a request without the prefix."""
-    return _without(scope.get("root_path", ""), scope["path"]) or "/"
+    prefix: str = scope.get("root_path", "")
+    return (_without(prefix, scope["path"]) or "/") if prefix else scope["path"]
 
 
 def _without(prefix: str, path: str) -> str:

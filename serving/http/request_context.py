@@ -18,6 +18,7 @@ from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.routing.endpoint import ModelVersion
 
 SCOPE_KEY = "orchestray.call"
+"""Key of a request's `Call` in its scope, where the middleware puts it."""
 ARRIVED_KEY = "orchestray.arrived_s"
 """Key of a request's arrival time in its scope, on the loop's clock; that may be before it was read."""
 CONNECTION_KEY = "orchestray.connection"
@@ -182,13 +183,6 @@ def id_of(given: bytes | None) -> str:
 def new_id() -> str:
     """Return an id that no other request has: a random prefix of the process, and a counter."""
     return f"{_PROCESS_ID}{next(_NUMBERS):08x}"
-
-
-def call_of(scope: Mapping[str, Any]) -> Call:
-    """Return the call that the middleware has made of a request."""
-    found = scope[SCOPE_KEY]
-    assert isinstance(found, Call)
-    return found
 
 
 def _shown(given: bytes) -> str:

@@ -9,9 +9,9 @@ import orjson
 from starlette.responses import Response
 
 
-def json_answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a response whose JSON text exists already."""
-    return Response(body, status, headers, media_type="application/json")
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a response with values and arrays as JSON."""
+    return Response(to_json(value), status, headers, media_type="application/json")
 
 
 def to_json(value: Any) -> bytes:

@@ -20,8 +20,6 @@ class HttpSettings:
 
     max_body_bytes: int = 16 * 2**20
     """Largest body; a larger one is refused before it is parsed (413)."""
-    max_json_depth: int = 64
-    """Deepest nesting of lists and objects (422)."""
     tokens: Tokens = field(default_factory=Tokens)
     """Tokens that admit requests; empty: all requests are admitted."""
     rate_limit_per_s: float | None = None
@@ -40,7 +38,6 @@ class HttpSettings:
     def __post_init__(self) -> None:
         limits = {
             "max_body_bytes": self.max_body_bytes,
-            "max_json_depth": self.max_json_depth,
             "rate_limit_per_s": self.rate_limit_per_s,
             "timeout_s": self.timeout_s,
         }

@@ -52,17 +52,14 @@ class Codec:
         on_shed: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._signature, self._decode, self._encode = signature, decode, encode
+        self.decodes = decode is not None
+        """True if requests are in a form of the task's own."""
         self._padding = padding or {}
         self._max_queue, self._on_shed = max_queue, on_shed
         self._num_waiting, self._took_s = 0, 1.0
         self._decoding, self._encoding = (WorkThread(name, num_threads=_NUM_THREADS) for name in OF_AN_ENDPOINT)
         for threads in (self._decoding, self._encoding):  # whose calls refer to this object as long as they last
             weakref.finalize(self, threads.shutdown)
-
-    @property
-    def decodes(self) -> bool:
-        """True if requests are in a form of the task's own."""
-        return self._decode is not None
 
     async def sample_of(self, value: Any, *, field: str = "inputs", deadline_s: float | None = None) -> Sample:
         """Return the sample of a request.

@@ -102,7 +102,8 @@ class Signature:
         Raises:
             InputError: names the place, the wanted shape or type, and what came.
         """
-        return self._of_one_length(self._parsed(sample, field), field)
+        parsed = self._parsed(sample, field)
+        return parsed if self.padding is None else self._of_one_length(parsed, self.padding, field)
 
     def _parsed(self, sample: Any, field: str) -> Sample:
         if len(self.inputs) == 1:
@@ -120,18 +121,16 @@ class Signature:
         given = (spec for spec in self.inputs if spec.name in sample)
         return {spec.name: _array(sample[spec.name], spec, f"{field}.{spec.name}") for spec in given}
 
-    def _of_one_length(self, sample: Sample, field: str) -> Sample:
+    def _of_one_length(self, sample: Sample, padding: Padding, field: str) -> Sample:
         """Check that the inputs of variable length have one, and add the mask of a sample that has none."""
-        if self.padding is None:
-            return sample
-        lengths = {name: len(sample[name]) for name in self.padding.values if name in sample}
+        lengths = {name: len(sample[name]) for name in padding.values if name in sample}
         first = next(iter(lengths.values()))
         if wrong := [name for name, length in lengths.items() if length != first]:
             same = f"{next(iter(lengths))}, {first}"
             raise InputError(f"{field}.{wrong[0]}", f"the length of {same}", f"{lengths[wrong[0]]}")
-        if self.padding.most is not None and first > self.padding.most:
-            raise InputError(field, f"a length of {self.padding.most} at most", f"{first}")
-        if (mask := self.padding.mask) is not None and mask not in sample:
+        if padding.most is not None and first > padding.most:
+            raise InputError(field, f"a length of {padding.most} at most", f"{first}")
+        if (mask := padding.mask) is not None and mask not in sample:
             spec = next(spec for spec in self.inputs if spec.name == mask)
             return {**sample, mask: np.ones(first, spec.numpy_dtype)}
         return sample

@@ -33,6 +33,7 @@ class ModelVersion:
 
     def __init__(self, signature: Signature, batcher: Batcher[Sample, Output], close: Close | None = None) -> None:
         self.signature = signature
+        self.name, self.version = signature.name, signature.version
         self.batcher = batcher
         self.codec = Codec(signature)
         """Form of its requests and answers: that of the signature, or the task's own."""
@@ -49,21 +50,9 @@ class ModelVersion:
         self._close = close
 
     @property
-    def name(self) -> str:
-        return self.signature.name
-
-    @property
-    def version(self) -> str:
-        return self.signature.version
-
-    @property
     def is_deserted(self) -> bool:
         """True if its runners are gone and not replaced in the usual time, so that requests would wait in vain."""
         return self.batcher.is_deserted and not self.rests
-
-    async def predict(self, sample: Sample, *, priority: int = 0, deadline_s: float | None = None) -> Output:
-        """Return the answer to one sample; errors are those of `Batcher.submit`."""
-        return await self.batcher.put(sample, priority=priority, deadline_s=deadline_s)
 
     async def close(self, *, drain: bool = True) -> None:
         """Answer waiting requests (`drain`), or fail them; then release the runners.
@@ -113,7 +102,11 @@ class Endpoint:
         if not any(share.traffic > 0 and not share.shadow for share in shares):
             raise ValueError(f"no version of {self.name} gets traffic")
         self.shares = tuple(shares)
+        self.versions = [share.version for share in shares]
+        """All versions, including shadows and those without traffic."""
         self._answering = [share for share in shares if share.traffic > 0 and not share.shadow]
+        self.answering = [share.version for share in self._answering]
+        """Versions that answer requests which name no version."""
         self._copied_to = {version: self._shadows_of(version) for version in self.versions}
         self._credit = [0.0] * len(self._answering)
 
@@ -121,11 +114,6 @@ class Endpoint:
         """Return the shadows that accept the version's requests."""
         shadows = [share.version for share in self.shares if share.shadow and share.version is not version]
         return [shadow for shadow in shadows if shadow.signature.takes_samples_of(version.signature)]
-
-    @property
-    def versions(self) -> list[ModelVersion]:
-        """All versions, including shadows and those without traffic."""
-        return [share.version for share in self.shares]
 
     @property
     def uncopied(self) -> list[str]:
@@ -138,11 +126,6 @@ class Endpoint:
             for share in self._answering
             if shadow not in self._copied_to[share.version]
         ]
-
-    @property
-    def answering(self) -> list[ModelVersion]:
-        """Versions that answer requests which name no version."""
-        return [share.version for share in self._answering]
 
     @property
     def main(self) -> ModelVersion:
@@ -169,25 +152,25 @@ class Endpoint:
                     return each
             there = ", ".join(each.version for each in self.versions)
             raise UnknownModelError(f"There is no version {version} of the model {self.name}; there is {there}.")
-        if len(self._answering) == 1:
-            return self._answering[0].version
+        if len(self.answering) == 1:
+            return self.answering[0]
         total = 0.0
         for index, share in enumerate(self._answering):
             self._credit[index] += share.traffic
             total += share.traffic
         turn = max(range(len(self._credit)), key=self._credit.__getitem__)
         self._credit[turn] -= total
-        return self._answering[turn].version
+        return self.answering[turn]
 
-    async def predict(
+    def predict(
         self,
         sample: Sample,
         *,
         version: str | int | ModelVersion | None = None,
         priority: int = 0,
         deadline_s: float | None = None,
-    ) -> Output:
-        """Return the answer to one sample.
+    ) -> asyncio.Future[Output]:
+        """Return the answer to one sample, which is to be awaited.
 
         Args:
             sample: result of `Signature.parse`.
@@ -202,7 +185,7 @@ class Endpoint:
         answer = chosen.batcher.put(sample, priority=priority, deadline_s=deadline_s)
         for shadow in self._copied_to.get(chosen, ()):  # none if it is gone by now
             self._copy(shadow, sample)
-        return await answer
+        return answer
 
     def _copy(self, shadow: ModelVersion, sample: Sample) -> None:
         """Send a copy to a shadow, after everything else that it has to do; the answer is discarded."""

@@ -55,7 +55,7 @@ class Registry:
         Raises:
             UnknownModelError: nothing is served yet.
         """
-        for endpoint in self:
+        for endpoint in self._endpoints.values():
             return endpoint
         raise UnknownModelError("There is no model yet.")
 

@@ -42,7 +42,7 @@ class OverloadDetector:
         self._is_watching = False
         self._began_s: float | None = None
         """Start of the round whose requests are worked on now."""
-        self._num_before = self._num = 0
+        self._num_before = self.num_taken = 0
         """Requests accepted in this round; `_num_before`: in the last one."""
         self._nums: dict[int, int] = {}
         """Number of requests accepted in this round, by priority."""
@@ -65,14 +65,9 @@ class OverloadDetector:
         return self._rounds_s[-1] if self._lasting_s else 0.0
 
     @property
-    def num_taken(self) -> int:
-        """Number of requests accepted in this round."""
-        return self._num
-
-    @property
     def taken_s(self) -> float:
         """Seconds of work accepted in this round, without refusals."""
-        return self._num * self._cost_s
+        return self.num_taken * self._cost_s
 
     def admits(
         self, loop: asyncio.AbstractEventLoop, allowed_s: float, queue_s: float = 0.0, priority: int = 0
@@ -103,7 +98,7 @@ class OverloadDetector:
             self._num_refused += 1
             self.refuses_less = is_much
             return False
-        self._num += 1
+        self.num_taken += 1
         self._nums[priority] = self._nums.get(priority, 0) + 1
         self._last_priority = priority
         return True
@@ -114,7 +109,7 @@ class OverloadDetector:
 
     def refused(self) -> None:
         """Count the request that was accepted last as refused after all, at the same cost."""
-        self._num -= 1
+        self.num_taken -= 1
         self._nums[self._last_priority] -= 1
         self._num_refused += 1
 
@@ -132,8 +127,8 @@ class OverloadDetector:
             if self._num_before:
                 self._costs_s.append(max(0.0, seconds - refusing_s) / self._num_before)
                 self._cost_s = statistics.median_low(self._costs_s)
-        is_busy = bool(self._num or self._num_refused)
-        self._num_before, self._num = self._num, 0
+        is_busy = bool(self.num_taken or self._num_refused)
+        self._num_before, self.num_taken = self.num_taken, 0
         self._nums.clear()
         self._num_refused, self._reading_s = 0, None
         self.number += 1
@@ -150,4 +145,4 @@ class OverloadDetector:
         """Return the seconds that this round's refusals took; they are read and written before anything else."""
         if self._reading_s is None or not self._num_refused:
             return 0.0
-        return (now_s - self._reading_s) * self._num_refused / (self._num_refused + self._num)
+        return (now_s - self._reading_s) * self._num_refused / (self._num_refused + self.num_taken)

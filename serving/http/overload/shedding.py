@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -157,7 +156,7 @@ class LoadShedder:
         The waiting time of requests is known only in rounds of the loop. By that alone, requests of one round would
         overtake those of the last round with as much time. The queue would then have no room for the overtaken ones.
         """
-        self._arrived_s = max(self._arrived_s, now_s - self.waited_s)
+        self._arrived_s = max(self._arrived_s, now_s - self._pressure.waited_s)
         return self._arrived_s
 
     async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,7 +165,8 @@ class LoadShedder:
             loop = asyncio.get_running_loop()
             query: bytes = scope["query_string"]
             target = scope["path"].encode("utf-8", "replace") + (b"?" + query if query else b"")
-            refusal = self.refusal(loop, wish_of(target, scope["headers"]), _host(scope.get("client")))
+            client = str(scope["client"][0]) if scope.get("client") else None
+            refusal = self.refusal(loop, wish_of(target, scope["headers"]), client)
             if refusal is not None:
                 body = refusal.body
                 await send({"type": "http.response.start", "status": 503, "headers": refusal.headers(len(body))})
@@ -265,7 +265,3 @@ class LoadShedder:
             return None
         versions = self._models.default.versions
         return versions[0] if len(versions) == 1 else None
-
-
-def _host(client: Sequence[Any] | None) -> str | None:
-    return str(client[0]) if client else None

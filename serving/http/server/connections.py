@@ -61,6 +61,8 @@ class GuardedConnection(HttpToolsProtocol):
         more: arguments of uvicorn's connections.
     """
 
+    cycle: RequestResponseCycle | None  # type: ignore[assignment]
+
     def __init__(self, *, shedding: LoadShedder, heads: Heads, read_timeout_s: float, **more: Any) -> None:
         super().__init__(**more)
         self._shedding = shedding
@@ -105,6 +107,7 @@ class GuardedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
+        self._host = self.client[0] if self.client else None
         self._begun_s = self.loop.time()
         self._be_patient(self._read_timeout_s)
 
@@ -153,17 +156,9 @@ class GuardedConnection(HttpToolsProtocol):
         return True
 
     @property
-    def _host(self) -> str | None:
-        return self.client[0] if self.client else None
-
-    @property
     def _is_free(self) -> bool:
         """True if no request is being answered here."""
-        return (self._cycle is None or self._cycle.response_complete) and not self.pipeline
-
-    @property
-    def _cycle(self) -> RequestResponseCycle | None:
-        return cast("RequestResponseCycle | None", self.cycle)
+        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
 
     # -- callbacks of the parser ---------------------------------------------------------------------------------------
 
@@ -191,9 +186,9 @@ class GuardedConnection(HttpToolsProtocol):
             scope = cast("dict[str, Any]", self.scope)
             scope[ARRIVED_KEY] = self._shedding.arrived_s(self.loop.time())
             scope[CONNECTION_KEY] = self
-        before = self._cycle
+        before = self.cycle
         super().on_headers_complete()
-        self._own_cycle = self._cycle if self._cycle is not before else None
+        self._own_cycle = self.cycle if self.cycle is not before else None
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
@@ -330,5 +325,5 @@ class GuardedConnection(HttpToolsProtocol):
     def _is_answering_before(self) -> bool:
         """True if an earlier request than the one being read is still being answered."""
         return bool(self.pipeline) or (
-            self._own_cycle is None and self._cycle is not None and not self._cycle.response_complete
+            self._own_cycle is None and self.cycle is not None and not self.cycle.response_complete
         )
