@@ -6,16 +6,21 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import Interrupted
 from orchestray.platform.process.sockets import listen
 from orchestray.serving.config.checks import check_environment
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig
-from orchestray.serving.lifecycle.control import send_change, send_replacement
+from orchestray.serving.lifecycle.control import send
 from orchestray.serving.lifecycle.name_lock import START_PATIENCE_S, EndpointState, find_endpoint
 from orchestray.serving.lifecycle.on_ray import OnRay
-from orchestray.serving.lifecycle.run import Side, new_loop, run_endpoint
+from orchestray.serving.lifecycle.run import run_endpoint
+from orchestray.serving.runtime.event_loop import FineLoop
+
+if TYPE_CHECKING:
+    from orchestray.serving.application.served import Served
 
 
 def serve(
@@ -50,7 +55,7 @@ def serve(
     check_environment()
     state = EndpointState(runs_dir, config.name)
     try:
-        with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.ExitStack() as stack:
+        with asyncio.Runner(loop_factory=FineLoop) as runner, contextlib.ExitStack() as stack:
 
             async def run() -> bool:
                 side = _local(config, stack) if local else _on_ray(config, stack, address)
@@ -86,7 +91,7 @@ def update(
     """
     config = load_serve_config(source, overrides, name=name)
     endpoint = find_endpoint(runs_dir, config.name, patience_s=START_PATIENCE_S)
-    return send_change(endpoint, config.model_dump(mode="json", exclude_unset=True))
+    return send(endpoint, config=config.model_dump(mode="json", exclude_unset=True))
 
 
 def replace(
@@ -112,10 +117,10 @@ def replace(
         OrchestrayError: it has no such replica.
     """
     config = load_serve_config(source, overrides, name=name)
-    return send_replacement(find_endpoint(runs_dir, config.name, patience_s=START_PATIENCE_S), replica)
+    return send(find_endpoint(runs_dir, config.name, patience_s=START_PATIENCE_S), replace=replica)
 
 
-def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Side:
+def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Served:
     """Return an endpoint in this process, with a socket that `stack` closes."""
     from orchestray.serving.application.endpoint import LiveEndpoint
     from orchestray.serving.application.served import Served
@@ -126,7 +131,7 @@ def _local(config: ServeConfig, stack: contextlib.ExitStack) -> Side:
     return Served(LiveEndpoint(config), listening)
 
 
-def _on_ray(config: ServeConfig, stack: contextlib.ExitStack, address: str | None) -> Side:
+def _on_ray(config: ServeConfig, stack: contextlib.ExitStack, address: str | None) -> OnRay:
     """Return an endpoint under Ray Serve, whose port is taken from now on."""
     listening = stack.enter_context(listen(config.http.host, config.http.port, key="http.host"))
     http = config.http.model_copy(update={"port": listening.getsockname()[1]})

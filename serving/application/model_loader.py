@@ -7,6 +7,7 @@ import logging
 
 from orchestray.serving.application.starting import add_codec, add_generator, divided_network, is_text, start_divided
 from orchestray.serving.config.schema import ModelSection, ServeConfig
+from orchestray.serving.models.content import content_of
 from orchestray.serving.models.own_class import OwnModel
 from orchestray.serving.replicas.batchers import ListenerOf, load_arguments, make_batcher
 from orchestray.serving.replicas.in_process import in_process
@@ -69,6 +70,4 @@ class Starters:
 
     def content(self, model: ModelSection) -> str:
         """Return a digest that distinguishes the present model of that name from earlier ones. Reads a file."""
-        from orchestray.serving.models.content import content_of
-
         return content_of(model.run)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
 
 _EVERY_S = 1.0
 _BUCKETS_MS = (1.0, 2, 5, 10, 20, 50, 100, 200, 300, 400, 500, 1000, 2000, 5000, 10_000, 60_000, 120_000)
@@ -25,12 +24,6 @@ def counted_by_serve() -> Iterator[None]:
         yield
     finally:
         _IS_COUNTED.reset(token)
-
-
-class _Answer(NamedTuple):
-    method: str
-    status: int
-    seconds: float
 
 
 class ServeMetrics:
@@ -55,12 +48,13 @@ class ServeMetrics:
         self._of_deployment = serve.metrics.Counter("serve_deployment_request_counter", tag_keys=("route",))
         for each in (self._requests, self._errors, self._latency_ms):
             each.set_default_tags(tags)
-        self._answers: list[_Answer] = []
+        self._answers: list[tuple[str, int, float]] = []
+        """Method, status and seconds of each answer that is not written yet."""
 
     def note(self, method: str, status: int, seconds: float) -> None:
         """Note an answer, `seconds` after its request came."""
         if not _IS_COUNTED.get():
-            self._answers.append(_Answer(method, status, seconds))
+            self._answers.append((method, status, seconds))
 
     async def keep_writing(self) -> None:
         """Write what is noted, until cancelled."""
@@ -70,11 +64,10 @@ class ServeMetrics:
             if answers:
                 await asyncio.to_thread(self._write, answers)
 
-    def _write(self, answers: list[_Answer]) -> None:
-        for answer in answers:
-            tags = {"method": answer.method, "status_code": str(answer.status)}
-            self._latency_ms.observe(answer.seconds * 1e3, tags=tags)
-        for (method, status), number in Counter((answer.method, answer.status) for answer in answers).items():
+    def _write(self, answers: list[tuple[str, int, float]]) -> None:
+        for method, status, seconds in answers:
+            self._latency_ms.observe(seconds * 1e3, tags={"method": method, "status_code": str(status)})
+        for (method, status), number in Counter(answer[:2] for answer in answers).items():
             self._requests.inc(number, tags={"method": method, "status_code": str(status)})
             if status >= 400:
                 self._errors.inc(number, tags={"method": method, "error_code": str(status)})

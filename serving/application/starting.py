@@ -13,6 +13,7 @@ from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import OF_AN_ENDPOINT
 from orchestray.serving.config.own_class import names_class
 from orchestray.serving.models.codec import Codec
+from orchestray.serving.models.content import served_directory
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.routing.endpoint import ModelVersion
 from orchestray.trainers.saved.run import load_run
@@ -41,7 +42,7 @@ def divided_network(model: ModelSection, config: ServeConfig) -> ServedNetwork |
         return None
     if network is None:
         try:
-            network = load_run(_directory(model)).config.strategy.network
+            network = load_run(served_directory(model.run)).config.strategy.network
         except OrchestrayError:
             return None  # the loading of the model reports what is wrong with the run
     memory_gb = config.compute.network.memory_gb if config.compute.network is not None else None
@@ -62,7 +63,7 @@ def _that_fits(model: ModelSection, network: ServedNetwork, limit_bytes: float) 
     from orchestray.serving.sharded.memory_plan import LayerSizes
     from orchestray.trainers.saved.interface import saved_example
 
-    directory = _directory(model)
+    directory = served_directory(model.run)
     is_double = load_model_json(directory / "model").get("precision") == "float64"
     task = load_run(directory).load_task()
     sizes = LayerSizes.of(task, lambda: saved_example(directory / "model", lambda: task))
@@ -183,7 +184,7 @@ async def add_codec(version: ModelVersion, model: ModelSection, max_queue: int, 
     """
     forms = version.signature.own_forms
     if forms:
-        task = await asyncio.to_thread(load_run(_directory(model)).load_task)
+        task = await asyncio.to_thread(load_run(served_directory(model.run)).load_task)
         decode, encode = (getattr(task, name) if name in forms else None for name in OF_AN_ENDPOINT)
         padding = getattr(task, "padding", None)
         version.codec = Codec(version.signature, decode, encode, padding, max_queue, listener.shed)
@@ -198,16 +199,9 @@ def gpus_of_listener(config: ServeConfig) -> float:
     each = config.resources.gpus_per_worker
     if not each:
         return 0.0
-    computed = [model for model in config.models if config.in_process or _is_known_text(model)]
+    computed = [model for model in config.models if config.in_process or is_text(model)]
     number = sum(divided_network(model, config) is None for model in computed)
     return 0.0 if not number else max(each, min(1.0, each * number))
-
-
-def _is_known_text(model: ModelSection) -> bool:
-    try:
-        return not names_class(model.run) and is_text(model)
-    except OrchestrayError:
-        return False  # the loading of the model reports what is wrong with the run
 
 
 async def add_generator(
@@ -256,20 +250,7 @@ def _load(
 
     if module is None and config.resources.gpus_per_worker:
         _take_gpu(config)
-    return load_engine(
-        model.run,
-        max_sequences=config.batching.max_batch_size,
-        token_budget=max(256, 2 * config.batching.max_batch_size),
-        max_queue=config.batching.max_queue,
-        gpus=config.resources.gpus_per_worker,
-        num_threads=max(1, int(config.resources.cpus_per_worker)),
-        precision=config.compute.precision,
-        quantize=config.compute.quantize,
-        run_timeout_s=config.batching.run_timeout_s,
-        listener=listener,
-        model=module,
-        content=content,
-    )
+    return load_engine(model, config, listener, model=module, content=content)
 
 
 def _take_gpu(config: ServeConfig) -> None:
@@ -292,22 +273,16 @@ def _take_gpu(config: ServeConfig) -> None:
 def is_text(model: ModelSection) -> bool:
     """Return True if the model's task generates text, as far as is known here. Builds tasks of the user's own."""
     try:
-        return _can_generate(model)
-    except TaskError:
+        return not names_class(model.run) and _can_generate(model)
+    except OrchestrayError:
         return False  # the loading of the model reports what is wrong with it
 
 
 def _can_generate(model: ModelSection) -> bool:
-    directory = _directory(model)
+    directory = served_directory(model.run)
     kind = load_model_json(directory / "model").get("task", {}).get("type")
     if kind in TASKS:  # without building it: its constructor may read data
         return bool(kind == _BUILT_IN)
     from orchestray.serving.generation.load import can_generate
 
     return can_generate(load_run(directory).load_task())
-
-
-def _directory(model: ModelSection) -> Any:
-    from orchestray.serving.models.content import served_directory
-
-    return served_directory(model.run)

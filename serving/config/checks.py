@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestray.platform.config.problems import Problem
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching.policies import timeout_problem
-from orchestray.serving.config.own_class import class_problem, names_class
+from orchestray.serving.config.own_class import names_class
 from orchestray.serving.config.schema import ComputeSection, ModelSection, Scaling, ServeConfig
 
 _PROPAGATORS = "OTEL_PROPAGATORS"
@@ -134,7 +134,7 @@ def _of_tls(config: ServeConfig) -> Iterator[Problem]:
 def _of_files(config: ServeConfig) -> list[Problem]:
     problems = []
     for index, model in enumerate(config.models):
-        text = class_problem(model.run) if names_class(model.run) else _of_run(Path(model.run))
+        text = _of_run(model.run)
         if text is not None:
             problems.append(Problem(f"models.{index}.run", text))
     files = {
@@ -148,13 +148,17 @@ def _of_files(config: ServeConfig) -> list[Problem]:
     return problems
 
 
-def _of_run(path: Path) -> str | None:
+def _of_run(run: str) -> str | None:
+    if names_class(run):
+        file = run.rpartition(":")[0]
+        return None if Path(file).is_file() else f"there is no file {file}"
+    path = Path(run)
     is_search = (path / "trials.jsonl").is_file()
-    run = path / "best" if is_search else path
-    if is_search and not (run / "config.yaml").is_file():
+    found = path / "best" if is_search else path
+    if is_search and not (found / "config.yaml").is_file():
         return f"{path} is a search that has found no run yet: there is nothing to serve"
-    if not (run / "config.yaml").is_file():
+    if not (found / "config.yaml").is_file():
         return f"there is no run in {path}; `orchestray runs list` shows the runs"
-    if not (run / "model" / "model.json").is_file():
-        return f"there is no trained model in {run}: the run has not finished; go on with it by --resume"
+    if not (found / "model" / "model.json").is_file():
+        return f"there is no trained model in {found}: the run has not finished; go on with it by --resume"
     return None

@@ -14,9 +14,3 @@ def names_class(run: str) -> bool:
 def class_name(run: str) -> str:
     """Return the name under which a class is served by default: that of its file."""
     return Path(run.rpartition(":")[0]).stem
-
-
-def class_problem(run: str) -> str | None:
-    """Return what is wrong with the file of a class, or None."""
-    file = run.rpartition(":")[0]
-    return None if Path(file).is_file() else f"there is no file {file}"

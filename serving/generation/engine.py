@@ -75,7 +75,6 @@ class Engine:
         max_queue: largest number of requests that may wait.
         continuous: False answers batch after batch, as a whole, for comparison.
         num_threads: CPU threads of a step; None: torch's default.
-        cache_bytes: size of the decoder's keys and values, for `stats`; 0: unknown.
         run_timeout_s: seconds after which a step is considered hung; None: never.
         remake: makes another decoder like this one, to replace it if a step hangs.
         listener: receives requests that are not answered, and steps that hang, like that of a batcher.
@@ -94,7 +93,6 @@ class Engine:
         max_queue: int = 1024,
         continuous: bool = True,
         num_threads: int | None = None,
-        cache_bytes: int = 0,
         run_timeout_s: float | None = None,
         remake: Callable[[], Decoder] | None = None,
         listener: BatchListener | None = None,
@@ -104,7 +102,7 @@ class Engine:
         self.vocabulary: Vocabulary = vocabulary or ByteVocabulary()
         self.context = decoder.context
         self._vocabulary_size = decoder.vocabulary_size
-        self._cache_bytes = cache_bytes
+        self._cache_bytes = int(getattr(decoder, "cache_bytes", 0))
         self._listener = listener or BatchListener()
         self._pool = BlockPool(decoder.num_blocks)
         self._scheduler = Scheduler(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.serving.batching.listener import BatchListener
+from orchestray.serving.config.schema import ModelSection, ServeConfig
 from orchestray.serving.generation.decoder import Decoder, TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
@@ -28,18 +28,10 @@ def can_generate(task: Task) -> bool:
 
 
 def load_engine(
-    run: str | os.PathLike[str],
-    *,
-    max_sequences: int = 32,
-    token_budget: int = 256,
-    max_queue: int = 1024,
-    num_blocks: int | None = None,
-    gpus: float = 0,
-    num_threads: int = 1,
-    precision: str = "float32",
-    quantize: str | None = None,
-    run_timeout_s: float | None = None,
+    section: ModelSection,
+    config: ServeConfig,
     listener: BatchListener | None = None,
+    *,
     model: nn.Module | None = None,
     content: str = "",
 ) -> Engine:
@@ -50,13 +42,9 @@ def load_engine(
     `vocabulary() -> Vocabulary` gives its tokens; default: bytes.
 
     Args:
-        run: directory of a training run or of a search.
-        max_sequences, token_budget, max_queue, run_timeout_s, listener: see `Engine`.
-        num_blocks: blocks of 16 tokens in the cache; default: enough for `max_sequences` requests of the whole context.
-        gpus: 0: on the CPU.
-        num_threads: CPU threads of a step.
-        precision: `float32` (unchanged) or `bfloat16` (autocast).
-        quantize: `int8`: linear layers with weights of 8-bit integers, see `quantize_int8`.
+        section: the model's section of the config.
+        config: config of the endpoint.
+        listener: see `Engine`.
         model: the run's model if loaded already, on its device and quantized: its weights are then shared.
         content: result of `content_of` for the run when the version started; empty: not checked.
 
@@ -65,25 +53,25 @@ def load_engine(
         TaskError: likewise, or the task's own `decoder` or `vocabulary` raises, or the cache does not fit into memory.
         ConfigError: the model cannot generate text, or a GPU is asked for and none exists.
     """
-    directory = served_directory(run)
+    most, compute = config.batching.max_batch_size, config.compute
+    most_rows = max(256, 2 * most)
+    directory = served_directory(section.run)
     found = load_run(directory)
     task = found.load_task()
     if model is None:
-        device = chosen_device(gpus)
+        device = chosen_device(config.resources.gpus_per_worker)
         check_content(directory / "model", content)
         model = found.load_model()
         check_content(directory / "model", content)  # it may be written while it is read
-        model = (quantize_int8(model) if quantize == "int8" else model).to(device)
+        model = (quantize_int8(model) if compute.quantize == "int8" else model).to(device)
     make_decoder: Any = getattr(task, "decoder", None)  # an optional method of a task
     make_vocabulary: Any = getattr(task, "vocabulary", None)  # as above
 
     def make() -> Decoder:
         if make_decoder is not None:
-            decoder: Decoder = make_decoder(model, max_rows=token_budget, max_sequences=max_sequences)
+            decoder: Decoder = make_decoder(model, max_rows=most_rows, max_sequences=most)
             return decoder
-        return TransformerDecoder(
-            model, max_rows=token_budget, max_sequences=max_sequences, num_blocks=num_blocks, precision=precision
-        )
+        return TransformerDecoder(model, max_rows=most_rows, max_sequences=most, precision=compute.precision)
 
     try:
         decoder = make()
@@ -91,16 +79,17 @@ def load_engine(
     except OrchestrayError:
         raise
     except Exception as error:
-        raise TaskError(f"what generates text cannot be made of {run}: {type(error).__name__}: {error}") from error
+        raise TaskError(
+            f"what generates text cannot be made of {section.run}: {type(error).__name__}: {error}"
+        ) from error
     return Engine(
         decoder,
         vocabulary,
-        max_sequences=max_sequences,
-        token_budget=token_budget,
-        max_queue=max_queue,
-        num_threads=num_threads,
-        cache_bytes=decoder.cache_bytes if isinstance(decoder, TransformerDecoder) else 0,
-        run_timeout_s=run_timeout_s,
+        max_sequences=most,
+        token_budget=most_rows,
+        max_queue=config.batching.max_queue,
+        num_threads=max(1, int(config.resources.cpus_per_worker)),
+        run_timeout_s=config.batching.run_timeout_s,
         remake=make,
         listener=listener,
     )

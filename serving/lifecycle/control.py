@@ -92,40 +92,21 @@ class ControlServer:
                 return {"error": text, "exit_status": OrchestrayError.exit_status}
 
 
-def send_change(standing: EndpointInfo, config: dict[str, Any], timeout_s: float | None = None) -> str:
+def send(standing: EndpointInfo, **what: Any) -> str:
     """Change a running endpoint; return the changes as a sentence, when requests see them.
 
     Args:
         standing: the endpoint.
-        config: plain data of the new config.
-        timeout_s: seconds to wait for the answer, while new models are loaded; None: no limit.
+        what: `config`, the plain data of the new config; or `replace`, the name of a replica in the metrics, whose
+            place another takes.
 
     Raises:
         ConfigError: the endpoint cannot be changed to that, and goes on as before.
         OrchestrayError: the change failed, and the endpoint goes on as before; or it does not answer.
     """
-    return _asked(standing, {"config": config}, timeout_s)
-
-
-def send_replacement(standing: EndpointInfo, replica: str, timeout_s: float | None = None) -> str:
-    """Have another replica take the place of one; return the change as a sentence.
-
-    Args:
-        standing: the endpoint.
-        replica: name of the replica in the metrics.
-        timeout_s: seconds to wait for the answer, while the replica answers what it has; None: no limit.
-
-    Raises:
-        OrchestrayError: there is no such replica; or the endpoint does not answer.
-    """
-    return _asked(standing, {"replace": replica}, timeout_s)
-
-
-def _asked(standing: EndpointInfo, what: dict[str, Any], timeout_s: float | None) -> str:
     try:
-        with socket.create_connection((_HOST, standing.control_port), timeout=timeout_s) as connection:
-            asked = {"secret": standing.secret, **what}
-            connection.sendall((json.dumps(asked) + "\n").encode())
+        with socket.create_connection((_HOST, standing.control_port)) as connection:
+            connection.sendall((json.dumps({"secret": standing.secret, **what}) + "\n").encode())
             line = connection.makefile("rb").readline()
         answer = json.loads(line)
     except (OSError, ValueError) as error:

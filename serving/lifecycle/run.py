@@ -7,69 +7,30 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from orchestray.serving.lifecycle.control import ControlServer
 from orchestray.serving.lifecycle.name_lock import EndpointInfo, EndpointState
-from orchestray.serving.runtime.event_loop import FineLoop
+
+if TYPE_CHECKING:
+    from orchestray.serving.application.served import Served
+    from orchestray.serving.lifecycle.on_ray import OnRay
 
 _log = logging.getLogger("orchestray.serving")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Side(Protocol):
-    """The place where an endpoint runs: this process, or an application of Ray Serve."""
-
-    def start(self) -> Coroutine[Any, Any, str]:
-        """Start; return the URL at which it answers.
-
-        Raises:
-            OrchestrayError: a model cannot be served.
-        """
-
-    def warnings(self) -> Coroutine[Any, Any, list[str]]:
-        """Return clauses about its config for its owner, once it has started."""
-
-    async def apply(self, data: dict[str, Any]) -> str:
-        """Take over a changed config, as plain data; return the changes in a sentence.
-
-        Raises:
-            OrchestrayError: it cannot be served; nothing has changed.
-        """
-
-    async def replace(self, replica: str) -> str:
-        """Have another replica take the place of one; return the change in a sentence.
-
-        Args:
-            replica: its name in the metrics.
-
-        Raises:
-            OrchestrayError: there is none of that name.
-        """
-
-    def end(self) -> Coroutine[Any, Any, None]:
-        """Answer requests that wait or run, and end. May be called before it has started."""
-
-    def end_at_once(self) -> None:
-        """End without waiting for running requests."""
-
-
-def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop for an endpoint."""
-    return FineLoop()
-
-
 async def run_endpoint(
-    name: str, side: Side, state: EndpointState, on_ready: Callable[[str], None] = lambda _url: None
+    name: str, side: Served | OnRay, state: EndpointState, on_ready: Callable[[str], None] = lambda _url: None
 ) -> bool:
     """Serve until a signal comes; a second signal ends it without waiting for running requests.
 
     Args:
         name: name of the endpoint.
-        side: place where it runs.
+        side: the place where it runs: this process, or an application of Ray Serve.
         state: lock on its name, which gets its address.
         on_ready: called with the endpoint's URL when it answers.
 

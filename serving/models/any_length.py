@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from orchestray.platform.errors import CheckpointError
-from orchestray.serving.models.isolated import Answers
 from orchestray.serving.models.padding import Padding, bucket
 from orchestray.serving.models.signature import Output, Sample, TensorSpec
 
@@ -33,7 +32,7 @@ class AnyLength:
     """
 
     def __init__(
-        self, forward: Callable[[Sequence[Sample]], Answers], padding: Padding, name: str, *, in_buckets: bool
+        self, forward: Callable[[Sequence[Sample]], list[Output]], padding: Padding, name: str, *, in_buckets: bool
     ) -> None:
         self._forward, self._padding, self._name = forward, padding, name
         self._in_buckets = in_buckets
@@ -41,19 +40,19 @@ class AnyLength:
         self._varying: dict[str, list[int]] = {}
         """Maps an output to its dimensions, in a sample, that are as long as the inputs."""
 
-    def run(self, samples: Sequence[Sample]) -> Answers:
+    def run(self, samples: Sequence[Sample]) -> list[Output]:
         """Return an answer for each sample."""
         lengths = [self._length(sample) for sample in samples]
         groups: dict[int, list[int]] = {}
         for place, length in enumerate(lengths):
             size = bucket(length, self._padding.most) if self._is_masked else length
             groups.setdefault(size, []).append(place)
-        answers: dict[int, Output | Exception] = {}
+        answers: dict[int, Output] = {}
         for size, places in groups.items():
             longest = size if self._in_buckets else max(lengths[place] for place in places)
             answered = self._forward([self._padded(samples[place], longest) for place in places])
             for place, answer in zip(places, answered, strict=True):
-                answers[place] = answer if isinstance(answer, Exception) else self._cut(answer, lengths[place])
+                answers[place] = self._cut(answer, lengths[place])
         return [answers[place] for place in range(len(samples))]
 
     def outputs(self, sample: Sample, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -73,7 +72,7 @@ class AnyLength:
         sample, length = (sample, length) if length > 1 else (self._padded(sample, 2), 2)
         short = {name: each[: length // 2] if name in self._padding.values else each for name, each in sample.items()}
         try:
-            whole, alone = _only(self._forward([sample])), _only(self._forward([short]))
+            (whole,), (alone,) = self._forward([sample]), self._forward([short])
         except Exception as error:
             raise CheckpointError(
                 f"by its task's padding its samples may have any length, and it does not answer one of {length // 2}: "
@@ -83,7 +82,7 @@ class AnyLength:
             sizes = zip(array.shape, alone[name].shape, strict=True)
             self._varying[name] = [axis for axis, (one, other) in enumerate(sizes) if one != other]
         if self._is_masked:
-            padded = _only(self._forward([sample, self._padded(short, length)])[1:])
+            _, padded = self._forward([sample, self._padded(short, length)])
             found = self._cut(padded, length // 2)
             self._is_masked = all(
                 found[name].shape == alone[name].shape and np.allclose(found[name], alone[name], _RELATIVE, _ABSOLUTE)
@@ -122,9 +121,3 @@ class AnyLength:
             name: array[tuple(slice(length if axis in self._varying[name] else None) for axis in range(array.ndim))]
             for name, array in output.items()
         }
-
-
-def _only(answers: Answers) -> Output:
-    (answer,) = answers
-    assert isinstance(answer, dict), "a forward pass raises, or answers"
-    return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -58,42 +58,37 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-class Event(Protocol):
-    """A point in a stream's work, which another stream or the CPU waits for."""
+class CudaAccelerator:
+    """A GPU, which computes while the CPU goes on.
 
-    def record(self, stream: Any) -> None: ...
+    All graphs that it records share one pool of memory, so that the largest one's suffices for all.
+    """
 
-    def synchronize(self) -> None: ...
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool: Any = None
 
-
-class Stream(Protocol):
-    """A queue of work on a device, which is done in order."""
-
-    def wait_event(self, event: Any) -> None: ...
-
-
-class Accelerator(Protocol):
-    """A device that computes while the CPU goes on: a GPU, or its stand-in in tests."""
-
-    device: torch.device
-
-    def stream(self, name: str) -> Stream:
+    def stream(self, name: str) -> torch.cuda.Stream:
         """Return a new stream; its name is for those who read a trace."""
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def event(self) -> Event:
-        """Return a new event."""
+    def event(self) -> torch.cuda.Event:
+        return torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         """Return a context whose work is that of a stream."""
+        return torch.cuda.stream(stream)
 
     def pinned(self, num_bytes: int) -> Tensor:
         """Return memory of the CPU that the device copies from and to by itself, uint8 [num_bytes]."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def memory(self, num_bytes: int) -> Tensor:
-        """Return memory of the device, uint8 [num_bytes]."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def copy(self, into: Tensor, source: Tensor) -> None:
         """Have the current stream copy a tensor, without waiting for it."""
+        into.copy_(source, non_blocking=True)
 
     def record_graph(self, model: Call, inputs: Any) -> Call:
         """Record a graph of the model for inputs of one shape, on the current stream.
@@ -104,34 +99,6 @@ class Accelerator(Protocol):
         Raises:
             RuntimeError: the model does something that a graph cannot hold, such as a branch on a result.
         """
-
-
-class CudaAccelerator:
-    """A GPU. All graphs that it records share one pool of memory, so that the largest one's suffices for all."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._pool: Any = None
-
-    def stream(self, name: str) -> Stream:
-        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-
-    def event(self) -> Event:
-        return torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def on(self, stream: Stream) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)  # type: ignore[arg-type]
-
-    def pinned(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-    def memory(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-
-    def copy(self, into: Tensor, source: Tensor) -> None:
-        into.copy_(source, non_blocking=True)
-
-    def record_graph(self, model: Call, inputs: Any) -> Call:
         taken = map_tensors(torch.clone, inputs)
         places = tensors_in(taken)
         for _ in range(_NUM_WARM_UPS):
@@ -152,8 +119,3 @@ class CudaAccelerator:
             return outputs
 
         return replay
-
-
-def accelerator_of(device: torch.device) -> Accelerator | None:
-    """Return the device as an accelerator; None for the CPU, which has nothing to overlap."""
-    return CudaAccelerator(device) if device.type == "cuda" else None

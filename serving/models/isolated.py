@@ -13,7 +13,9 @@ _log = logging.getLogger("orchestray.serving")
 Answers = list[Output | Exception]
 
 
-def run_isolated(name: str, run: Callable[[Sequence[Sample]], Answers], samples: Sequence[Sample]) -> Answers:
+def run_isolated(
+    name: str, run: Callable[[Sequence[Sample]], Sequence[Output | Exception]], samples: Sequence[Sample]
+) -> Answers:
     """Return an answer for each sample, by one call of `run`.
 
     If that fails, the batch is halved until the samples that fail are alone; the others are answered. A `RequestError`
@@ -25,7 +27,7 @@ def run_isolated(name: str, run: Callable[[Sequence[Sample]], Answers], samples:
         samples: the batch.
     """
     try:
-        return run(samples)
+        return list(run(samples))
     except BaseException as error:  # noqa: BLE001 - the user's model may raise anything, `SystemExit` among it
         if len(samples) == 1:
             return [error if isinstance(error, RequestError) else _failure(name, error)]

@@ -140,7 +140,7 @@ class OwnModel:
 
     def run(self, samples: Sequence[Sample]) -> Answers:
         """Return an answer for each sample, or a `RequestError` or `ModelError` where the model raises."""
-        return run_isolated(self.signature.name, lambda part: list(self._answers(part)), samples)
+        return run_isolated(self.signature.name, self._answers, samples)
 
     def _answers(self, samples: Sequence[Sample]) -> list[Tensors]:
         specs = self.signature.inputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,12 +16,12 @@ from orchestray.platform.data.nested import map_tensors
 from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models.any_length import AnyLength
 from orchestray.serving.models.cuda_graphs import Recorded
-from orchestray.serving.models.device import Accelerator, accelerator_of
+from orchestray.serving.models.device import CudaAccelerator
 from orchestray.serving.models.errors import ModelError
 from orchestray.serving.models.isolated import Answers, run_isolated
 from orchestray.serving.models.padding import Padding, padded_size
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec, boxed
-from orchestray.serving.models.transfer import transfer_to
+from orchestray.serving.models.transfer import HostTransfer, StreamedTransfer
 from orchestray.trainers.core.inputs import InputForm, call
 from orchestray.trainers.core.own_gradients import wants_gradients
 
@@ -68,10 +68,11 @@ class ServedModel:
         pad_to: Sequence[int] = (),
         num_threads: int = 1,
         padding: Padding | None = None,
-        accelerator: Accelerator | None = None,
+        accelerator: CudaAccelerator | None = None,
     ) -> None:
         self._device = device or torch.device("cpu")
-        accelerator = accelerator or accelerator_of(self._device)
+        if accelerator is None and self._device.type == "cuda":
+            accelerator = CudaAccelerator(self._device)
         self._autocast = precision == "bfloat16"
         self._pad_to = tuple(pad_to)
         self._num_threads = num_threads
@@ -79,7 +80,7 @@ class ServedModel:
         self._form = InputForm(example)
         self._is_narrow = _precision_of(model) == torch.bfloat16
         specs = input_specs(example, padding)
-        self._transfer = transfer_to(specs, accelerator)
+        self._transfer = HostTransfer(specs) if accelerator is None else StreamedTransfer(specs, accelerator)
         self.num_in_flight = self._transfer.num_in_flight
         self._takes_gradients = False
         self._name = name
@@ -108,7 +109,7 @@ class ServedModel:
                 raise
             self._takes_gradients = True
             answered = self._forward([sample])
-        outputs = _specs_of(answered)
+        outputs = tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in answered[0].items())
         self._run = self._forward
         if padding is not None:
             any_length = AnyLength(self._forward, padding, name, in_buckets=bool(self._pad_to))
@@ -150,7 +151,7 @@ class ServedModel:
         """
         return run_isolated(self._name, self._run, samples)
 
-    def _forward(self, samples: Sequence[Sample]) -> Answers:
+    def _forward(self, samples: Sequence[Sample]) -> list[Output]:
         size = padded_size(len(samples), self._pad_to)
         arrays, texts = self._transfer.run(samples, size, self._answers)
         return [
@@ -164,10 +165,10 @@ class ServedModel:
         size = len(next(iter(inputs.values())))
         with torch.enable_grad() if self._takes_gradients else torch.inference_mode(), self._precision():
             answered = self._answer(self._form.filled([self._as_weights(each) for each in inputs.values()]))
-            if self._texts is None:
-                self._look_at_texts(answered, size)
-            outputs = by_name(answered)
-        texts = {name: each for name, each in texts_by_name(answered).items() if name in (self._texts or ())}
+            outputs, rest = by_name(answered)
+        if self._texts is None:
+            self._texts = self._texts_of(rest, size)
+        texts = {name: each for name, each in rest.items() if name in self._texts}
         if wrong := [name for name, column in texts.items() if len(column) != size]:
             raise ModelError(f"the model answers {size} samples with {len(texts[wrong[0]])} texts, {wrong[0]}")
         for name, tensor in outputs.items():
@@ -183,12 +184,14 @@ class ServedModel:
     def _as_weights(self, tensor: Tensor) -> Tensor:
         return tensor.bfloat16() if self._is_narrow and tensor.is_floating_point() else tensor
 
-    def _look_at_texts(self, answered: Any, size: int) -> None:
-        """Find the lists that have a text for each sample, and warn of values that are not answered."""
-        self._texts = {name for name, each in texts_by_name(answered).items() if len(each) == size}
-        if clauses := left_out(answered, self._texts):
+    def _texts_of(self, rest: Mapping[str, Any], size: int) -> set[str]:
+        """Return the names of the lists that have a text for each sample, and warn of values that are not answered."""
+        texts = {name for name, each in rest.items() if isinstance(each, list | tuple) and len(each) == size}
+        others = {name: each for name, each in rest.items() if name not in texts and each is not None}
+        if clauses := [f"{name} (a {type(each).__name__})" for name, each in others.items()]:
             some = ", ".join(clauses[:_MOST_NAMED]) + (", ..." if len(clauses) > _MOST_NAMED else "")
             _log.warning("%s returns %s: no tensors or texts of samples, which are not answered", self._name, some)
+        return texts
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast:
@@ -257,21 +260,24 @@ def example_values(example: Any) -> Any:
     return values if len(values) > 1 else next(iter(values.values()))
 
 
-def by_name(outputs: Any) -> dict[str, Tensor]:
+def by_name(outputs: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return a model's tensors, in mappings and sequences of any depth, by name: `outputs`, `outputs_0`, `a.b`.
+
+    Returns:
+        the tensors, and whatever else is there, in which lists and tuples are of texts.
 
     Raises:
         ModelError: there are none, or two have one name, such as those of `{"a.b": ..., "a": {"b": ...}}`.
     """
-    named: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {}
     for name, value in _leaves(outputs, ""):
-        if isinstance(value, Tensor):
-            if name in named:
-                raise ModelError(f"the model answers with two outputs named {name}: rename one, or it would be lost")
-            named[name] = value
-    if not named and not texts_by_name(outputs):
+        if name in tensors and isinstance(value, Tensor):
+            raise ModelError(f"the model answers with two outputs named {name}: rename one, or it would be lost")
+        (tensors if isinstance(value, Tensor) else rest)[name] = value
+    if not tensors and not any(isinstance(each, list | tuple) for each in rest.values()):
         raise ModelError(f"the model answers with a {type(outputs).__name__}: wanted a tensor, or several")
-    return named
+    return tensors, rest
 
 
 def _tensors(outputs: Any) -> dict[str, Tensor]:
@@ -280,25 +286,10 @@ def _tensors(outputs: Any) -> dict[str, Tensor]:
     Raises:
         ModelError: it answers with texts, too, which are the CPU's work and would be the same at each replay.
     """
-    if texts := texts_by_name(outputs):
+    tensors, rest = by_name(outputs)
+    if texts := [name for name, each in rest.items() if isinstance(each, list | tuple)]:
         raise ModelError(f"it answers with texts ({', '.join(texts)}), which a graph does not compute")
-    return by_name(outputs)
-
-
-def texts_by_name(outputs: Any) -> dict[str, Sequence[str]]:
-    """Return a model's lists of texts by name, as `by_name` returns its tensors."""
-    return {name: value for name, value in _leaves(outputs, "") if isinstance(value, list | tuple)}
-
-
-def left_out(outputs: Any, texts: Collection[str]) -> list[str]:
-    """Return a clause about each value that a model returns and that is not answered.
-
-    Args:
-        outputs: what the model returns.
-        texts: names of the lists of texts that are answered.
-    """
-    others = ((name, each) for name, each in _leaves(outputs, "") if not isinstance(each, Tensor) and name not in texts)
-    return [f"{name} (a {type(each).__name__})" for name, each in others if each is not None]
+    return tensors
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
@@ -314,10 +305,3 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(part, f"{name or 'outputs'}_{index}")
     else:
         yield name or "outputs", value
-
-
-def _specs_of(answered: Sequence[Output | Exception]) -> tuple[TensorSpec, ...]:
-    first = answered[0]
-    if isinstance(first, Exception):
-        raise CheckpointError(f"the model does not answer its example: {first}") from first
-    return tuple(TensorSpec(name, str(array.dtype), array.shape) for name, array in first.items())

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from orchestray.serving.models.device import Accelerator
+from orchestray.serving.models.device import CudaAccelerator
 from orchestray.serving.models.signature import Tensors, TensorSpec
 
 Rest = TypeVar("Rest")
+_Kind: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor."""
 Forward = Callable[[dict[str, Tensor]], tuple[dict[str, Tensor], Rest]]
 """A function of inputs by name, [size, ...], to outputs by name and whatever else there is of the CPU."""
 
@@ -23,11 +26,14 @@ _ALIGNMENT_BYTES = 256
 """Boundary at which each tensor begins in a buffer, as in torch's own allocator: kernels read whole lines."""
 
 
-class Transfer(Protocol):
-    """A way for batches to a device and back."""
+class HostTransfer:
+    """The way to a model on the CPU: a batch is stacked in place, and copied only once."""
 
-    num_in_flight: int
+    num_in_flight = 1
     """Number of batches that may be run at once, each by a thread."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = specs
 
     def run(self, samples: Sequence[Tensors], size: int, forward: Forward[Rest]) -> tuple[Tensors, Rest]:
         """Return the answers to samples of one shape as arrays, [samples, ...], in dtypes that numpy supports.
@@ -37,23 +43,12 @@ class Transfer(Protocol):
             size: rows of the batch; rows beyond the samples repeat the first one, and their answers are left out.
             forward: computes the answers; one call at a time.
         """
-
-
-class HostTransfer:
-    """The way to a model on the CPU: a batch is stacked in place, and copied only once."""
-
-    num_in_flight = 1
-
-    def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self._specs = specs
-
-    def run(self, samples: Sequence[Tensors], size: int, forward: Forward[Rest]) -> tuple[Tensors, Rest]:
         batch = {}
         for spec in self._specs:
             batch[spec.name] = torch.empty((size, *samples[0][spec.name].shape), dtype=getattr(torch, spec.dtype))
             _stack(spec, samples, batch[spec.name])
         outputs, rest = forward(batch)
-        return {name: _as_numpy_has_it(each[: len(samples)]).numpy() for name, each in outputs.items()}, rest
+        return {name: as_numpy_has_it(each[: len(samples)]).numpy() for name, each in outputs.items()}, rest
 
 
 class StreamedTransfer:
@@ -70,7 +65,7 @@ class StreamedTransfer:
 
     num_in_flight = _NUM_IN_FLIGHT
 
-    def __init__(self, specs: Sequence[TensorSpec], accelerator: Accelerator) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], accelerator: CudaAccelerator) -> None:
         self._specs = specs
         self._accelerator = accelerator
         self._copying_in, self._computing, self._copying_out = map(accelerator.stream, ("inputs", "model", "answers"))
@@ -96,8 +91,8 @@ class StreamedTransfer:
             self._slots.put(slot)
 
     def _stacked(self, slot: _Slot, samples: Sequence[Tensors], size: int) -> dict[str, Tensor]:
-        shapes = {spec.name: (size, *samples[0][spec.name].shape) for spec in self._specs}
-        sent = slot.sent.views(shapes, {spec.name: getattr(torch, spec.dtype) for spec in self._specs})
+        kinds = {spec.name: ((size, *samples[0][spec.name].shape), getattr(torch, spec.dtype)) for spec in self._specs}
+        sent = slot.sent.views(kinds)
         for spec in self._specs:
             _stack(spec, samples, sent[spec.name])
         return sent
@@ -115,7 +110,7 @@ class StreamedTransfer:
         """
         device = self._accelerator
         with device.on(self._copying_in):
-            inputs = slot.inputs.views(*_kinds(sent))
+            inputs = slot.inputs.views(_kinds(sent))
             for name, host in sent.items():
                 device.copy(inputs[name], host)
             slot.arrived.record(self._copying_in)
@@ -123,10 +118,10 @@ class StreamedTransfer:
         with device.on(self._computing):
             outputs, rest = forward(inputs)
             # Held by the slot until the copies have ended: freed before, its memory would be the model's again.
-            slot.outputs = {name: _as_numpy_has_it(each[:num_samples]) for name, each in outputs.items()}
+            slot.outputs = {name: as_numpy_has_it(each[:num_samples]) for name, each in outputs.items()}
             slot.computed.record(self._computing)
         self._copying_out.wait_event(slot.computed)
-        answers = slot.received.views(*_kinds(slot.outputs))
+        answers = slot.received.views(_kinds(slot.outputs))
         with device.on(self._copying_out):
             for name, each in slot.outputs.items():
                 device.copy(answers[name], each)
@@ -143,7 +138,7 @@ class StreamedTransfer:
 class _Slot:
     """The memory and the events of one batch in flight."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: CudaAccelerator) -> None:
         self.sent = _Buffer(accelerator.pinned)
         self.inputs = _Buffer(accelerator.memory)
         self.received = _Buffer(accelerator.pinned)
@@ -158,31 +153,19 @@ class _Buffer:
         self._allocate = allocate
         self._memory = allocate(0)
 
-    def views(self, shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-        """Return a tensor of each shape, in memory that the next call gives out again."""
-        begins, end = {}, 0
-        for name, shape in shapes.items():
-            begins[name] = end
-            end += -(-_num_bytes(shape, dtypes[name]) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    def views(self, kinds: Mapping[str, _Kind]) -> dict[str, Tensor]:
+        """Return a tensor of each kind, in memory that the next call gives out again."""
+        places, end = {}, 0
+        for name, (shape, dtype) in kinds.items():
+            places[name] = slice(end, end + math.prod(shape) * dtype.itemsize)
+            end = -(-places[name].stop // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         if end > len(self._memory):
             self._memory = self._allocate(end)
-        return {
-            name: self._memory[begins[name] : begins[name] + _num_bytes(shape, dtypes[name])]
-            .view(dtypes[name])
-            .view(shape)
-            for name, shape in shapes.items()
-        }
+        return {name: self._memory[places[name]].view(dtype).view(shape) for name, (shape, dtype) in kinds.items()}
 
 
-def _kinds(tensors: Mapping[str, Tensor]) -> tuple[dict[str, tuple[int, ...]], dict[str, torch.dtype]]:
-    """Return the shapes and the dtypes of tensors, each by name."""
-    return {name: tuple(each.shape) for name, each in tensors.items()}, {
-        name: each.dtype for name, each in tensors.items()
-    }
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, _Kind]:
+    return {name: (tuple(each.shape), each.dtype) for name, each in tensors.items()}
 
 
 def _stack(spec: TensorSpec, samples: Sequence[Tensors], into: Tensor) -> None:
@@ -190,11 +173,7 @@ def _stack(spec: TensorSpec, samples: Sequence[Tensors], into: Tensor) -> None:
     np.stack([*rows, *[rows[0]] * (len(into) - len(rows))], out=into.numpy())
 
 
-def _as_numpy_has_it(tensor: Tensor) -> Tensor:
+def as_numpy_has_it(tensor: Tensor) -> Tensor:
+    """Return a tensor without gradients, in a dtype that numpy supports."""
     tensor = tensor.detach()
     return tensor.float() if tensor.dtype in {torch.bfloat16, torch.float16} else tensor
-
-
-def transfer_to(specs: Sequence[TensorSpec], accelerator: Accelerator | None) -> Transfer:
-    """Return the way to an accelerator, or, for None, to the CPU."""
-    return HostTransfer(specs) if accelerator is None else StreamedTransfer(specs, accelerator)

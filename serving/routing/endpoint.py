@@ -54,6 +54,10 @@ class ModelVersion:
         """True if its runners are gone and not replaced in the usual time, so that requests would wait in vain."""
         return self.batcher.is_deserted and not self.rests
 
+    async def predict(self, sample: Sample, *, priority: int = 0, deadline_s: float | None = None) -> Output:
+        """Return the answer to one sample; errors are those of `Batcher.submit`."""
+        return await self.batcher.put(sample, priority=priority, deadline_s=deadline_s)
+
     async def close(self, *, drain: bool = True) -> None:
         """Answer waiting requests (`drain`), or fail them; then release the runners.
 

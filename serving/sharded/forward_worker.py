@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from orchestray.platform.actors.gpus import own_gpu
 from orchestray.platform.comm import objects
@@ -21,8 +21,10 @@ from orchestray.platform.run.model_files import load_model_json
 from orchestray.platform.task import TaskSource
 from orchestray.serving.models.content import check_content
 from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.quantize import num_bytes
 from orchestray.serving.models.served import by_name
-from orchestray.serving.sharded.partition import ServedNetwork, cut, file_names, fill, held_bytes, plain_model
+from orchestray.serving.models.transfer import as_numpy_has_it
+from orchestray.serving.sharded.partition import ServedNetwork, cut, file_names, fill, plain_model
 from orchestray.trainers import tasks
 from orchestray.trainers.core.forward import Forward
 from orchestray.trainers.core.inputs import InputForm
@@ -122,7 +124,7 @@ class ForwardWorker:
             self._links = self._link(self._groups)
         part = self._part
         assert part is not None
-        return {"bytes": held_bytes([part]), "tensors": sorted(part.state_dict())}
+        return {"bytes": num_bytes(part), "tensors": sorted(part.state_dict())}
 
     def _take_part(self) -> None:
         place, last = self._current_groups().coordinate.pipeline, self._network.pipeline - 1
@@ -250,7 +252,7 @@ class ForwardWorker:
                 batch = {"inputs": self._form.filled([named[name] for name in self._form.names])}
             outputs = self._without_gradients(partial(self._outputs, forward, given), batch)
             if self._is_last:
-                return {name: _as_array(tensor) for name, tensor in by_name(outputs).items()}
+                return {name: as_numpy_has_it(tensor).cpu().numpy() for name, tensor in by_name(outputs)[0].items()}
             sent = Values(tuple(outputs), (False,) * len(outputs))
         finally:
             if self._links is not None and not self._is_last:
@@ -278,14 +280,6 @@ class ForwardWorker:
         """Disconnect from the others."""
         self.abort()
         self._groups = self._links = None
-
-
-def _as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    tensor = tensor.detach()
-    if tensor.dtype in {torch.bfloat16, torch.float16}:
-        tensor = tensor.float()
-    array: np.ndarray[Any, Any] = tensor.cpu().numpy()
-    return array
 
 
 def _failure(error: Exception) -> ModelError:

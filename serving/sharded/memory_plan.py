@@ -11,7 +11,7 @@ import torch
 
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.sharded.partition import plain_model
-from orchestray.trainers.parallel.pipeline.balance import balanced
+from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
 
 if TYPE_CHECKING:
@@ -19,31 +19,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StageMemory:
-    """The layers and size of one stage of a pipeline."""
-
-    first_layer: str
-    last_layer: str
-    num_bytes: int
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
     """A model cut into as few stages as fit."""
 
-    num_parameters: int
-    num_bytes: int
-    """Size of the whole model."""
-    stages: tuple[StageMemory, ...]
+    bounds: Bounds
+    """First layer of each stage, and that behind its last."""
+    stage_bytes: tuple[int, ...]
+    """Size of each stage."""
 
     @property
     def num_stages(self) -> int:
-        return len(self.stages)
-
-    @property
-    def most_bytes(self) -> int:
-        """Size of the largest stage."""
-        return max(stage.num_bytes for stage in self.stages)
+        return len(self.bounds)
 
 
 @dataclass(frozen=True)
@@ -79,45 +65,28 @@ class LayerSizes:
             sum(parameter.numel() for parameter in model.parameters()),
         )
 
-    def plan(
-        self,
-        limit_bytes: float,
-        *,
-        dtype: torch.dtype = torch.float32,
-        reserve_bytes: float = 0.0,
-        num_stages: int | None = None,
-    ) -> MemoryPlan:
+    def plan(self, limit_bytes: float, *, dtype: torch.dtype = torch.float32) -> MemoryPlan:
         """Cut into the fewest stages whose tensors fit, and among such cuts choose the most even one.
 
         Args:
             limit_bytes: memory of one process.
             dtype: type of the floating-point tensors.
-            reserve_bytes: part of that memory for activations and for cached keys and values.
-            num_stages: number of stages; None: the fewest.
 
         Raises:
-            ConfigError: a layer does not fit alone, or the stages do not.
+            ConfigError: a layer does not fit alone.
         """
         values = zip(self.num_values, self.other_bytes, strict=True)
         sizes = [float(count * dtype.itemsize + other) for count, other in values]
-        room_bytes = limit_bytes - reserve_bytes
         largest = max(range(len(sizes)), key=sizes.__getitem__)
-        if sizes[largest] > room_bytes:
+        if sizes[largest] > limit_bytes:
             raise ConfigError(
                 f"The layer {self.names[largest]} takes {_shown(sizes[largest])}, and a process has "
-                f"{_shown(room_bytes)} for it: split the layers over workers, too (strategy.network.tensor: at least "
-                f"{-(-int(sizes[largest]) // max(1, int(room_bytes)))})."
+                f"{_shown(limit_bytes)} for it: split the layers over workers, too (strategy.network.tensor: at least "
+                f"{-(-int(sizes[largest]) // max(1, int(limit_bytes)))})."
             )
-        wanted = num_stages or fewest_stages(sizes, room_bytes, self.forbidden_cuts)
-        bounds = balanced(sizes, wanted, sizes, room_bytes, forbidden=self.forbidden_cuts)
-        return MemoryPlan(
-            self.num_parameters,
-            int(sum(sizes)),
-            tuple(
-                StageMemory(self.names[start], self.names[stop - 1], int(sum(sizes[start:stop])))
-                for start, stop in bounds
-            ),
-        )
+        fewest = fewest_stages(sizes, limit_bytes, self.forbidden_cuts)
+        bounds = balanced(sizes, fewest, sizes, limit_bytes, forbidden=self.forbidden_cuts)
+        return MemoryPlan(bounds, tuple(int(sum(sizes[start:stop])) for start, stop in bounds))
 
 
 def fewest_stages(costs: Sequence[float], limit: float, forbidden: Collection[int] = ()) -> int:

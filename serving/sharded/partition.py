@@ -19,6 +19,7 @@ from orchestray.platform.run.checkpoint_files import MODEL_FILE, FileSum
 from orchestray.platform.run.model_files import is_compressed, load_model_json, load_model_tensors
 from orchestray.platform.run.store import LocalStore
 from orchestray.platform.run.tensor_file import stream
+from orchestray.serving.models.quantize import num_bytes
 from orchestray.trainers.analysis.flops import flops_of
 from orchestray.trainers.analysis.trace import Recorder
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
@@ -118,7 +119,7 @@ def cut(task: Task, model: nn.Module, network: ServedNetwork, example: Any) -> t
     costs = [1.0] * len(layers) if network.split == "equal" else forward_costs(layers, example)
     limit = network.memory_limit_bytes
     parts = range(len(layers)) if limit is not None else range(0)
-    memory = [float(held_bytes([layers.part(index, index + 1)])) for index in parts] or None
+    memory = [float(num_bytes(layers.part(index, index + 1))) for index in parts] or None
     return layers, balanced(costs, network.pipeline, memory, limit, forbidden=layers.forbidden_cuts)
 
 
@@ -140,12 +141,6 @@ def forward_costs(layers: Layers, example: Any) -> list[float]:
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def held_bytes(modules: Sequence[nn.Module]) -> int:
-    """Return the bytes of all parameters and buffers, counting each tensor once."""
-    held = {id(tensor): tensor.nbytes for module in modules for tensor in (*module.parameters(), *module.buffers())}
-    return sum(held.values())
 
 
 def file_names(model: nn.Module) -> dict[str, str]:

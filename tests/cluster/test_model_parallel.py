@@ -18,9 +18,10 @@ from orchestray.serving.application.endpoint import LiveEndpoint
 from orchestray.serving.batching import Batcher
 from orchestray.serving.config.load import load_serve_config
 from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.quantize import num_bytes
 from orchestray.serving.models.signature import Output, Sample
 from orchestray.serving.sharded.model_parallel import ModelParallel
-from orchestray.serving.sharded.partition import ServedNetwork, held_bytes
+from orchestray.serving.sharded.partition import ServedNetwork
 from orchestray.trainers.saved.run import load_run
 from support.served import written_run
 
@@ -141,7 +142,7 @@ def test_a_pipeline_of_processes_answers_as_the_whole_model_and_loses_no_request
         parallel = await ModelParallel.start(run, ServedNetwork(pipeline=2), max_batch_size=4)
         try:
             assert [spec.shape for spec in parallel.signature.outputs] == [(16, 256)]
-            assert max(held["bytes"] for held in parallel.held) < held_bytes([model])
+            assert max(held["bytes"] for held in parallel.held) < num_bytes(model)
             batcher: Batcher[Sample, Output] = Batcher(max_batch_size=4)
             for _ in range(parallel.num_in_flight):
                 batcher.add_runner(parallel.run, replace=parallel.runner)

@@ -21,10 +21,10 @@ from orchestray.serving.generation.router import make_generate_router
 from orchestray.serving.http import HttpSettings, Monitor, make_app
 from orchestray.serving.http.overload.shedding import LoadShedder
 from orchestray.serving.http.server.http_server import HttpServer
-from orchestray.serving.lifecycle.run import new_loop
 from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec
 from orchestray.serving.routing.endpoint import ModelVersion, Share
 from orchestray.serving.routing.registry import Registry
+from orchestray.serving.runtime.event_loop import FineLoop
 from support.generation import engine_of
 from support.patience import PATIENCE_S
 
@@ -155,7 +155,7 @@ def listening(
                 await server.stop()
 
         def run() -> None:
-            with asyncio.Runner(loop_factory=new_loop) as runner:
+            with asyncio.Runner(loop_factory=FineLoop) as runner:
                 runner.run(serve())
 
         port, scheme = listener.getsockname()[1], "http" if http.tls.certificate is None else "https"

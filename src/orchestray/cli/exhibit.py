@@ -385,7 +385,7 @@ def _gpt3() -> Shown:
         for memory_gb in (16, 80, 1000)
     }
     rows = [
-        [name, memory_gb, plan.num_stages, plan.num_bytes / 1e9, plan.most_bytes / 1e9]
+        [name, memory_gb, plan.num_stages, sum(plan.stage_bytes) / 1e9, max(plan.stage_bytes) / 1e9]
         for (name, memory_gb), plan in plans.items()
     ]
     return Shown(

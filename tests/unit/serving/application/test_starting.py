@@ -30,9 +30,9 @@ from orchestray.serving.generation.decoder import TransformerDecoder
 from orchestray.serving.generation.engine import Engine
 from orchestray.serving.generation.sampling import Sampling
 from orchestray.serving.models.content import content_of
-from orchestray.serving.models.quantize import quantize_int8
+from orchestray.serving.models.quantize import num_bytes, quantize_int8
 from orchestray.serving.routing.endpoint import ModelVersion
-from orchestray.serving.sharded.partition import ServedNetwork, cut, held_bytes, plain_model
+from orchestray.serving.sharded.partition import ServedNetwork, cut, plain_model
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.transformer import Embedding
 from support.http_endpoint import ROW_SUMS, row_sums, version_of
@@ -344,14 +344,14 @@ def test_a_model_is_divided_into_as_many_stages_as_the_memory_of_a_process_asks_
         loaded = load_serve_config({"name": "x", "models": [{"name": "m", "run": str(run)}], "compute": compute})
         return divided_network(loaded.models[0], loaded)
 
-    whole = held_bytes([model])
+    whole = num_bytes(model)
     assert stages(whole) is None
     half = stages(whole / 2 * 1.1)
     assert half is not None
     assert half.pipeline == 2
     task = load_run(run).load_task()
     layers, bounds = cut(task, plain_model(task), half, torch.zeros(2, 32, dtype=torch.int64))
-    assert max(held_bytes([layers.part(*bound)]) for bound in bounds) <= half.memory_limit_bytes
+    assert max(num_bytes(layers.part(*bound)) for bound in bounds) <= half.memory_limit_bytes
     with pytest.raises(ConfigError, match="split the layers over workers"):
         stages(1000)
 

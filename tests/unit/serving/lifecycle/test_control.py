@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestray.platform.errors import OrchestrayError
-from orchestray.serving.lifecycle.control import ControlServer, send_change, send_replacement
+from orchestray.serving.lifecycle.control import ControlServer, send
 from orchestray.serving.lifecycle.name_lock import EndpointInfo
 from support.patience import PATIENCE_S
 
@@ -29,13 +29,13 @@ def test_who_does_not_know_the_secret_changes_nothing() -> None:
         server = ControlServer(apply, "right", refuse)
         port = await server.start()
         with pytest.raises(OrchestrayError, match="secret"):
-            await asyncio.to_thread(send_change, EndpointInfo("e", 1, "", port, "wrong"), {})
+            await asyncio.to_thread(send, EndpointInfo("e", 1, "", port, "wrong"), config={})
         assert applied == []
         there = EndpointInfo("e", 1, "", port, "right")
-        assert await asyncio.to_thread(send_change, there, {"name": "e"}) == "done"
+        assert await asyncio.to_thread(send, there, config={"name": "e"}) == "done"
         assert applied == [{"name": "e"}]
         with pytest.raises(OrchestrayError, match="there is no e-1"):
-            await asyncio.to_thread(send_replacement, there, "e-1")
+            await asyncio.to_thread(send, there, replace="e-1")
         assert applied == [{"name": "e"}]
         await server.close()
 
@@ -52,9 +52,9 @@ def test_what_nobody_foresaw_is_told_to_who_asks_and_its_traceback_to_the_log(ca
         server = ControlServer(apply, "right", refuse)
         there = EndpointInfo("e", 1, "", await server.start(), "right")
         with pytest.raises(OrchestrayError, match=r"the change failed.*: ConnectionError: the head .* is gone") as told:
-            await asyncio.to_thread(send_change, there, {"name": "odd"})
+            await asyncio.to_thread(send, there, config={"name": "odd"})
         assert told.value.exit_status == 1
-        assert await asyncio.to_thread(send_change, there, {"name": "e"}) == "done"
+        assert await asyncio.to_thread(send, there, config={"name": "e"}) == "done"
         await server.close()
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))

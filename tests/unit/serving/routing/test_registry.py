@@ -176,8 +176,8 @@ def test_a_thread_that_hangs_is_replaced_and_its_batch_fails_alone() -> None:
         model = Hangs("1")
         version = in_process(model, Batcher(policy=Greedy(), run_timeout_s=2.0))
         with pytest.raises(RunTimeoutError):
-            await version.batcher.submit(model.signature.parse(1))
-        assert float((await version.batcher.submit(model.signature.parse(2)))["inputs"]) == 2
+            await version.predict(model.signature.parse(1))
+        assert float((await version.predict(model.signature.parse(2)))["inputs"]) == 2
         Hangs.go_on.set()
         await version.close()
 
@@ -194,7 +194,7 @@ def test_every_client_gets_its_own_answer_whatever_the_interleaving() -> None:
                 sample = model.signature.parse([number, turn, 1, 0])
                 (wanted,) = alone.run([sample])
                 assert isinstance(wanted, dict)
-                got = await version.batcher.submit(sample)
+                got = await version.predict(sample)
                 assert abs(got["outputs"] - wanted["outputs"]).max() <= 1e-6
 
         alone = served_linear()

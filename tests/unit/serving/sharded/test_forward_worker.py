@@ -14,8 +14,9 @@ from orchestray.platform.comm.collective import Collective
 from orchestray.platform.errors import CheckpointError, ConfigError
 from orchestray.serving.models.content import content_of
 from orchestray.serving.models.errors import ModelError
+from orchestray.serving.models.quantize import num_bytes
 from orchestray.serving.sharded.forward_worker import Arrays, ForwardWorker, StageFailedError
-from orchestray.serving.sharded.partition import ServedNetwork, held_bytes, plain_model
+from orchestray.serving.sharded.partition import ServedNetwork, plain_model
 from orchestray.trainers.saved.run import load_run
 from support.pairs_task import pairs_run
 from support.served import written_run
@@ -75,7 +76,7 @@ def test_the_answers_are_those_of_the_whole_model(tmp_path: Path, task: dict[str
         with torch.no_grad():
             whole = model(torch.from_numpy(batch["inputs"])).numpy()
         np.testing.assert_allclose(answer, whole, rtol=1e-5, atol=1e-6)
-    assert max(worker["bytes"] for worker in held) < held_bytes([model])
+    assert max(worker["bytes"] for worker in held) < num_bytes(model)
 
 
 @pytest.mark.parametrize("how", ["mapping", "tuple"])
@@ -90,7 +91,7 @@ def test_a_model_of_several_inputs_is_divided(tmp_path: Path, how: str, network:
     with torch.no_grad():
         whole = model(*(torch.from_numpy(batch[name]) for name in names), *(["mean"] if how == "mapping" else []))
     np.testing.assert_allclose(answer, whole.numpy(), rtol=1e-5, atol=1e-6)
-    assert max(worker["bytes"] for worker in held) < held_bytes([model])
+    assert max(worker["bytes"] for worker in held) < num_bytes(model)
 
 
 def test_a_pipeline_holds_each_tensor_once_and_a_stage_is_built_without_the_memory_of_the_others(
@@ -101,7 +102,7 @@ def test_a_pipeline_holds_each_tensor_once_and_a_stage_is_built_without_the_memo
     _, held = served(run, ServedNetwork(pipeline=3), [inputs_of(SOURCE, 2)])
     names = [name for worker in held for name in worker["tensors"]]
     assert sorted(names) == sorted(model.state_dict())
-    assert sum(worker["bytes"] for worker in held) == held_bytes([model])
+    assert sum(worker["bytes"] for worker in held) == num_bytes(model)
     assert all(parameter.is_meta for parameter in plain_model(load_run(run).load_task()).parameters())
 
 

@@ -13,9 +13,9 @@ from orchestray.serving.config.schema import HttpSection
 from orchestray.serving.http import HttpSettings, Monitor, make_app
 from orchestray.serving.http.overload.shedding import LoadShedder
 from orchestray.serving.http.server.http_server import HttpServer
-from orchestray.serving.lifecycle.run import new_loop
 from orchestray.serving.routing.endpoint import Share
 from orchestray.serving.routing.registry import Registry
+from orchestray.serving.runtime.event_loop import FineLoop
 from support.http_endpoint import ROW_SUMS, Held, version_of
 from support.patience import PATIENCE_S
 
@@ -70,7 +70,7 @@ def run(main: Any) -> Any:
     async def limited() -> Any:
         return await asyncio.wait_for(main, PATIENCE_S)
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
+    with asyncio.Runner(loop_factory=FineLoop) as runner:
         return runner.run(limited())
 
 
