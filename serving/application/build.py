@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.application.change_memory import Wanted
 from orchestray.serving.application.deployments import (
     HEALTH_PERIOD_S,
     deployment_name,
@@ -16,7 +15,7 @@ from orchestray.serving.application.deployments import (
     model_key,
 )
 from orchestray.serving.application.endpoint import settings_of
-from orchestray.serving.application.ingress import Ingress
+from orchestray.serving.application.ingress import Ingress, Wanted
 from orchestray.serving.application.starting import gpus_of_listener
 from orchestray.serving.config.load import ServeSource, load_serve_config
 from orchestray.serving.config.schema import ServeConfig

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import OrchestrayError
 from orchestray.serving.application import serve_apps
-from orchestray.serving.application.batch_channel import GONE, BatchConnection
+from orchestray.serving.application.batch_channel import GONE, BatchConnection, Door, doors_of, new_doors, remove
 from orchestray.serving.application.deployments import deployment_name, has_replicas, model_deployment, model_key
-from orchestray.serving.application.doors import Door, doors_of, new_doors, remove
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.starting import add_codec, add_generator
 from orchestray.serving.batching import Batcher, RunnerHandle

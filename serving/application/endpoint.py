@@ -20,8 +20,10 @@ from orchestray.serving.application.changes import (
     keep_fixed,
     key_of,
     refuse_unsaid_opening,
+    release,
+    sections_of,
+    stand_in,
 )
-from orchestray.serving.application.making_room import release, sections_of, stand_in
 from orchestray.serving.application.model_loader import Starters
 from orchestray.serving.application.watch import Watch
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig

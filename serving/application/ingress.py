@@ -1,15 +1,20 @@
-"""The ingress of an endpoint's application: its HTTP server, the queues of its models, and its handle's methods."""
+"""The ingress of an endpoint's application: its HTTP server, the queues of its models, and its handle's methods.
+
+Its last change is kept by the cluster: an ingress that dies is replaced by one that knows it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from orchestray.platform.cluster import key_values
 from orchestray.platform.errors import OrchestrayError
 from orchestray.platform.process.sockets import listen
-from orchestray.serving.application.change_memory import ChangeMemory, Wanted
 from orchestray.serving.application.deployed import ApplicationStarters
 from orchestray.serving.application.endpoint import DRAIN_S, LiveEndpoint
 from orchestray.serving.application.loop_thread import LoopThread
@@ -22,6 +27,35 @@ from orchestray.serving.replicas.batchers import ListenerOf
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+Wanted: TypeAlias = dict[str, Any]
+"""`config`, `settings`, `deployments` and `reserves_cpus` of an endpoint, as `application` makes them: JSON values."""
+
+
+class ChangeMemory:
+    """The change that an endpoint has made since it was deployed, in the cluster's key-value store.
+
+    Args:
+        deployed: the `user_config` that the endpoint was deployed with: one that is deployed again forgets the change.
+    """
+
+    def __init__(self, deployed: Wanted) -> None:
+        from ray import serve
+
+        self._deployed = deployed
+        self._digest = hashlib.sha256(json.dumps(deployed, sort_keys=True).encode()).hexdigest()
+        self._key = f"orchestray-change-{serve.get_replica_context().app_name}"
+
+    def latest(self) -> Wanted:
+        """Return the config of the last change; without one, that of the deployment."""
+        kept = key_values.get(self._key) or {}
+        changed: Wanted = kept["wanted"] if kept.get("since") == self._digest else self._deployed
+        return changed
+
+    def write(self, wanted: Wanted) -> None:
+        """Keep a change."""
+        key_values.put(self._key, {"since": self._digest, "wanted": wanted})
+
 
 _log = logging.getLogger("orchestray.serving")
 

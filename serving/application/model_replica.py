@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from orchestray.serving.application.batch_channel import BatchServer
-from orchestray.serving.application.doors import Door, announce, doors_of
+from orchestray.serving.application.batch_channel import BatchServer, Door, announce, doors_of
 from orchestray.serving.replicas.batch_thread import BatchThread
 
 

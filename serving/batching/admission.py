@@ -8,11 +8,105 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from orchestray.serving.batching.cold_start import ColdStart
 from orchestray.serving.batching.policies.service_time import ServiceTimeModel
-from orchestray.serving.batching.prediction_error import Lateness
-from orchestray.serving.batching.queue import RequestQueue
+from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
+
+_NUM_KNOWN = 5
+_LEAST_OUTAGE_S = 10.0
+"""Shortest outage: a loss must first be noticed."""
+
+
+class ColdStart:
+    """A timer from the first request that finds no runner to the first runner, on the loop's clock."""
+
+    def __init__(self) -> None:
+        self._known_s: deque[float] = deque(maxlen=_NUM_KNOWN)
+        self._asked_s: float | None = None
+        """Time of the first request that found no runner."""
+        self._gone_s: float | None = None
+        """Time at which the last runner went; None while there is one."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Median of the last few starts, so that one outage is not expected again; None: nothing is known."""
+        return statistics.median_low(self._known_s) if self._known_s else None
+
+    def expect(self, seconds: float) -> None:
+        """Record the length of an earlier start."""
+        self._known_s.append(seconds)
+
+    def asked(self, now_s: float) -> None:
+        """Note a request that found no runner."""
+        if self._asked_s is None:
+            self._asked_s = now_s
+
+    def gone(self, now_s: float) -> None:
+        """Note that the last runner has gone."""
+        self._gone_s = now_s
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Return True if the last runner has been gone clearly longer than a new one takes to start."""
+        return self._gone_s is not None and now_s - self._gone_s > self._longest_s
+
+    def is_awaited(self, now_s: float) -> bool:
+        """Return True if requests found no runner, not longer ago than a new one may well take to start."""
+        return self._asked_s is not None and now_s - self._asked_s <= self._longest_s
+
+    @property
+    def _longest_s(self) -> float:
+        return max(_LEAST_OUTAGE_S, 2 * (self.seconds or 0.0))
+
+    def ended(self, now_s: float) -> None:
+        """Note that a first runner exists."""
+        self._gone_s = None
+        if self._asked_s is not None:
+            self._known_s.append(now_s - self._asked_s)
+            self._asked_s = None
+
+    def left_s(self, now_s: float) -> float:
+        """Return the seconds until a runner is expected; 0 if nothing is known or it is overdue."""
+        seconds = self.seconds
+        if seconds is None:
+            return 0.0
+        return max(0.0, seconds - (0.0 if self._asked_s is None else now_s - self._asked_s))
+
+
+_KNOWN_BATCHES = 64
+_SHARE = 0.95
+_LEAST_KNOWN = 8
+
+
+class Lateness:
+    """The prediction errors of the last batches: pauses of the event loop, and batches that take longer.
+
+    The queue of an overloaded server is filled until further requests would be late. So every request in it has just
+    the predicted time: if one batch takes longer, all requests behind it are late at once.
+    """
+
+    def __init__(self) -> None:
+        self._errors_s: deque[float] = deque(maxlen=_KNOWN_BATCHES)
+        self._room_s: float | None = 0.0
+
+    def note(self, answered_s: float, requests: Sequence[Request[Any, Any]]) -> None:
+        """Note that a batch is answered at `answered_s`, or would be.
+
+        The error is taken against the latest promise in the batch. Requests with earlier promises were overtaken by
+        more urgent ones, which says nothing about the time of a batch.
+        """
+        promised_s = [request.expected_s for request in requests if request.expected_s < math.inf]
+        self._errors_s.append(answered_s - max(promised_s, default=math.inf))
+        self._room_s = None
+
+    @property
+    def room_s(self) -> float:
+        """Seconds that almost all of the last batches needed beyond the prediction; at least 0."""
+        if self._room_s is None:
+            known = sorted(self._errors_s)
+            enough = len(known) >= _LEAST_KNOWN
+            self._room_s = max(0.0, known[int(_SHARE * (len(known) - 1))]) if enough else 0.0
+        return self._room_s
+
 
 _LEAST_RETRY_S = 1e-3
 _KNOWN_ROUNDS = 8
@@ -189,5 +283,5 @@ class Admission:
         return seconds if self._runners else seconds + self.start.left_s(now_s)
 
     def _work_s(self, num_requests: int) -> float:
-        """Return the seconds that all runners together need for so many requests, in full batches."""
+        """Return the seconds that all runners together need for a number of requests, in full batches."""
         return num_requests / self._max_batch_size * self.full_batch_s / max(1, len(self._runners))

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.batching.core import Core
 from orchestray.serving.batching.dispatch import Dispatch
-from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError
+from orchestray.serving.batching.errors import BatcherClosedError, DeadlineError, QueueFullError, fail
 from orchestray.serving.batching.listener import (
     SHED_EXPIRED,
     SHED_INFEASIBLE,
@@ -22,7 +22,6 @@ from orchestray.serving.batching.listener import (
     Process,
     RunnerStats,
 )
-from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Adaptive, Policy
 from orchestray.serving.batching.queue import PATIENCE_S, Request
 from orchestray.serving.batching.runner import RunFunction, RunnerHandle

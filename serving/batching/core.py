@@ -76,7 +76,7 @@ class Core(Generic[In, Out]):
             self.loop.call_exception_handler({"message": "a listener of a batcher raised", "exception": error})
 
     def give_up_policy(self, error: Exception) -> None:
-        """Be greedy from now on: a policy that fails must not leave requests waiting."""
+        """Replace the policy by a greedy one: one that fails must not leave requests waiting."""
         self.policy = Greedy()
         text = "the policy of a batcher failed; from now on batches do not wait for more requests"
         self.loop.call_exception_handler({"message": text, "exception": error})

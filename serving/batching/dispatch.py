@@ -8,10 +8,9 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from orchestray.serving.batching.core import Core
-from orchestray.serving.batching.errors import DeadlineError
+from orchestray.serving.batching.errors import DeadlineError, fail
 from orchestray.serving.batching.in_flight import InFlight
 from orchestray.serving.batching.listener import SHED_INFEASIBLE
-from orchestray.serving.batching.outcomes import fail
 from orchestray.serving.batching.policies import Opportunity
 from orchestray.serving.batching.runner import RunnerHandle
 

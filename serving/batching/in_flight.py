@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from orchestray.serving.batching.core import Core
-from orchestray.serving.batching.errors import RunnerLostError, RunTimeoutError
-from orchestray.serving.batching.outcomes import as_failure, fail
+from orchestray.serving.batching.errors import RunnerLostError, RunTimeoutError, as_failure, fail
 from orchestray.serving.batching.queue import Request
 from orchestray.serving.batching.runner import BatchInFlight, RunnerHandle, call
 

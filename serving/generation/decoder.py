@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.generation.kv_cache import BLOCK_SIZE, blocks_for
-from orchestray.serving.generation.scheduler import Piece, Step
+from orchestray.serving.generation.scheduler import BLOCK_SIZE, Piece, Step, blocks_for
 from orchestray.serving.models.quantize import Int8Linear
 from orchestray.trainers.tasks.transformer import Block, Embedding
 

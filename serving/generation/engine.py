@@ -20,11 +20,10 @@ from orchestray.serving.batching.errors import (
 from orchestray.serving.batching.listener import SHED_EXPIRED, SHED_INFEASIBLE, SHED_QUEUE_FULL, BatchListener
 from orchestray.serving.generation.decoder import Decoder
 from orchestray.serving.generation.generation import Generation, Output
-from orchestray.serving.generation.kv_cache import BlockPool
 from orchestray.serving.generation.metrics import times_of_an_engine
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
-from orchestray.serving.generation.scheduler import Scheduler, Step
+from orchestray.serving.generation.scheduler import BlockPool, Scheduler, Step
 from orchestray.serving.generation.step_thread import StepHangsError, StepThread
 from orchestray.serving.generation.text import ByteVocabulary, Vocabulary
 from orchestray.serving.models.errors import InputError, ModelError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version as version_of
@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orchestray.serving.http.cors import add_cors
-from orchestray.serving.http.direct import Direct
 from orchestray.serving.http.inference_v2 import v2_routes
-from orchestray.serving.http.middleware import RequestMiddleware
+from orchestray.serving.http.middleware import RequestMiddleware, path_in, with_prefix
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.openapi import describe
 from orchestray.serving.http.page import page_routes
 from orchestray.serving.http.predict import predict_routes
 from orchestray.serving.http.predictor import Predictor
-from orchestray.serving.http.prefix import with_prefix
 from orchestray.serving.http.problems import HttpProblem
+from orchestray.serving.http.request_context import SCOPE_KEY
+from orchestray.serving.http.responses import EXPOSED
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.http.tracing import Spans
 from orchestray.serving.models.json_object import input_error
@@ -33,6 +33,42 @@ from orchestray.serving.routing.registry import Registry
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+class Direct:
+    """An application in which the endpoints of some routes are found by exact path and method, and no layer is passed.
+
+    Args:
+        app: application of all other requests.
+        front: middleware of the routes.
+        routes: routes whose paths have no parameters.
+    """
+
+    def __init__(self, app: ASGIApp, front: RequestMiddleware, routes: Sequence[Route]) -> None:
+        self.app = app
+        self._front = front
+        self._found: dict[tuple[str, str], ASGIApp] = {
+            (method, route.path): _as_app(route.endpoint, f"{method} {route.path}")
+            for route in routes
+            for method in route.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        found = self._found.get((scope["method"], path_in(scope))) if scope["type"] == "http" else None
+        if found is None:
+            await self.app(scope, receive, send)
+        else:
+            await self._front(found, scope, receive, send)
+
+
+def _as_app(endpoint: Callable[[Request], Awaitable[Response]], name: str) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[SCOPE_KEY].span.update_name(name)
+        response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    return app
 
 
 class ServingApp(FastAPI):
@@ -137,7 +173,13 @@ def make_app(
         lifespan=lifespan,
     )
     if settings.cors_origins:
-        add_cors(app, settings.cors_origins)
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=[*settings.cors_origins],
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
     app.add_exception_handler(HTTPException, _as_problem)
     app.add_exception_handler(RequestValidationError, _as_wrong_input)
     # Routes are tried in order, so the most frequent ones come first.

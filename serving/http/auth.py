@@ -1,4 +1,4 @@
-"""Bearer tokens (RFC 6750): only their SHA-256 is kept, and they are compared in constant time."""
+"""Bearer tokens (RFC 6750) and their rate limits: only their SHA-256 is kept, and compared in constant time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestray.platform.errors import ConfigError
-from orchestray.serving.http.problems import HttpProblem
+from orchestray.serving.http.problems import HttpProblem, unavailable
 
 ENVIRONMENT_VARIABLE = "ORCHESTRAY_TOKEN"
 _LINE = re.compile(r"(?P<digest>[0-9a-fA-F]{64})(?:\s+(?P<name>[\w.@-]{1,64}))?(?:\s+rate=(?P<rate>\d+(?:\.\d+)?))?")
@@ -116,3 +116,34 @@ def _read(tokens_file: Path) -> list[Token]:
 
 def _unauthorized(text: str, challenge: str) -> HttpProblem:
     return HttpProblem(401, text, headers={"www-authenticate": challenge})
+
+
+class RateLimits:
+    """A token bucket per token, filled at its rate, with room for what one second brings.
+
+    Args:
+        per_s: rate for tokens without one of their own; None: no limit.
+    """
+
+    def __init__(self, per_s: float | None) -> None:
+        self._per_s = per_s
+        self._buckets: dict[str, tuple[float, float]] = {}
+
+    def take(self, token: Token, now_s: float) -> None:
+        """Count a request.
+
+        Raises:
+            HttpProblem: 429, with the time until the next is allowed.
+        """
+        per_s = token.rate_limit_per_s or self._per_s
+        if per_s is None:
+            return
+        most = max(1.0, per_s)
+        left, before_s = self._buckets.get(token.digest, (most, now_s))
+        left = min(most, left + (now_s - before_s) * per_s)
+        if left < 1.0:
+            self._buckets[token.digest] = (left, now_s)
+            raise unavailable(
+                f"More than the {per_s:g} requests a second that this token is allowed.", (1.0 - left) / per_s, 429
+            )
+        self._buckets[token.digest] = (left - 1.0, now_s)

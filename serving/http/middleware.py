@@ -1,4 +1,7 @@
-"""ASGI middleware for every request: id, token and size before; errors, metrics and the access log after."""
+"""ASGI middleware for every request: id, token and size before; errors, metrics and the access log after.
+
+Links, redirects and the `servers` of the OpenAPI document have the prefix under which a proxy shows an endpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,10 @@ from typing import TYPE_CHECKING
 from starlette.requests import ClientDisconnect
 
 from orchestray.serving.http.access_log import AccessLog
+from orchestray.serving.http.auth import RateLimits
 from orchestray.serving.http.body import INFLATED, check_length, inflated
 from orchestray.serving.http.monitor import Monitor
-from orchestray.serving.http.prefix import path_in
 from orchestray.serving.http.problems import HttpProblem, as_problem, openai_error
-from orchestray.serving.http.rate_limit import RateLimits
 from orchestray.serving.http.request_context import ARRIVED_KEY, SCOPE_KEY, Call
 from orchestray.serving.http.responses import json_answer
 from orchestray.serving.http.settings import HttpSettings
@@ -136,3 +138,38 @@ class _Answer:
 
 def _is_open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith(_OPEN_PREFIX) or _MODEL_HEALTH.fullmatch(path) is not None
+
+
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]{1,64}){1,16}")
+"""Pattern of prefixes, as of `http.root_path`: not `//host`, nor quotes, which would lead browsers elsewhere."""
+_HEADER = b"x-forwarded-prefix"
+
+
+def with_prefix(scope: Scope, root_path: str) -> Scope:
+    """Return the scope of a request with its whole prefix as ASGI's `root_path`, and at the begin of its `path`.
+
+    Without `root_path` the prefix is that of `X-Forwarded-Prefix`, as Traefik sends it, and of the server, as Ray Serve
+    sets it. Proxies that take the prefix off and those that leave it are served alike.
+
+    Args:
+        scope: scope of an HTTP request.
+        root_path: the prefix that the endpoint's owner has set; empty: none.
+    """
+    prefix = root_path
+    if not prefix:
+        given = next((value for name, value in scope["headers"] if name == _HEADER), b"").decode("latin-1").rstrip("/")
+        prefix = (given if _PREFIX.fullmatch(given) else "") + scope.get("root_path", "")
+    if not prefix:
+        return scope
+    inner = _without(prefix, _without(scope.get("root_path", ""), scope["path"]))
+    return {**scope, "path": prefix + inner, "root_path": prefix}
+
+
+def path_in(scope: Scope) -> str:
+    """Return the path of a request without the prefix."""
+    prefix: str = scope.get("root_path", "")
+    return (_without(prefix, scope["path"]) or "/") if prefix else scope["path"]
+
+
+def _without(prefix: str, path: str) -> str:
+    return path[len(prefix) :] if path == prefix or path.startswith(f"{prefix}/") else path

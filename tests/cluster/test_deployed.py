@@ -18,11 +18,10 @@ import pytest
 
 from orchestray.platform.cluster.cluster import Cluster
 from orchestray.platform.errors import OrchestrayError
-from orchestray.serving.application import batch_channel, deployed, doors, serve_apps
-from orchestray.serving.application.batch_channel import BatchServer
+from orchestray.serving.application import batch_channel, deployed, serve_apps
+from orchestray.serving.application.batch_channel import BatchServer, Door, announce, doors_of, new_doors, remove, write
 from orchestray.serving.application.deployed import ApplicationStarters, DeployedReplicas
 from orchestray.serving.application.deployments import model_deployment
-from orchestray.serving.application.doors import Door, announce, doors_of, new_doors, remove, write
 from orchestray.serving.application.endpoint import settings_of
 from orchestray.serving.application.ingress import _Endpoint
 from orchestray.serving.batching import Batcher, BatchListener
@@ -115,7 +114,7 @@ def test_a_version_whose_replicas_cannot_be_reached_is_given_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deployed, "_LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(doors, "_WRITE_EVERY_S", 0.01)
+    monkeypatch.setattr(batch_channel, "_WRITE_EVERY_S", 0.01)
     place = doors_of("app", "far")
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -12,13 +12,12 @@ from orchestray.serving.batching import Batcher
 from orchestray.serving.batching.errors import DeadlineError
 from orchestray.serving.batching.listener import SHED_INFEASIBLE, SHED_OVERLOAD, SHED_QUEUE_FULL
 from orchestray.serving.http.access_log import AccessLog
-from orchestray.serving.http.cors import Headers, cors_headers
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.overload.heads import RequestHints, wish_of
 from orchestray.serving.http.overload.pressure import OverloadDetector
 from orchestray.serving.http.problems import HttpProblem, openai_error
 from orchestray.serving.http.request_context import ARRIVED_KEY, id_of, new_id
-from orchestray.serving.http.responses import to_json
+from orchestray.serving.http.responses import Headers, cors_headers, to_json
 from orchestray.serving.http.settings import HttpSettings
 from orchestray.serving.routing.endpoint import ModelVersion
 from orchestray.serving.routing.registry import Registry

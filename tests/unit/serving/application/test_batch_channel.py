@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestray.serving.application.batch_channel import GONE, BatchConnection, BatchServer
-from orchestray.serving.application.doors import Door
+from orchestray.serving.application.batch_channel import GONE, BatchConnection, BatchServer, Door
 from orchestray.serving.batching import RunnerLostError
 from orchestray.serving.models.errors import InputError, ModelError
 from orchestray.serving.models.signature import Output, Sample, Signature

@@ -13,9 +13,8 @@ import pytest
 
 from orchestray.platform.sim import event_loop
 from orchestray.serving.batching import Batcher, DeadlineError, Greedy
-from orchestray.serving.batching.admission import Admission
+from orchestray.serving.batching.admission import Admission, Lateness
 from orchestray.serving.batching.policies.service_time import ServiceTimeModel
-from orchestray.serving.batching.prediction_error import Lateness
 from orchestray.serving.batching.queue import Request, RequestQueue
 from orchestray.serving.batching.runner import RunnerHandle
 from support.batching import in_virtual_time

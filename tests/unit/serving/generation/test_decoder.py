@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.generation.decoder import TransformerDecoder
-from orchestray.serving.generation.kv_cache import BlockPool
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
-from orchestray.serving.generation.scheduler import Scheduler
+from orchestray.serving.generation.scheduler import BlockPool, Scheduler
 from orchestray.serving.models.quantize import quantize_int8
 from support.generation import small_model
 

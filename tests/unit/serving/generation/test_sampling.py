@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestray.serving.generation.choose_token import pick
 from orchestray.serving.generation.sampling import Sampling
+from orchestray.serving.generation.step_thread import pick
 from orchestray.serving.models.errors import InputError
 
 LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 1.5])

@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from orchestray.serving.generation.kv_cache import BLOCK_SIZE, BlockPool, blocks_for
 from orchestray.serving.generation.request import Request
 from orchestray.serving.generation.sampling import Sampling
-from orchestray.serving.generation.scheduler import Scheduler, Step
+from orchestray.serving.generation.scheduler import BLOCK_SIZE, BlockPool, Scheduler, Step, blocks_for
 
 CONTEXT = 96
 

@@ -16,8 +16,7 @@ import pytest
 from orchestray.platform.errors import ConfigError
 from orchestray.serving.http import HttpProblem, HttpSettings, Tokens, log_access_to
 from orchestray.serving.http.access_log import ACCESS_LOGGER
-from orchestray.serving.http.auth import Token
-from orchestray.serving.http.rate_limit import RateLimits
+from orchestray.serving.http.auth import RateLimits, Token
 from support.http_endpoint import ROW_SUMS, endpoint
 
 RIGHT = [[1, 2, 3], [4, 5, 6]]

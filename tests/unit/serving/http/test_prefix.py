@@ -11,7 +11,7 @@ import pytest
 
 from orchestray.serving.http import HttpSettings, Tokens
 from orchestray.serving.http.auth import Token
-from orchestray.serving.http.prefix import with_prefix
+from orchestray.serving.http.middleware import with_prefix
 from support.http_endpoint import endpoint
 
 INPUTS = [[1, 2, 3], [4, 5, 6]]
