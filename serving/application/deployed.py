@@ -17,7 +17,6 @@ from orchestray.serving.application import serve_apps
 from orchestray.serving.application.batch_channel import GONE, BatchConnection, Door, doors_of, new_doors, remove
 from orchestray.serving.application.deployments import deployment_name, has_replicas, model_deployment, model_key
 from orchestray.serving.application.model_loader import Starters
-from orchestray.serving.application.starting import add_codec, add_generator
 from orchestray.serving.batching import Batcher, RunnerHandle
 from orchestray.serving.batching.listener import Process
 from orchestray.serving.config.schema import ModelSection, Scaling, ServeConfig
@@ -28,6 +27,7 @@ from orchestray.serving.routing.endpoint import ModelVersion
 
 if TYPE_CHECKING:
     from ray.serve import Application
+    from torch import nn
 
 _log = logging.getLogger("orchestray.serving")
 
@@ -64,14 +64,9 @@ class ApplicationStarters(Starters):
         """Versions of each application of their own: one that comes back shares it with what drains of it."""
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def start(self, model: ModelSection, config: ServeConfig) -> ModelVersion:
-        """Start a version, and return it when it is loaded and warm.
-
-        Raises:
-            OrchestrayError: it cannot be served; the message says why.
-        """
+    async def _begin(self, model: ModelSection, config: ServeConfig) -> tuple[ModelVersion, nn.Module | None, str]:
         if not await asyncio.to_thread(has_replicas, model, config):
-            return await super().start(model, config)
+            return await super()._begin(model, config)
         content = await asyncio.to_thread(self.content, model)
         name = await asyncio.to_thread(deployment_name, model, config)
         own = (
@@ -81,15 +76,7 @@ class ApplicationStarters(Starters):
         )
         if own is not None:
             await self._use(own, partial(model_deployment, model, config, name, reserves_cpus=self._reserves_cpus))
-        version = await self._version(model, config, name, own)
-        try:
-            listener = self._listener_of(model.name, str(model.version))
-            await add_codec(version, model, config.batching.max_queue, listener)
-            await add_generator(version, model, config, listener, content=content)
-        except BaseException:
-            await version.close(drain=False)
-            raise
-        return version
+        return await self._version(model, config, name, own), None, content
 
     async def _use(self, own: str, made: Callable[[], Application]) -> None:
         """Have an application of a version's own run, for one more user; if it is about to end, once it has ended.

@@ -42,33 +42,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "OBJECTIVES": "batcher",
-    "Batcher": "batcher",
-    "BatcherClosedError": "errors",
-    "BatchFunctionError": "errors",
-    "BatchingError": "errors",
-    "DeadlineError": "errors",
-    "QueueFullError": "errors",
-    "RunnerLostError": "errors",
-    "RunTimeoutError": "errors",
-    "BatcherStats": "listener",
-    "BatchListener": "listener",
-    "POLICIES": "policies",
-    "Adaptive": "policies",
-    "Fixed": "policies",
-    "Greedy": "policies",
-    "Policy": "policies",
-    "Polled": "policies",
-    "make_policy": "policies",
-    "RunnerHandle": "runner",
+    "batcher": ("OBJECTIVES", "Batcher"),
+    "listener": ("BatchListener", "BatcherStats"),
+    "policies": ("POLICIES", "Adaptive", "Fixed", "Greedy", "Policy", "Polled", "make_policy"),
+    "runner": ("RunnerHandle",),
 }
-"""Module of each public name."""
+"""Maps modules to their public names; the others are of `errors`."""
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first access: a config that names a policy needs no event loop."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = next((module for module, names in _HOMES.items() if name in names), "errors")
+    return getattr(import_module(f"{__name__}.{home}"), name)

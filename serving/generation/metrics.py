@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from orchestray.serving.routing.registry import Registry
+from orchestray.serving.http.monitor import OfModels
 
 if TYPE_CHECKING:
     from orchestray.serving.generation.engine import EngineStats
@@ -42,24 +41,13 @@ def times_of_an_engine() -> tuple[Histogram, Histogram]:
     return first, between
 
 
-class GenerationMetrics(Collector):
-    """A collector of tokens, requests, memory and times of every version that generates text; empty if none does.
-
-    Args:
-        models: models that are read at every scrape.
-    """
-
-    def __init__(self, models: Registry) -> None:
-        self._models = models
-
-    def describe(self) -> Iterator[Metric]:
-        """Return no metrics beforehand, as the models may not exist yet."""
-        return iter(())
+class GenerationMetrics(OfModels):
+    """A collector of tokens, requests, memory and times of every version that generates text; empty if none does."""
 
     def collect(self) -> Iterator[Metric]:
         found = [
             ((version.name, version.version), version.generator.stats)
-            for version in self._models.versions
+            for version in self.models.versions
             if version.generator is not None
         ]
         if not found:

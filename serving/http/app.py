@@ -53,13 +53,10 @@ class Direct:
             for method in route.methods or ()
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answer a request."""
         found = self._found.get((scope["method"], path_in(scope))) if scope["type"] == "http" else None
-        if found is None:
-            await self.app(scope, receive, send)
-        else:
-            await self._front(found, scope, receive, send)
+        return self.app(scope, receive, send) if found is None else self._front(found, scope, receive, send)
 
 
 def _as_app(endpoint: Callable[[Request], Awaitable[Response]], name: str) -> ASGIApp:

@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from orchestray.serving.batching import BatcherStats, BatchListener
+from orchestray.serving.batching.listener import SHED_OVERLOAD
 from orchestray.serving.http.event_stream import LiveBatches
 from orchestray.serving.routing.registry import Registry
 
@@ -31,7 +32,7 @@ class Monitor:
         """Called with the method, the status and the seconds of every request."""
         self._watched: Registry | None = None
         self._counters: dict[tuple[str, str, int], tuple[Counter, Histogram | None]] = {}
-        self._shed_counters: dict[tuple[str, str, str], Counter] = {}
+        self._shed_counters: dict[tuple[str, str], Counter] = {}
         self.registry = CollectorRegistry()
         to = self.registry
         self._requests = Counter("orchestray_requests", "Requests answered", (*_MODEL, "status"), registry=to)
@@ -76,11 +77,11 @@ class Monitor:
             if self.on_answer is not None:
                 self.on_answer(model, version, status, seconds)
 
-    def shed_early(self, model: str, version: str, reason: str) -> None:
+    def shed_early(self, model: str, version: str) -> None:
         """Count a request that was refused before any batcher; the names are empty if it reached no model."""
-        key = (model, version, reason)
+        key = (model, version)
         if key not in self._shed_counters:
-            self._shed_counters[key] = self.shed.labels(*key)
+            self._shed_counters[key] = self.shed.labels(*key, SHED_OVERLOAD)
         self._shed_counters[key].inc()
         self.live.shed()
 
@@ -158,15 +159,23 @@ class _Listener(BatchListener):
         self._failures.inc()
 
 
-class _Batchers(Collector):
-    """A collector of the state of every version's batcher at the time of the scrape."""
+class OfModels(Collector):
+    """A collector of the state of every version at the time of the scrape.
+
+    Args:
+        models: models that are read at every scrape.
+    """
 
     def __init__(self, models: Registry) -> None:
-        self._models = models
+        self.models = models
 
     def describe(self) -> Iterator[Metric]:
         """Return no metrics beforehand, as the models may not exist yet."""
         return iter(())
+
+
+class _Batchers(OfModels):
+    """A collector of the state of every version's batcher."""
 
     def collect(self) -> Iterator[Metric]:
         queued = GaugeMetricFamily("orchestray_queue_length", "Requests that wait", labels=_MODEL)
@@ -182,7 +191,7 @@ class _Batchers(Collector):
             "1, for the node of the cluster and the process in which a replica computes",
             labels=(*_REPLICA, "node", "pid"),
         )
-        for version in self._models.versions:
+        for version in self.models.versions:
             names, stats = (version.name, version.version), version.batcher.stats
             queued.add_metric(names, stats.num_queued)
             in_flight.add_metric(names, stats.num_in_flight)

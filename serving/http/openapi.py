@@ -135,13 +135,9 @@ def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
     examples = {each.name: {"value": v2_example(each.signature)} for each in endpoints}
     answer = {"type": "object", "required": ["model_name", "model_version", "outputs"]}
     paths: Json = {
-        "/v2": {"get": _operation("v2_server", "The server (Open Inference Protocol v2)", None, _ANY_OBJECT, [])},
-        "/v2/health/live": {
-            "get": _operation("v2_live", "Whether the server runs", None, _ANY_OBJECT, [], is_open=True)
-        },
-        "/v2/health/ready": {
-            "get": _operation("v2_ready", "Whether requests are answered", None, _ANY_OBJECT, [], is_open=True)
-        },
+        "/v2": _get("v2_server", "The server (Open Inference Protocol v2)"),
+        "/v2/health/live": _get("v2_live", "Whether the server runs", is_open=True),
+        "/v2/health/ready": _get("v2_ready", "Whether requests are answered", is_open=True),
     }
     for prefix, place, suffix in (
         ("/v2/models/{name}", [name], ""),
@@ -159,28 +155,29 @@ def _v2_paths(endpoints: Sequence[Endpoint]) -> Json:
             "schema": {"type": "string", "format": "binary"}
         }
         paths[f"{prefix}/infer"] = {"post": infer}
-        paths[prefix] = {"get": _operation(f"v2_model{suffix}", "The tensors of a model", None, _ANY_OBJECT, place)}
-        paths[f"{prefix}/ready"] = {
-            "get": _operation(
-                f"v2_model_ready{suffix}", "Whether a model answers", None, _ANY_OBJECT, place, is_open=True
-            )
-        }
+        paths[prefix] = _get(f"v2_model{suffix}", "The tensors of a model", place)
+        paths[f"{prefix}/ready"] = _get(f"v2_model_ready{suffix}", "Whether a model answers", place, is_open=True)
     return paths
 
 
 def _other_paths() -> Json:
-    text = {"type": "string"}
+    metrics = _operation("metrics", "Prometheus metrics", None, {"type": "string"}, [], media_type="text/plain")
     return {
-        "/ping": {
-            "get": _operation("ping", "Whether requests are answered (SageMaker)", None, _ANY_OBJECT, [], is_open=True)
-        },
-        "/models": {
-            "get": _operation("models", "The models: versions, shares, shapes, examples", None, {"type": "array"}, [])
-        },
-        "/metrics": {
-            "get": _operation("metrics", "Prometheus metrics", None, text, [], media_type="text/plain"),
-        },
+        "/ping": _get("ping", "Whether requests are answered (SageMaker)", is_open=True),
+        "/models": _get("models", "The models: versions, shares, shapes, examples", answer={"type": "array"}),
+        "/metrics": {"get": metrics},
     }
+
+
+def _get(
+    name: str,
+    summary: str,
+    parameters: Sequence[Json] = (),
+    *,
+    answer: Json = _ANY_OBJECT,
+    is_open: bool = False,
+) -> Json:
+    return {"get": _operation(name, summary, None, answer, [*parameters], is_open=is_open)}
 
 
 def _operation(

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from opentelemetry import trace
 
@@ -17,12 +17,15 @@ from orchestray.serving.http.auth import Token
 from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.routing.endpoint import ModelVersion
 
+if TYPE_CHECKING:
+    from orchestray.serving.http.server.connections import GuardedConnection
+
 SCOPE_KEY = "orchestray.call"
 """Key of a request's `Call` in its scope, where the middleware puts it."""
 ARRIVED_KEY = "orchestray.arrived_s"
 """Key of a request's arrival time in its scope, on the loop's clock; that may be before it was read."""
 CONNECTION_KEY = "orchestray.connection"
-"""Key of a request's `Connection` in its scope, if the server provides one."""
+"""Key of a request's `GuardedConnection` in its scope, if that is its server's."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _WHOLE = re.compile(rb"[+-]?\d{1,9}")
 _PROCESS_ID, _NUMBERS = secrets.token_hex(4), itertools.count(secrets.randbits(24))
@@ -118,24 +121,16 @@ class Call:
         return priority
 
 
-class Connection(Protocol):
-    """The connection of a request, in servers that report its end without polling."""
-
-    def watch(self, on_end: Callable[[], None]) -> None:
-        """Call `on_end` when the client closes it, or soon if it has, unless `unwatch` comes first."""
-
-    def unwatch(self) -> None:
-        """Stop watching, because the request is answered."""
-
-
 class ClientWatch:
     """A context manager in which a client that closes its connection cancels the task.
 
-    `Call.client_gone` then distinguishes this cancellation from one by the server. With a `Connection` it costs one
-    call; with ASGI alone it needs a task of its own.
+    `Call.client_gone` then distinguishes this cancellation from one by the server. With a `GuardedConnection` it
+    costs one call; with ASGI alone it needs a task of its own.
     """
 
-    def __init__(self, call: Call, receive: Callable[[], Awaitable[Any]], connection: Connection | None = None) -> None:
+    def __init__(
+        self, call: Call, receive: Callable[[], Awaitable[Any]], connection: GuardedConnection | None = None
+    ) -> None:
         self._call = call
         self._connection = connection
         self._receive = receive

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from orchestray.serving.batching import Batcher
-from orchestray.serving.batching.errors import DeadlineError
-from orchestray.serving.batching.listener import SHED_INFEASIBLE, SHED_OVERLOAD, SHED_QUEUE_FULL
 from orchestray.serving.http.access_log import AccessLog
 from orchestray.serving.http.monitor import Monitor
 from orchestray.serving.http.overload.heads import RequestHints, wish_of
@@ -42,7 +41,6 @@ class Refusal:
         text: reason for the client.
         retry_s: seconds after which to retry.
         request_id: id of the request.
-        reason: reason in the metrics.
         model, version: model version of the request; empty: unknown.
         is_openai: True if its body is to be in the form of OpenAI's API.
         more: further headers.
@@ -51,7 +49,6 @@ class Refusal:
     text: str
     retry_s: float
     request_id: str
-    reason: str = SHED_OVERLOAD
     model: str = ""
     version: str = ""
     is_openai: bool = False
@@ -68,15 +65,18 @@ class Refusal:
     def _retry_header_s(self) -> int:
         return max(1, math.ceil(self.retry_s))
 
-    def headers(self, num_body_bytes: int) -> list[tuple[bytes, bytes]]:
-        """Return the headers in ASGI's form."""
-        return [
+    async def send(self, send: Send) -> None:
+        """Send the answer by ASGI."""
+        body = self.body
+        headers = [
             (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % num_body_bytes),
+            (b"content-length", b"%d" % len(body)),
             (b"retry-after", b"%d" % self._retry_header_s),
             (b"x-request-id", self.request_id.encode()),
             *self.more,
         ]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     def to_bytes(self, *, keep: bool, num_id_bytes: int | None = None) -> bytes:
         """Return the answer as bytes; with `num_id_bytes` its id is a placeholder for one of that length.
@@ -158,7 +158,7 @@ class LoadShedder:
         self._arrived_s = max(self._arrived_s, now_s - self._pressure.waited_s)
         return self._arrived_s
 
-    async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Have the application answer a request, or refuse it, unless the connection has already accepted it."""
         if scope["type"] == "http" and scope["method"] == "POST" and ARRIVED_KEY not in scope:
             loop = asyncio.get_running_loop()
@@ -167,13 +167,10 @@ class LoadShedder:
             client = str(scope["client"][0]) if scope.get("client") else None
             refusal = self.refusal(loop, wish_of(target, scope["headers"]), client)
             if refusal is not None:
-                body = refusal.body
-                await send({"type": "http.response.start", "status": 503, "headers": refusal.headers(len(body))})
-                await send({"type": "http.response.body", "body": body})
-                return
+                return refusal.send(send)
             if self.waited_s:
                 scope[ARRIVED_KEY] = self.arrived_s(loop.time())
-        await app(scope, receive, send)
+        return app(scope, receive, send)
 
     def again(self, wish: RequestHints, client: str | None = None) -> bytes | None:
         """Return the refusal of a request that asks for no more than one refused in this round; None: look closer."""
@@ -188,7 +185,7 @@ class LoadShedder:
         self._pressure.refused_again()
         first, request_id = known.refusal, new_id()
         if known.batcher is None:
-            self._monitor.shed_early(first.model, first.version, first.reason)
+            self._monitor.shed_early(first.model, first.version)
         else:
             known.batcher.refused_again()
         self._note(first, request_id, known.num_body_bytes, wish, client)
@@ -213,8 +210,8 @@ class LoadShedder:
         if not self._pressure.admits(loop, allowed_s, queue_s, wish.priority):
             retry_s = self._pressure.taken_s + self.waited_s
             text = f"More requests come than this endpoint can read. Retry in {retry_s:.3g} s."
-            self._monitor.shed_early(*names, SHED_OVERLOAD)
-            refusal = self._made(text, retry_s, SHED_OVERLOAD, names, wish)
+            self._monitor.shed_early(*names)
+            refusal = self._made(text, retry_s, names, wish)
             least_s = 0.0 if self._pressure.refuses_less else allowed_s
             return self._refused(refusal, wish, client, (least_s, allowed_s), None)
         if version is None:
@@ -223,14 +220,13 @@ class LoadShedder:
         if error is None:
             return None
         self._pressure.refused()
-        reason = SHED_INFEASIBLE if isinstance(error, DeadlineError) else SHED_QUEUE_FULL
-        refusal = self._made(str(error), error.retry_after_s or 0.0, reason, names, wish)
+        refusal = self._made(str(error), error.retry_after_s or 0.0, names, wish)
         # A request with less time precedes those that wait, and may be in time when this one is not.
         return self._refused(refusal, wish, client, (allowed_s, allowed_s), version.batcher)
 
-    def _made(self, text: str, retry_s: float, reason: str, names: tuple[str, str], wish: RequestHints) -> Refusal:
+    def _made(self, text: str, retry_s: float, names: tuple[str, str], wish: RequestHints) -> Refusal:
         more = cors_headers(self._origins, wish.origin)
-        return Refusal(text, retry_s, id_of(wish.given_id), reason, *names, is_openai=wish.is_openai, more=more)
+        return Refusal(text, retry_s, id_of(wish.given_id), *names, is_openai=wish.is_openai, more=more)
 
     def _refused(
         self,

@@ -88,9 +88,10 @@ class GuardedConnection(HttpToolsProtocol):
         self._owed: tuple[int, str] | None = None
         """Status and text to end with; nothing more is read."""
 
-    # -- the `Connection` protocol -------------------------------------------------------------------------------------
+    # -- a client that leaves ------------------------------------------------------------------------------------------
 
     def watch(self, on_end: Callable[[], None]) -> None:
+        """Call `on_end` when the client closes it, or soon if it has, unless `unwatch` comes first."""
         self._on_end = on_end
         if self.transport.is_closing():
             self.loop.call_soon(self._end)
@@ -98,6 +99,7 @@ class GuardedConnection(HttpToolsProtocol):
             self.flow.resume_reading()  # the end of a connection is noticed only while it is read
 
     def unwatch(self) -> None:
+        """Stop watching, because the request is answered."""
         self._on_end = None
 
     def _end(self) -> None:
