@@ -118,7 +118,13 @@ class LiveEndpoint:
         if self._settings.tokens and not settings.tokens:
             refuse_unsaid_opening(data)
         clauses = [*describe_requests(self._settings, settings), *clauses]
-        await self.take_over(config, settings)
+        is_same = settings == self._settings and config.generation == self.config.generation
+        app = self._app if is_same else self._make_app(settings, config)
+        async with self._turn:
+            await self._change(config)
+            self._app, self._settings, self.config = app, settings, config
+            self.shedding.follow(settings)
+            self._taken_back = None
         clauses += [f"warning: {clause}" for clause in self.warnings]
         lacking = [version.generator_lacking for key, version in self._versions.items() if key not in before]
         clauses += [f"warning: {text.rstrip('.')}" for text in lacking if text is not None]
@@ -133,24 +139,6 @@ class LiveEndpoint:
         """Clauses about this config for its owner."""
         own = warning_of(self.config, self._settings)
         return [each for each in (own, self._taken_back, *self.registry.uncopied) if each is not None]
-
-    async def take_over(self, config: ServeConfig, settings: HttpSettings) -> None:
-        """Take over a validated config.
-
-        Args:
-            config: config of the endpoint.
-            settings: settings of the HTTP side.
-
-        Raises:
-            OrchestrayError: a model cannot be served. Nothing has changed then.
-        """
-        is_same = settings == self._settings and config.generation == self.config.generation
-        app = self._app if is_same else self._make_app(settings, config)
-        async with self._turn:
-            await self._change(config)
-            self._app, self._settings, self.config = app, settings, config
-            self.shedding.follow(settings)
-            self._taken_back = None
 
     async def drained(self) -> None:
         """Return when removed versions have answered their requests."""

@@ -37,7 +37,7 @@ def find_serve_problems(config: ServeConfig, *, look_at_files: bool = True) -> l
         config: config of the endpoint.
         look_at_files: True if the runs and files that it names must exist.
     """
-    problems = [*_between_models(config), *_of_batching(config), *_of_replicas(config), *_of_tls(config)]
+    problems = [*_between_models(config), *_between_keys(config)]
     problems += [*_of_gpus(config), *_of_compute(config), *_of_classes(config)]
     return problems + (_of_files(config) if look_at_files else [])
 
@@ -70,17 +70,16 @@ def _of_traffic(name: str, versions: list[tuple[int, ModelSection]]) -> Iterator
         yield Problem(f"models.{answering[0][0]}.traffic", f"the versions of {name} {wanted}, got {total:g}")
 
 
-def _of_batching(config: ServeConfig) -> Iterator[Problem]:
-    batching = config.batching
+def _between_keys(config: ServeConfig) -> Iterator[Problem]:
+    batching, replicas, tls = config.batching, config.replicas, config.http.tls
     reason = timeout_problem(batching.policy, batching.timeout_ms)
     if reason is not None:
         yield Problem("batching.timeout_ms", reason)
-
-
-def _of_replicas(config: ServeConfig) -> Iterator[Problem]:
-    replicas = config.replicas
     if isinstance(replicas, Scaling) and replicas.min > replicas.max:
         yield Problem("replicas.min", f"must be <= replicas.max ({replicas.max}), got {replicas.min}")
+    if (tls.certificate is None) != (tls.key is None):
+        missing, there = ("key", "certificate") if tls.key is None else ("certificate", "key")
+        yield Problem(f"http.tls.{missing}", f"is required with http.tls.{there}")
 
 
 def _of_classes(config: ServeConfig) -> Iterator[Problem]:
@@ -122,13 +121,6 @@ def _of_compute(config: ServeConfig) -> Iterator[Problem]:
         yield Problem("compute.quantize", "is for models in one process: leave it out, or compute.network")
     if compute.compile:
         yield Problem("compute.quantize", "does not go with compute.compile: leave one of them out")
-
-
-def _of_tls(config: ServeConfig) -> Iterator[Problem]:
-    tls = config.http.tls
-    if (tls.certificate is None) != (tls.key is None):
-        missing, there = ("key", "certificate") if tls.key is None else ("certificate", "key")
-        yield Problem(f"http.tls.{missing}", f"is required with http.tls.{there}")
 
 
 def _of_files(config: ServeConfig) -> list[Problem]:

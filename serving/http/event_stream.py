@@ -72,11 +72,6 @@ class LiveBatches:
         for follower in self._followers:
             follower.changed.set()
 
-    @property
-    def num_followers(self) -> int:
-        """Number of pages that watch."""
-        return len(self._followers)
-
     def close(self) -> None:
         """End every stream when the endpoint stops, since they do not end by themselves."""
         self._closed = True

@@ -22,7 +22,6 @@ from orchestray.serving.http.tensors import (
     datatype_of,
     parameter,
     read_tensor,
-    wants_binary,
     write_tensor,
     write_texts,
 )
@@ -219,7 +218,8 @@ def _wanted_outputs(head: dict[str, Any], signature: Signature) -> dict[str, _Wa
         if type(count) is not int or count < 0 or (count and len(specs[name].shape) != 1):
             place, scores = f"outputs[{index}].parameters.classification", "of an output of one score a class"
             raise wrong_input(place, f"a number of classes, {scores}", f"{count!r}"[:60] + f" of {specs[name]}")
-        wanted[name] = _Wanted(wants_binary(output, binary), count)
+        chosen = parameter(output, "binary_data")
+        wanted[name] = _Wanted(binary if chosen is None else chosen is True, count)
     return wanted
 
 

@@ -147,12 +147,6 @@ def write_texts(name: str, rows: Sequence[Sequence[str]], *, binary: bool) -> tu
     return {**head, "parameters": {"binary_data_size": len(blob)}}, blob
 
 
-def wants_binary(output: Mapping[str, Any], default: bool) -> bool:
-    """Return True if a requested output is to be sent as bytes."""
-    chosen = parameter(output, "binary_data")
-    return default if chosen is None else chosen is True
-
-
 def parameter(tensor: Mapping[str, Any], name: str) -> Any:
     """Return a parameter of a tensor or a request; None: it has none of that name."""
     parameters = tensor.get("parameters")

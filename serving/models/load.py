@@ -17,7 +17,7 @@ from orchestray.serving.models.padding import Padding, padded_sizes
 from orchestray.serving.models.quantize import quantize_int8
 from orchestray.serving.models.served import ServedModel
 from orchestray.serving.models.signature import with_interface
-from orchestray.trainers.saved.interface import Interface, saved_interface
+from orchestray.trainers.saved.interface import saved_interface
 from orchestray.trainers.saved.run import load_run
 
 
@@ -82,6 +82,8 @@ def load_served_model(
         trained = found.load_model()
         check_content(directory / "model", content)  # it may be written while it is read
         interface = saved_interface(directory / "model", found.load_task)
+        lengths = (interface.padding, interface.padding_mask, interface.max_length)
+        padding = Padding(*lengths) if interface.padding else None
         served = ServedModel(
             quantize_int8(trained) if quantize == "int8" else trained,
             interface.example,
@@ -93,7 +95,7 @@ def load_served_model(
             graphs=compile if graphs is None else graphs,
             pad_to=padded_sizes(max_batch_size, pad_to_multiple or 1, pad_to) if pads else (),
             num_threads=num_threads,
-            padding=_padding_of(interface),
+            padding=padding,
         )
         served.signature = with_interface(served.signature, interface)
         served.warm_up(max_batch_size)
@@ -112,9 +114,3 @@ def load_served_model(
             f"{run} cannot be served: its model does not answer its example: {type(error).__name__}: {error}"
         ) from error
     return served
-
-
-def _padding_of(interface: Interface) -> Padding | None:
-    if not interface.padding:
-        return None
-    return Padding(interface.padding, interface.padding_mask, interface.max_length)

@@ -48,24 +48,16 @@ class Adaptive(Policy):
         self._after_batch = ArrivalPattern()
         self._after_idle = ArrivalPattern()
         self._windows: deque[_Window] = deque()
+        """Anchors whose horizon is not over; each costs a little at every arrival."""
         self._anchor: _Window | None = None
-        self._horizon_s = 0.0
+        self.horizon_s = 0.0
+        """Seconds after an anchor in which arrivals are counted; 0 before the first batch."""
         self._balance_s = 0.0
         """Latency that waits have saved, less what they have cost, since it was last above 0."""
         self._num_waiting = 0
         """Requests that wait for others; 0: none does."""
         self._since_s = 0.0
         self._worth_s = 0.0
-
-    @property
-    def horizon_s(self) -> float:
-        """Seconds after an anchor in which arrivals are counted; 0 before the first batch."""
-        return self._horizon_s
-
-    @property
-    def num_windows(self) -> int:
-        """Number of anchors whose horizon is not over; each costs a little at every arrival."""
-        return len(self._windows)
 
     def describe(self) -> dict[str, Any]:
         anchors = self._after_batch.num_anchors + self._after_idle.num_anchors
@@ -78,7 +70,7 @@ class Adaptive(Policy):
             self._num_waiting += 1
         for window in self._windows:
             window.count += 1
-            window.pattern.add_offset((now_s - window.began_s) / self._horizon_s)
+            window.pattern.add_offset((now_s - window.began_s) / self.horizon_s)
         if not self._windows and self.model.a_s > 0.0:
             self._open(self._after_idle, now_s, 0.0)
 
@@ -90,15 +82,15 @@ class Adaptive(Policy):
     def _open(self, pattern: ArrivalPattern, now_s: float, size: float) -> None:
         if self.model.a_s <= 0.0:
             return
-        if len(self._windows) >= _MANY_WINDOWS and self._horizon_s > _STALE * self.model.a_s:
+        if len(self._windows) >= _MANY_WINDOWS and self.horizon_s > _STALE * self.model.a_s:
             self._windows.clear()  # the model became faster: overlapping windows would keep the old horizon for ever
         if not self._windows:
-            self._horizon_s = self.model.a_s
+            self.horizon_s = self.model.a_s
         self._anchor = _Window(pattern, now_s, size)
         self._windows.append(self._anchor)
 
     def _close_windows(self, now_s: float) -> None:
-        while self._windows and now_s - self._windows[0].began_s >= self._horizon_s:
+        while self._windows and now_s - self._windows[0].began_s >= self.horizon_s:
             window = self._windows.popleft()
             window.pattern.close(window.size, window.count)
 
@@ -137,7 +129,7 @@ class Adaptive(Policy):
             return 0.0
         elapsed_s = opportunity.now_s - anchor.began_s
         shares = pattern.shares
-        position = elapsed_s / self._horizon_s * NUM_BINS
+        position = elapsed_s / self.horizon_s * NUM_BINS
         bin_now = int(position)
         share_now = shares[bin_now] + (position - bin_now) * (shares[bin_now + 1] - shares[bin_now])
         left = 1.0 - share_now
@@ -165,8 +157,8 @@ class Adaptive(Policy):
             return 0.0
         most_s = min(total * (shares[NUM_BINS] - share_now) / left, room) * each_s
         best_gain, best_s = 0.0, 0.0
-        for edge in range(int(elapsed_s / self._horizon_s * NUM_BINS) + 1, NUM_BINS + 1):
-            wait_s = edge * self._horizon_s / NUM_BINS - elapsed_s
+        for edge in range(int(elapsed_s / self.horizon_s * NUM_BINS) + 1, NUM_BINS + 1):
+            wait_s = edge * self.horizon_s / NUM_BINS - elapsed_s
             lost_s = num_losing * wait_s
             if most_s - lost_s <= best_gain:
                 break  # even if all came, neither this wait nor a longer one would be worth it
@@ -184,4 +176,4 @@ class Adaptive(Policy):
         wanted = share_now + _ALL * (1.0 - share_now) * min(1.0, (self.max_batch_size - opportunity.num_queued) / total)
         edge = next((index for index, share in enumerate(shares) if share >= wanted), NUM_BINS)
         patience_s = opportunity.oldest_s + self.model.predict_s(self.max_batch_size) - opportunity.now_s
-        return max(0.0, min(edge * self._horizon_s / NUM_BINS - elapsed_s, patience_s))
+        return max(0.0, min(edge * self.horizon_s / NUM_BINS - elapsed_s, patience_s))

@@ -18,6 +18,8 @@ from orchestray.serving.http.overload.shedding import LoadShedder
 from orchestray.serving.http.server.connections import GuardedConnection
 
 _BACKLOG = 2048
+_DRAIN_S = 30
+"""Seconds that running requests may take at the end."""
 _NUM_ACCEPTED = 16
 """Number of connections accepted in one round of the event loop.
 
@@ -28,7 +30,7 @@ _KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept, as in nginx: clients that return within them need not connect again."""
 
 
-class HttpServer:
+class HttpServer(uvicorn.Server):
     """A server of an ASGI application on a socket, until it is stopped.
 
     Args:
@@ -36,7 +38,6 @@ class HttpServer:
         listening: bound socket; closed at the end.
         http: TLS, and the time that a client may take.
         shedding: refuses requests before they reach the application.
-        drain_s: seconds that running requests may take at the end.
     """
 
     def __init__(
@@ -46,7 +47,6 @@ class HttpServer:
         http: HttpSection,
         *,
         shedding: LoadShedder,
-        drain_s: float = 30.0,
     ) -> None:
         self._socket = listening
         connection: Any = partial(
@@ -63,7 +63,7 @@ class HttpServer:
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(drain_s),
+            timeout_graceful_shutdown=_DRAIN_S,
             ssl_certfile=http.tls.certificate,
             ssl_keyfile=http.tls.key,
         )
@@ -71,14 +71,15 @@ class HttpServer:
             config.load()
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             raise ConfigError(f"http.tls: the certificate or its key cannot be used: {error}") from error
-        self._server = _Server(config)
+        super().__init__(config)
+        self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Start to answer requests."""
         doors = [self._socket.dup() for _ in range(_NUM_ACCEPTED - 1)]
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket, *doors]))
-        ready = asyncio.create_task(self._server.ready.wait())
+        self._task = asyncio.create_task(self.serve(sockets=[self._socket, *doors]))
+        ready = asyncio.create_task(self._ready.wait())
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if self._task.done():
@@ -87,24 +88,19 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Accept nothing more, and return when running requests are answered."""
-        self._server.should_exit = True
+        self.should_exit = True
         if self._task is not None:
             await self._task
 
     def stop_at_once(self) -> None:
         """Stop without waiting for running requests."""
-        self._server.should_exit = True
-        self._server.force_exit = True
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
+        self.should_exit = True
+        self.force_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections; called by `serve`."""
         await super().startup(sockets)
-        self.ready.set()
+        self._ready.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -143,7 +143,7 @@ def test_a_page_that_leaves_is_forgotten_and_one_that_does_not_read_keeps_little
             live.batch(model="m", version="1", size=1, queue_s=[0.0], service_s=0.001, wait_s=0.0, failed=False)
         kept = len(lines(await anext(events))["batches"])
         await events.aclose()
-        assert not live.num_followers
+        assert not live._followers
         return kept
 
     assert asyncio.run(follow()) == 240

@@ -50,7 +50,7 @@ class Served:
 
     @property
     def connections(self) -> list[Any]:
-        return list(self._server._server.server_state.connections)
+        return list(self._server.server_state.connections)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
@@ -216,7 +216,7 @@ def test_clients_that_leave_take_their_requests_out_of_the_queue_and_no_task_wai
 def test_many_connections_are_accepted_in_one_round_of_the_loop() -> None:
     async def ask() -> int:
         async with Served() as served:
-            connections = served._server._server.server_state.connections
+            connections = served._server.server_state.connections
             clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(16)]
             num_rounds = 0
             while len(connections) < len(clients):
