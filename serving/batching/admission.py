@@ -248,13 +248,13 @@ class Admission:
     def _look(self) -> list[float]:
         """Compute and cache what requests ask for between two changes."""
         if self._free_at_s is None:
-            self._free_at_s = sorted(self.busy_until_s(runner) for runner in self._runners)
+            self._free_at_s = sorted(map(self.busy_until_s, self._runners))
             seconds = self._model.predict_s(self._max_batch_size)
             paces_s = [self._at_pace_s(runner, seconds) for runner in self._runners]
             self._full_batch_s = statistics.harmonic_mean(paces_s) if paces_s else seconds
             # If several batches end in one round, their ends are noticed only when the round is over.
-            several = any(runner.num_at_once(self.round_s) > 1 for runner in self._runners)
-            self._unseen_s = self.round_s if several else 0.0
+            nums = [runner.num_at_once(self.round_s) for runner in self._runners]
+            self._unseen_s = self.round_s if max(nums, default=1) > 1 else 0.0
         return self._free_at_s
 
     def _at_pace_s(self, runner: RunnerHandle[Any, Any], seconds: float) -> float:

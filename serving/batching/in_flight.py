@@ -179,11 +179,10 @@ class InFlight(Generic[In, Out]):
         mean.
         """
         if self._unlearned:
-            mean_s = sum(seconds for _, seconds in self._unlearned) / len(self._unlearned)
-            for num_items, _ in self._unlearned:
-                self._core.model.observe(num_items, mean_s)
-            full = self._core.max_batch_size
-            self._core.admission.ended_together(sum(num_items == full for num_items, _ in self._unlearned))
+            sizes, times_s = zip(*self._unlearned, strict=True)
+            for num_items in sizes:
+                self._core.model.observe(num_items, sum(times_s) / len(times_s))
+            self._core.admission.ended_together(sizes.count(self._core.max_batch_size))
             self._unlearned.clear()
             self._core.admission.changed()
 

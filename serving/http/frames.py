@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from orchestray.serving.http.problems import HttpProblem, wrong_input
-from orchestray.serving.models.signature import ANY, Signature, fixed_shape, kind_of, num_elements
+from orchestray.serving.models.signature import Signature, fixed_shape, kind_of, num_elements
 
 FORMS = ("inputs", "instances", "dataframe_split", "dataframe_records")
 Row: TypeAlias = tuple[str, Any]
@@ -87,8 +87,7 @@ def rows_of_csv(body: bytes, signature: Signature, has_header: bool | None = Non
 
 def takes_any(signature: Signature) -> bool:
     """Return True if a row of named columns is a sample as it is, or none: the columns have no order to be put in."""
-    is_free = any(spec.is_variable or spec.dtype == ANY for spec in signature.inputs)
-    return is_free or "decode" in signature.own_forms
+    return signature.takes_any_value or any(spec.is_variable for spec in signature.inputs)
 
 
 def _ordered(rows: Sequence[Any], signature: Signature, field: str, start: int = 0) -> list[Row]:

@@ -19,7 +19,7 @@ from orchestray.serving.http.problems import wrong_input
 from orchestray.serving.http.request_context import SCOPE_KEY, Call
 from orchestray.serving.http.responses import json_answer
 from orchestray.serving.http.settings import HttpSettings
-from orchestray.serving.models.signature import ANY, Signature
+from orchestray.serving.models.signature import Signature
 from orchestray.serving.routing.endpoint import Endpoint, ModelVersion
 
 _log = logging.getLogger("orchestray.serving")
@@ -132,8 +132,7 @@ def _check_whole_numbers(body: bytes, signature: Signature) -> None:
     Raises:
         HttpProblem: 422.
     """
-    takes_any = "decode" in signature.own_forms or any(spec.dtype == ANY for spec in signature.inputs)
-    if takes_any and (number := long_number(body)) is not None:
+    if signature.takes_any_value and (number := long_number(body)) is not None:
         wanted = "whole numbers of at most 64 bits; longer ones as texts, or with an exponent if they are measured"
         raise wrong_input("the body", wanted, number[:60])
 

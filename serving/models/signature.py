@@ -86,6 +86,11 @@ class Signature:
     computing: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """Computation of batches, as JSON values: `device`, `padded_to`, `compiled_by`, `cuda_graphs`; empty: unknown."""
 
+    @cached_property
+    def takes_any_value(self) -> bool:
+        """True if its inputs may be any JSON values, or are decoded by its task."""
+        return "decode" in self.own_forms or any(spec.dtype == ANY for spec in self.inputs)
+
     @property
     def shown_example(self) -> Any:
         """One sample as a request holds it, for those who look at the endpoint."""

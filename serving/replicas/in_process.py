@@ -101,8 +101,9 @@ class _ModelThread:
     def _patience_s(self, num_samples: int) -> float:
         """Return the seconds for which the event loop may block for a batch of this size."""
         self._num_run += 1
-        recent = list(self._recent)  # a snapshot, since the thread adds to it
-        shortest_s = min((seconds * max(1.0, num_samples / size) for size, seconds in recent), default=math.inf)
+        shortest_s = math.inf
+        for size, seconds in list(self._recent):  # a snapshot, since the thread adds to it
+            shortest_s = min(shortest_s, seconds * max(1.0, num_samples / size))
         if shortest_s < _SHORT_S:
             return _PATIENCE_S
         return _SHORT_S if self._num_run % _MEMORY == 0 else 0.0

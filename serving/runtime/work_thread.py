@@ -29,7 +29,8 @@ class WorkThread(Executor):
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None, *, num_threads: int = 1) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = [
+        self._threads: list[threading.Thread] = []
+        self._unstarted = [
             threading.Thread(target=self._work, args=([begin],), name=name, daemon=True) for _ in range(num_threads)
         ]
         self._is_shut = False
@@ -44,8 +45,9 @@ class WorkThread(Executor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("the thread was shut down and runs nothing more")
-            if (new := next((thread for thread in self._threads if thread.ident is None), None)) is not None:
-                new.start()
+            if self._unstarted:
+                self._threads.append(self._unstarted.pop())
+                self._threads[-1].start()
             self._calls.put((future, partial(fn, *args, **kwargs)))
         return future
 
@@ -58,7 +60,7 @@ class WorkThread(Executor):
         """
         with self._lock:
             self._is_shut = True
-            self._threads = [thread for thread in self._threads if thread.ident is not None]  # no other ever starts
+            self._unstarted.clear()
             while cancel_futures:
                 try:
                     call = self._calls.get_nowait()
