@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
-from orchestray.serving.http.event_stream import LiveBatches
+from orchestray.serving.http.monitor import LiveBatches
 from orchestray.serving.http.responses import json_answer
 from orchestray.serving.models.signature import TensorSpec
 from orchestray.serving.routing.endpoint import Endpoint

@@ -16,10 +16,9 @@ from orchestray.platform.errors import OrchestrayError, TaskError
 from orchestray.platform.task import TaskSource, cause_of, load_object
 from orchestray.platform.usercode.listed_names import listed_names
 from orchestray.serving.models.content import check_source
-from orchestray.serving.models.errors import ModelError, RequestError, reason_of
-from orchestray.serving.models.isolated import Answers, run_isolated
+from orchestray.serving.models.errors import ModelError, RequestError, reason_of, run_isolated
 from orchestray.serving.models.json_values import as_numpy, json_values, times
-from orchestray.serving.models.signature import ANY, Sample, Signature, Tensors, TensorSpec, boxed
+from orchestray.serving.models.signature import ANY, Answers, Sample, Signature, Tensors, TensorSpec, boxed
 
 _MOST_BYTES = 8
 """Largest number that the protocols have a type for."""

@@ -17,10 +17,9 @@ from orchestray.platform.errors import CheckpointError
 from orchestray.serving.models.any_length import AnyLength
 from orchestray.serving.models.cuda_graphs import Recorded
 from orchestray.serving.models.device import CudaAccelerator
-from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.isolated import Answers, run_isolated
+from orchestray.serving.models.errors import ModelError, run_isolated
 from orchestray.serving.models.padding import Padding, padded_size
-from orchestray.serving.models.signature import Output, Sample, Signature, TensorSpec, boxed
+from orchestray.serving.models.signature import Answers, Output, Sample, Signature, TensorSpec, boxed
 from orchestray.serving.models.transfer import HostTransfer, StreamedTransfer
 from orchestray.trainers.core.inputs import InputForm, call
 from orchestray.trainers.core.own_gradients import wants_gradients

@@ -24,6 +24,8 @@ Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
 """Arrays of one sample by name, without a batch dimension."""
 Sample: TypeAlias = Tensors
 Output: TypeAlias = Tensors
+Answers: TypeAlias = list[Output | Exception]
+"""An answer for each sample of a batch, or why there is none."""
 ANY = "object"
 """Type of an input or output that may be any JSON value, in an array without dimensions."""
 

@@ -11,7 +11,7 @@ import pytest
 from lab.batching_simulation import Service, Simulation, Trace, simulate
 from orchestray.loadtest.arrivals import bursts, poisson
 from orchestray.serving.batching import Adaptive, Fixed, Greedy
-from orchestray.serving.batching.policies.arrivals import ArrivalPattern, remaining
+from orchestray.serving.batching.policies.adaptive import ArrivalPattern, remaining
 from orchestray.serving.batching.policies.service_time import ServiceTimeModel
 
 SERVICE = Service(0.020, 0.0005)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 import traceback
 
-from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.isolated import run_isolated
+from orchestray.serving.models.errors import ModelError, run_isolated
 
 
 def test_the_error_of_a_model_takes_the_traceback_of_its_cause_to_another_process() -> None:

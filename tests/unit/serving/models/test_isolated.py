@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from orchestray.serving.models.errors import ModelError
-from orchestray.serving.models.isolated import Answers, run_isolated
-from orchestray.serving.models.signature import Sample
+from orchestray.serving.models.errors import ModelError, run_isolated
+from orchestray.serving.models.signature import Answers, Sample
 
 
 @pytest.mark.parametrize(
