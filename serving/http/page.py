@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from prometheus_client import Histogram
@@ -44,17 +45,8 @@ def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
         response.headers.update({**_HEADERS, "content-security-policy": policy})
         return response
 
-    async def index(request: Request) -> Response:
-        return await file(request, "index.html")
-
-    async def docs(request: Request) -> Response:
-        return await file(request, "docs.html", _DOCS_POLICY)
-
     async def asset(request: Request) -> Response:
         return await file(request, request.path_params["name"])
-
-    async def icon(request: Request) -> Response:
-        return await file(request, "icon.svg")
 
     async def served(_: Request) -> Response:
         return json_answer([_about(endpoint) for endpoint in models])
@@ -64,9 +56,9 @@ def page_routes(models: Registry, live: LiveBatches) -> list[Route]:
         return StreamingResponse(live.events(), headers=headers, media_type="text/event-stream")
 
     return [
-        Route("/", index, methods=["GET"]),
-        Route("/docs", docs, methods=["GET"]),
-        Route("/favicon.ico", icon, methods=["GET"]),
+        Route("/", partial(file, name="index.html"), methods=["GET"]),
+        Route("/docs", partial(file, name="docs.html", policy=_DOCS_POLICY), methods=["GET"]),
+        Route("/favicon.ico", partial(file, name="icon.svg"), methods=["GET"]),
         Route("/assets/{name}", asset, methods=["GET"]),
         Route("/models", served, methods=["GET"]),
         Route("/live", follow, methods=["GET"]),

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from opentelemetry import trace
@@ -85,7 +86,7 @@ class Call:
                 }
             )
 
-    @property
+    @cached_property
     def deadline_s(self) -> float | None:
         """Time after which the answer is useless, on the loop's clock.
 

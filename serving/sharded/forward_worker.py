@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 
+_COUNTED_SAMPLES = 8
+"""Size of the batch for which the costs of layers are counted."""
 _BROKEN = Values((), ())
 """Values that a stage sends if it failed to compute them, so that later stages do not wait for ever."""
 
@@ -65,7 +67,6 @@ class ForwardWorker:
         use_gpu: True if there is a GPU for this process.
         precision: `float32` (as it was trained) or `bfloat16` (autocast).
         content: result of `content_of` for the run when the version started; empty: not checked.
-        batch_size: batch size for which the costs of layers are counted.
     """
 
     def __init__(
@@ -75,8 +76,6 @@ class ForwardWorker:
         use_gpu: bool = False,
         precision: str = "float32",
         content: str = "",
-        *,
-        batch_size: int = 8,
     ) -> None:
         self._directory = Path(model_directory)
         self._content = content
@@ -93,7 +92,7 @@ class ForwardWorker:
         self._task = tasks.build(TaskSource.from_json(described["task"]))
         self._precision = "float64" if described.get("precision") == "float64" else precision
         sample = saved_example(self._directory, lambda: self._task)
-        self._example = map_tensors(lambda tensor: torch.stack([tensor] * batch_size), sample)
+        self._example = map_tensors(lambda tensor: torch.stack([tensor] * _COUNTED_SAMPLES), sample)
         self._form = InputForm(self._example)
         self._without_gradients = WithoutGradients()
         self._groups: Groups | None = None
