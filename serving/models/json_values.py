@@ -40,8 +40,9 @@ def json_values(value: Any) -> Any:
 def as_numpy(value: Any) -> Any:
     """Return a tensor of any library as an array, or a list if values are missing; else, and a table, as it is."""
     if hasattr(value, "detach"):  # of torch
-        tensor = value.detach().cpu()
-        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy lacks that type
+        tensor = value.detach().cpu().to_dense().resolve_neg()
+        is_unknown = str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8"))  # types that numpy lacks
+        return (tensor.float() if is_unknown else tensor).numpy()
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__array__") or hasattr(value, "columns"):
         return value
     if hasattr(value, "to_pylist"):  # of Arrow; of its whole numbers numpy makes floats, too, also in lists of them

@@ -22,6 +22,7 @@ Forward = Callable[[dict[str, Tensor]], tuple[dict[str, Tensor], Rest]]
 """A function of inputs by name, [size, ...], to outputs by name and whatever else there is of the CPU."""
 
 _NUM_IN_FLIGHT = 2
+_FLOATS = {torch.float32, torch.float64}
 _ALIGNMENT_BYTES = 256
 """Boundary at which each tensor begins in a buffer, as in torch's own allocator: kernels read whole lines."""
 
@@ -48,7 +49,8 @@ class HostTransfer:
             batch[spec.name] = torch.empty((size, *samples[0][spec.name].shape), dtype=getattr(torch, spec.dtype))
             _stack(spec, samples, batch[spec.name])
         outputs, rest = forward(batch)
-        return {name: as_numpy_has_it(each[: len(samples)]).numpy() for name, each in outputs.items()}, rest
+        # Copies: a model may return memory of its own, to which its next batch writes before these are sent.
+        return {name: as_numpy_has_it(each)[: len(samples)].numpy().copy() for name, each in outputs.items()}, rest
 
 
 class StreamedTransfer:
@@ -118,7 +120,7 @@ class StreamedTransfer:
         with device.on(self._computing):
             outputs, rest = forward(inputs)
             # Held by the slot until the copies have ended: freed before, its memory would be the model's again.
-            slot.outputs = {name: as_numpy_has_it(each[:num_samples]) for name, each in outputs.items()}
+            slot.outputs = {name: as_numpy_has_it(each)[:num_samples] for name, each in outputs.items()}
             slot.computed.record(self._computing)
         self._copying_out.wait_event(slot.computed)
         answers = slot.received.views(_kinds(slot.outputs))
@@ -174,6 +176,5 @@ def _stack(spec: TensorSpec, samples: Sequence[Tensors], into: Tensor) -> None:
 
 
 def as_numpy_has_it(tensor: Tensor) -> Tensor:
-    """Return a tensor without gradients, in a dtype that numpy supports."""
-    tensor = tensor.detach()
-    return tensor.float() if tensor.dtype in {torch.bfloat16, torch.float16} else tensor
+    tensor = tensor.detach().to_dense().resolve_neg()
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype not in _FLOATS else tensor

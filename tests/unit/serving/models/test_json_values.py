@@ -38,6 +38,8 @@ class Point(BaseModel):
     [
         ({"a": torch.ones(2), "b": [torch.tensor(2), np.arange(4)[::2]]}, {"a": [1.0, 1.0], "b": [2, [0, 2]]}),
         (torch.ones(1, dtype=torch.bfloat16, requires_grad=True), [1.0]),
+        ([torch.ones(1, dtype=torch.float8_e5m2), torch.eye(1).to_sparse()], [[1.0], [[1.0]]]),
+        (torch.ones(1, dtype=torch.complex64).conj().imag, [-0.0]),
         ({0: 0.25, np.int64(1): 0.5, np.str_("c"): 0.25}, {"0": 0.25, "1": 0.5, "c": 0.25}),
         ([{"top": {np.int64(3): [1]}}], [{"top": {"3": [1]}}]),
         (Box(1, (2, Box(3, 4))), {"left": 1, "size": [2, {"left": 3, "size": 4}]}),

@@ -187,6 +187,39 @@ def test_bfloat16_answers_in_float32_near_the_full_precision() -> None:
     np.testing.assert_allclose(got["outputs"], wanted["outputs"], rtol=0.05, atol=0.05)
 
 
+def test_answers_stay_what_they_are_when_a_model_writes_its_next_batch_to_the_memory_of_the_last() -> None:
+    class Reuses(nn.Module):
+        memory = torch.zeros(2, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.memory[: len(inputs)].copy_(inputs)
+
+    model = ServedModel(Reuses(), torch.zeros(3))
+    (first,), (second,) = (model.run([model.signature.parse([value] * 3)]) for value in (1.0, 2.0))
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert (first["outputs"].tolist(), second["outputs"].tolist()) == ([1.0] * 3, [2.0] * 3)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda y: torch.complex(y, -y).conj().imag,  # whose sign is a flag of the tensor
+        lambda y: y.to_sparse(),
+        lambda y: y.to(torch.float8_e5m2),
+    ],
+)
+def test_tensors_that_numpy_cannot_hold_are_answered_by_their_values(form: Callable[[Tensor], Tensor]) -> None:
+    class Formed(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return form(inputs)
+
+    model = ServedModel(Formed(), torch.zeros(2))
+    (answer,) = model.run([model.signature.parse([1.0, 2.0])])
+    assert isinstance(answer, dict)
+    assert answer["outputs"].tolist() == [1.0, 2.0]
+
+
 def test_no_gradients_are_kept() -> None:
     recorded: list[bool] = []
 
