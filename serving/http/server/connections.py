@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -28,6 +30,11 @@ from orchestray.serving.http.request_context import ARRIVED_KEY, CONNECTION_KEY,
 MOST_HEAD_BYTES = 65_536
 _BETWEEN_BYTES = len(b": \r\n")
 """Number of bytes in a head besides each name and value."""
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+_GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
+_CLOSED = 7
+"""Linux's number for a socket that is closed, as TCP_INFO has it first."""
+_LOOK_EVERY_S = 0.05
 _LEAST_BYTES_PER_S = 16_384
 """Rate of a body above which it may take any time."""
 _HEAD = (
@@ -74,6 +81,8 @@ class GuardedConnection(HttpToolsProtocol):
         self._refused_s = 0.0
         self._refusal: Refusal | None = None
         self._on_end: Callable[[], None] | None = None
+        self._has_ended = False
+        """True if the client sends nothing more."""
         self._is_within = self._has_headers = False
         """True if the headers of the current request have come; `_is_within`: its first byte, but not its last."""
         self._begun_s: float | None = None
@@ -119,6 +128,33 @@ class GuardedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._end()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio takes it, as uvicorn's stubs forget
+        """Return True if the connection stays open, as its client may have ended its own side alone.
+
+        A client that has left looks the same until something is sent to it, which it answers by a reset.
+        """
+        cycle = self._cycle
+        if cycle is None or cycle.response_complete or self._is_within or self.scheme == "https":
+            return False
+        if cycle.scope["http_version"] != "1.1":
+            return False
+        if not self._has_ended:
+            self._has_ended = True
+            if not cycle.response_started:
+                self.transport.write(_GO_ON)
+            self._look_for_reset()
+        return True
+
+    def _look_for_reset(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_free:
+            self.transport.close()
+        elif self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_LOOK_EVERY_S, self._look_for_reset)
+
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
@@ -127,6 +163,10 @@ class GuardedConnection(HttpToolsProtocol):
         if not self._is_within and self._is_free and not self.flow.write_paused and self._is_refused(data):
             return
         num_expected = 0 if self._is_within else 1
+        if num_expected and (end := data.find(b"\r\n\r\n", 0, MOST_HEAD_BYTES)) >= 0:
+            # An offer of HTTP/2, as Java's clients make it: the parser would skip the body and end with the request.
+            head = _UPGRADE.sub(b"", data[:end])
+            data = data if len(head) == end else head + data[end:]
         self._num_restarts, self._num_chunk_bytes = 0, len(data)
         super().data_received(data)
         if self._begun_s is None or self._owed is not None:

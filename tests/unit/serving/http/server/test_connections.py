@@ -213,6 +213,46 @@ def test_clients_that_leave_take_their_requests_out_of_the_queue_and_no_task_wai
     assert num_tasks == 20  # one a request, and none to watch its client
 
 
+def test_a_client_that_ends_its_own_side_after_its_requests_gets_their_answers_and_the_end() -> None:
+    async def ask() -> list[bytes]:
+        async with Served() as served:
+            reader, writer = await served.connect()
+            writer.write(request() * 2)
+            writer.write_eof()
+            await served.held.started.wait()
+            (connection,) = served.connections
+            while not connection._has_ended:  # noqa: ASYNC110 - the server's side of the socket
+                await asyncio.sleep(0)
+            served.held.go.set()
+            whole = await reader.read()
+            writer.close()
+            return whole.split(b"HTTP/1.1 ")
+
+    nothing, *answers = run(ask())
+    assert nothing == b""
+    assert [each[:3] for each in answers] == [b"100", b"200", b"200"]
+    assert all(each.endswith(b'{"outputs":[6.0,15.0]}\n') for each in answers[1:])
+
+
+@pytest.mark.parametrize("name", ["Upgrade", "upgrade"])
+def test_a_body_behind_an_offer_of_another_protocol_is_read_and_the_connection_stays_usable(name: str) -> None:
+    offer = f"Connection: Upgrade, HTTP2-Settings\r\n{name}: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+
+    async def ask() -> list[tuple[int, Any]]:
+        async with Served() as served:
+            served.held.go.set()
+            reader, writer = await served.connect()
+            found = []
+            for whole in (request(offer), request(offer, b'{"inputs": "\r\nUpgrade: 1"}'), request()):
+                writer.write(whole)
+                status, _, content = await answer(reader)
+                found.append((status, content.get("outputs")))
+            writer.close()
+            return found
+
+    assert run(ask()) == [(200, [6.0, 15.0]), (422, None), (200, [6.0, 15.0])]
+
+
 def test_many_connections_are_accepted_in_one_round_of_the_loop() -> None:
     async def ask() -> int:
         async with Served() as served:
