@@ -15,6 +15,7 @@ from orchestray.serving.generation.answering import answer, event, text_models
 from orchestray.serving.generation.generation import Generation, Output
 from orchestray.serving.generation.text_request import TextBody, TextLimits, TextRequest
 from orchestray.serving.http.openapi import problems
+from orchestray.serving.http.predictor import Predictor
 from orchestray.serving.http.problems import HttpProblem, not_ready, openai_error
 from orchestray.serving.models.errors import UnknownModelError
 from orchestray.serving.routing.registry import Registry
@@ -68,6 +69,9 @@ def add_completions(router: APIRouter, models: Registry, limits: TextLimits) -> 
         return Response(orjson.dumps(found), media_type="application/json")
 
     async def one(name: str) -> Response:
+        if name not in text_models(models) and name in models:  # asked by KServe's V1 protocol
+            Predictor(models).check_ready(models[name].answering)
+            return Response(orjson.dumps({"name": name, "ready": True}), media_type="application/json")
         if name not in text_models(models):
             raise UnknownModelError(f"No model {name[:60]!r} here generates text; GET /v1/models lists those that do.")
         return Response(orjson.dumps(listed(name)), media_type="application/json")

@@ -20,6 +20,8 @@ _LONGEST_FIELD = 2**31 - 1
 """Longest value of a CSV, such as an image in base64: the body itself has a limit."""
 _MOST_NAMED = 20
 """Most columns that an error lists."""
+CHARSETS = {"utf-8": "utf-8-sig", **{name: name for name in ("us-ascii", "utf-16", "iso-8859-1", "windows-1252")}}
+"""Maps names of encodings of CSV to Python's; that of UTF-8 passes over a byte order mark."""
 _FLAGS = {"true": True, "True": True, "false": False, "False": False}
 
 
@@ -48,20 +50,23 @@ def rows_of_json(value: Mapping[str, Any], signature: Signature) -> list[Row]:
     return _ordered(rows, signature, field)
 
 
-def rows_of_csv(body: bytes, signature: Signature, has_header: bool | None = None) -> list[Row]:
+def rows_of_csv(body: bytes, signature: Signature, has_header: bool | None = None, charset: str = "utf-8") -> list[Row]:
     """Return the values of each line; where the model takes any values, they may be texts.
 
     Args:
         body: the text.
         signature: inputs of the model.
         has_header: True if the first line has the names of the columns; None: if it has texts.
+        charset: encoding of the text, one of `CHARSETS`.
 
     Raises:
         HttpProblem: 422.
     """
     csv.field_size_limit(_LONGEST_FIELD)
+    if charset not in CHARSETS:
+        raise wrong_input("charset", f"one of {', '.join(CHARSETS)}", repr(charset[:60]))
     try:
-        whole = [line for line in csv.reader(io.StringIO(body.decode("utf-8-sig"))) if line]
+        whole = [line for line in csv.reader(io.StringIO(body.decode(CHARSETS[charset]))) if line]
         if not whole:
             return []
         first, *lines = whole
@@ -70,6 +75,8 @@ def rows_of_csv(body: bytes, signature: Signature, has_header: bool | None = Non
         rows = [[read(value) for value in line] for line in (lines if has_names else [first, *lines])]
     except (UnicodeDecodeError, ValueError, csv.Error) as error:
         raise HttpProblem(422, f"The body is not CSV of numbers, with or without a header: {error}.") from None
+    if has_names and not lines:
+        raise wrong_input("the body", "lines of values behind the header, which is the first line", "none")
     if has_names:
         return _ordered(_named(first, rows, "line", start=2), signature, "line", start=2)
     lines_of = [(f"line {number}", row) for number, row in enumerate(rows, 1)]

@@ -24,6 +24,8 @@ from orchestray.serving.routing.endpoint import Endpoint, ModelVersion
 
 _log = logging.getLogger("orchestray.serving")
 _IGNORED = {"x-ignored": "params"}
+_SIGNATURE = "serving_default"
+"""The signature for which clients of TensorFlow Serving ask."""
 _INSTANCES = '{"instances": <list of samples>}'
 _WANTED = '{"inputs": <one sample>}'
 
@@ -68,7 +70,9 @@ def _row_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         endpoint, version = predictor.choose(call, *named_by(request, call))
         headers = {}
         if _kind(call) == "text/csv":
-            rows = rows_of_csv(body, version.signature, _has_header(call))
+            given = _parameters(call)
+            has_header = {"absent": False, "present": True}.get(given.get("header", ""))
+            rows = rows_of_csv(body, version.signature, has_header, given.get("charset", "utf-8"))
         else:
             value = parse_object(body, '{"inputs": <list of samples>}')
             _check_whole_numbers(body, version.signature)
@@ -82,6 +86,8 @@ def _row_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose(request.scope[SCOPE_KEY], *named_in_path(request))
         value = parse_object(body, _INSTANCES)
+        if value.pop("signature_name", _SIGNATURE) != _SIGNATURE:
+            raise wrong_input("signature_name", f"{_SIGNATURE}: a model has one signature", "another")
         if [*value] != ["instances"]:
             raise wrong_input("the body", f"the one field instances: {_INSTANCES}", ", ".join(sorted(value)) or "none")
         _check_whole_numbers(body, version.signature)
@@ -115,11 +121,11 @@ def _kind(call: Call) -> str:
     return call.headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
 
 
-def _has_header(call: Call) -> bool | None:
-    """Return what a type such as `text/csv; header=absent` says of the first line (RFC 4180, section 3)."""
-    _, _, parameters = call.headers.get(b"content-type", b"").lower().partition(b";")
-    given = [part.strip().replace(b'"', b"") for part in parameters.split(b";")]
-    return False if b"header=absent" in given else True if b"header=present" in given else None
+def _parameters(call: Call) -> dict[str, str]:
+    """Return the parameters of a type such as `text/csv; charset=utf-8; header=absent` (RFC 4180, section 3)."""
+    _, *parts = call.headers.get(b"content-type", b"").decode("latin-1").lower().replace('"', "").split(";")
+    given = (part.partition("=") for part in parts)
+    return {name.strip(): value.strip() for name, _, value in given}
 
 
 def _is_json(kind: str) -> bool:

@@ -6,6 +6,8 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -106,6 +108,7 @@ def write_tensor(name: str, array: Array, *, binary: bool) -> tuple[dict[str, An
 def _read_texts(tensor: dict[str, Any], field: str, blob: memoryview) -> tuple[str, Array, int]:
     shape, num_bytes = _shape(tensor.get("shape"), f"{field}.shape"), parameter(tensor, "binary_data_size")
     texts: list[str] = []
+    content_type = parameter(tensor, "content_type")
     if num_bytes is None:
         values = _flat(tensor.get("data"), shape, f"{field}.data")
         texts = [value for value in values if isinstance(value, str)]
@@ -122,8 +125,16 @@ def _read_texts(tensor: dict[str, Any], field: str, blob: memoryview) -> tuple[s
     if len(texts) != math.prod(shape):
         raise wrong_input(f"{field}.shape", f"the shape of {len(texts)} texts", str(list(shape)))
     array = np.empty(len(texts), object)
-    array[:] = texts
+    array[:] = [_decoded(text, field) for text in texts] if content_type == "base64" else texts
     return tensor["name"], array.reshape(shape), num_bytes or 0
+
+
+def _decoded(text: str, field: str) -> bytes:
+    """Return the bytes in a text, which MLServer's clients say to be in base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise wrong_input(f"{field}.data", "texts in base64, as parameters.content_type says", text[:60]) from None
 
 
 def _elements(blob: memoryview) -> Iterator[memoryview]:

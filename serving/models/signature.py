@@ -221,9 +221,11 @@ def _array(value: Any, spec: TensorSpec, field: str) -> np.ndarray[Any, Any]:
         return value if isinstance(value, np.ndarray) and value.dtype == object and not value.shape else boxed(value)
     value = as_numpy(value)
     if not isinstance(value, np.ndarray):
-        _check_nesting(value, spec, field)
+        _check_nesting(listed := value, spec, field)
         try:
             value = np.asarray(value)
+            if value.dtype.kind == "f" and spec.numpy_dtype.kind in "iu":  # numpy's choice for 2**63 beside 1
+                value = np.asarray(listed, spec.numpy_dtype)
         except (ValueError, OverflowError):
             raise InputError(field, str(spec), "numbers that are too large") from None
         if value.size == 0:

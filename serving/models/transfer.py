@@ -176,5 +176,6 @@ def _stack(spec: TensorSpec, samples: Sequence[Tensors], into: Tensor) -> None:
 
 
 def as_numpy_has_it(tensor: Tensor) -> Tensor:
+    """Return a tensor without gradients, dense, in a dtype that numpy supports."""
     tensor = tensor.detach().to_dense().resolve_neg()
     return tensor.float() if tensor.is_floating_point() and tensor.dtype not in _FLOATS else tensor

@@ -20,7 +20,8 @@ OWN = """
 import numpy as np
 
 def words(batch):
-    return [{"words": row["text"].split()} if isinstance(row, dict) else row.split() for row in batch]
+    return [{"words": row["text"].split()} if isinstance(row, dict) else
+            row.split() if isinstance(row, str) else [*row] for row in batch]
 
 class Ragged:
     def example_inputs(self): return 0
@@ -80,6 +81,10 @@ def test_a_function_answers_texts_and_rows_by_every_protocol(tmp_path: Path) -> 
         assert told["outputs"] == [
             {"name": "outputs", "datatype": "BYTES", "shape": [2, 1], "data": ['["a","b"]', '["c"]']}
         ]
+        texts["parameters"] = {"content_type": "base64"}
+        for data, wanted in ((["YSBi", "/w=="], (200, ["[97,32,98]", "[255]"])), (["YSBi", "a b"], (422, None))):
+            status, told_bytes = post(port, "/v2/models/own/infer", {"inputs": [{**texts, "data": data}]})
+            assert (status, told_bytes.get("outputs", [{"data": None}])[0]["data"]) == wanted
         blob = b"".join(struct.pack("<I", len(text)) + text for text in (b"a b", b"c"))
         head = json.dumps({"inputs": [{**texts, "parameters": {"binary_data_size": len(blob)}}]}).encode()
         length = {"Inference-Header-Content-Length": str(len(head))}

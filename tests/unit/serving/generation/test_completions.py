@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from support.generation import small_model
-from support.http_endpoint import endpoint
+from support.http_endpoint import PAIR, ROW_SUMS, endpoint, pair, row_sums
 
 MODEL = small_model(context=32, depth=1)
 BODY = {"model": "sums", "prompt": "def ", "max_tokens": 8, "temperature": 0.8, "top_p": 0.9, "seed": 3}
@@ -89,6 +89,18 @@ def test_fields_that_change_nothing_are_taken() -> None:
         {**BODY, "logit_bias": {}, "suffix": ""},
     )
     assert [one.json()["choices"] for one in same] == 2 * [whole.json()["choices"]]
+
+
+def test_a_model_of_numbers_is_ready_as_clients_of_kserve_ask() -> None:
+    async def asking() -> list[httpx.Response]:
+        async with endpoint((ROW_SUMS, row_sums), (PAIR, pair), text=MODEL) as asked:
+            found = [await asked.client.get("/v1/models/pair")]
+            asked.registry.ready = False
+            return [*found, await asked.client.get("/v1/models/pair")]
+
+    ready, ending = asyncio.run(asking())
+    assert (ready.status_code, ready.json()) == (200, {"name": "pair", "ready": True})
+    assert ending.status_code == 503
 
 
 def test_the_models_are_those_that_generate_text() -> None:

@@ -357,6 +357,10 @@ def test_a_layer_added_to_the_application_is_for_predict_too() -> None:
 def test_instances_are_answered_in_the_forms_of_kserve_and_refused_in_the_endpoints_own(path: str) -> None:
     answer = post(json.dumps({"instances": [RIGHT, RIGHT]}), path)
     assert (answer.status_code, answer.json()) == (200, {"predictions": [[6.0, 15.0]] * 2})
+    named = post(json.dumps({"signature_name": "serving_default", "instances": [RIGHT, RIGHT]}), path)
+    assert named.json() == answer.json()
+    refused = post(json.dumps({"signature_name": "other", "instances": [RIGHT]}), path)
+    assert (refused.status_code, refused.json()["field"]) == (422, "signature_name")
     refused = post(json.dumps({"instances": [RIGHT], "inputs": [RIGHT]}), path)
     assert (refused.status_code, refused.json()["field"]) == (422, "the body")
     unknown = post(json.dumps({"instances": [RIGHT]}), path.replace("sums", "nothing"))

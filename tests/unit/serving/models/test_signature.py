@@ -29,6 +29,14 @@ def test_nested_lists_become_an_array_of_the_wanted_type_and_integers_are_taken_
     assert sample["inputs"].tolist() == [[1, 2, 3], [4, 5.5, 6]]
 
 
+def test_whole_numbers_of_64_bits_stay_whole_beside_small_ones_and_longer_ones_are_refused_by_their_size() -> None:
+    long = signature(TensorSpec("inputs", "uint64", (2,)))
+    assert long.parse([2**64 - 1, 1])["inputs"].tolist() == [2**64 - 1, 1]
+    for dtype, wrong in (("int64", 2**63), ("int64", 2**64), ("uint64", 2**64)):
+        with pytest.raises(InputError, match="numbers that are too large"):
+            signature(TensorSpec("inputs", dtype, (2,))).parse([wrong, 1])
+
+
 @pytest.mark.parametrize(
     ("value", "place", "wanted", "got"),
     [
