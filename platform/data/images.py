@@ -144,7 +144,7 @@ def _decode(
     content = read_patiently(functools.partial(_content, value, filesystem), place) if isinstance(value, str) else value
     try:
         with image_module.open(io.BytesIO(content)) as opened:
-            image = opened.convert(mode)
+            image = (opened if mode[0] in "IF" else _of_8_bits(opened)).convert(mode)
     except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
         reason = "it is no image that Pillow knows" if isinstance(error, image_module.UnidentifiedImageError) else error
         raise DataError(f"column '{name}': cannot decode {place}: {reason}. Is it whole?") from error
@@ -155,6 +155,21 @@ def _decode(
     elif change is not None:
         changed = change(image)
     return changed if isinstance(changed, Tensor) else _as_tensor(changed)
+
+
+def _of_8_bits(image: Any) -> Any:
+    """Return an image whose pixels are from 0 to 255; Pillow would cut them off there.
+
+    Raises:
+        ValueError: nothing says what range its pixels have.
+    """
+    if image.mode.startswith("I;16"):
+        return _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        low, high = image.getextrema()
+        if low < 0 or high > 255 or (image.mode == "F" and 0 < high <= 1):
+            raise ValueError(f"pixels of 32 bits must be from 0 to 255, and these are from {low:g} to {high:g}")
+    return image
 
 
 def _content(path: str, filesystem: pafs.FileSystem | None) -> bytes:

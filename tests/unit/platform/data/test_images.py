@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,25 @@ def test_pixels_are_pillow_s_in_the_order_of_the_rows(tmp_path: Path, kind: str)
 def test_an_image_is_converted_to_the_mode_asked_for() -> None:
     assert decode_images(pa.array([picture(1)]), mode="L").shape == (1, 1, 20, 24)
     assert decode_images(pa.array([picture(1)]), mode="RGBA").shape == (1, 4, 20, 24)
+
+
+def encoded(values: Any, kind: str) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(values)).save(file, kind)
+    return file.getvalue()
+
+
+def test_images_of_more_than_8_bits_keep_their_contrast_or_are_refused() -> None:
+    wide = np.array([[0, 256, 40_000, 65_535]], np.uint16)
+    assert decode_images(pa.array([encoded(wide, "PNG")]), mode="L").tolist() == [[[[0, 1, 156, 255]]]]
+    small = encoded(np.array([[0, 200]], np.int32), "TIFF")
+    assert decode_images(pa.array([small]), mode="L").tolist() == [[[[0, 200]]]]
+    for values in (np.array([[0.0, 0.5]], np.float32), wide.astype(np.int32), -wide.astype(np.float32)):
+        with pytest.raises(DataError, match="pixels of 32 bits must be from 0 to 255"):
+            decode_images(pa.array([encoded(values, "TIFF")]))
+    assert decode_images(pa.array([encoded(wide, "PNG")]), mode="F").dtype == torch.float32
 
 
 @pytest.mark.usefixtures("threads")
