@@ -37,6 +37,10 @@ def predict_routes(predictor: Predictor, settings: HttpSettings) -> list[Route]:
         call: Call = request.scope[SCOPE_KEY]
         body = await read_body(request.receive, settings.max_body_bytes)
         endpoint, version = predictor.choose(call, *named_by(request, call))
+        if _kind(call).startswith("multipart/"):
+            file = ", or a file as it is, as curl --data-binary sends it" if version.codec.decodes else ""
+            wanted = _WANTED + file
+            raise wrong_input("the body", wanted, f"a form ({_kind(call)})")
         if version.codec.decodes and not _is_json(kind := _kind(call)):
             value, field = bytes(body), f"the body ({kind})"
         else:

@@ -143,7 +143,7 @@ class Images:
         return torch.zeros(3, self._size, self._size)
 
     def decode(self, request: Any) -> Any:
-        """Return an encoded image, bytes or base64, as a tensor [3, size, size]; anything else as it is.
+        """Return an encoded image, bytes, base64 or `data:` URL, as a tensor [3, size, size]; anything else as it is.
 
         Raises:
             ValueError: it is not an image.
@@ -151,10 +151,11 @@ class Images:
         if not isinstance(request, bytes | str):
             return request
         try:
-            data = request if isinstance(request, bytes) else base64.b64decode(request, validate=True)
+            data = request if isinstance(request, bytes) else _of_base64(request)
             return self._scaled(decode_images(pa.chunked_array([[data]]), self._middle)[0])
-        except (ValueError, DataError):
-            raise ValueError("wanted an image, as its bytes or in base64, and this is none") from None
+        except (ValueError, DataError) as error:
+            why = f": {error.__cause__}" if type(error.__cause__) is ValueError else ""
+            raise ValueError(f"wanted an image, as its bytes or in base64, and this is none{why}") from None
 
     def encode(self, outputs: Tensor) -> dict[str, Any]:
         """Return the likeliest class, and probabilities."""
@@ -227,6 +228,13 @@ class Images:
         box = (left, top, left + part_width, top + part_height)
         part_of_it = image.resize((self._size, self._size), Resampling.BILINEAR, box=box)
         return part_of_it.transpose(Transpose.FLIP_LEFT_RIGHT) if draws.random() < 0.5 else part_of_it
+
+
+def _of_base64(text: str) -> bytes:
+    """Return the bytes in a text, which may have lines, as the command `base64` writes it, or be a `data:` URL."""
+    if text.startswith("data:"):
+        text = text.partition(";base64,")[2]
+    return base64.b64decode("".join(text.split()), validate=True)
 
 
 def _torchvision_models(wanted: str) -> Any:

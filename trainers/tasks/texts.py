@@ -89,9 +89,14 @@ class Texts:
     def decode(self, request: Any) -> Any:
         """Return a text, or two in a list, as the model's inputs, not padded; anything else as it is.
 
+        Args:
+            request: texts, or a body of text in UTF-8.
+
         Raises:
             ValueError: a pair is wanted, or none.
         """
+        if isinstance(request, bytes):
+            request = request.decode()
         texts = [request] if isinstance(request, str) else request
         if not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
             return request

@@ -152,7 +152,11 @@ def test_the_built_in_task_of_images_takes_images_and_names_classes(tmp_path: Pa
         assert status == 200
         assert told["outputs"]["class"] in {"cat", "dog"}
         assert sum(told["outputs"]["probabilities"].values()) == pytest.approx(1.0)
-        assert post(port, "/predict", {"inputs": base64.b64encode(image).decode()}) == (200, told)
+        text = base64.b64encode(image).decode()
+        for form in (text, base64.encodebytes(image).decode(), f"data:image/png;base64,{text}"):
+            assert post(port, "/predict", {"inputs": form}) == (200, told)
+        status, error = post(port, "/predict", image, "multipart/form-data; boundary=a")
+        assert (status, "as curl --data-binary sends it, got a form" in error["error"]) == (422, True)
         for wrong in ("no base64!", base64.b64encode(b"no image").decode()):
             status, error = post(port, "/predict", {"inputs": wrong})
             assert (status, "wanted an image" in error["error"]) == (422, True)

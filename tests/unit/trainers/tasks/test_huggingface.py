@@ -300,6 +300,7 @@ def test_a_decoded_text_gives_the_logits_of_its_batch_and_its_class_is_named(pla
             answer = task.encode(logits)
             assert answer["class"] == str(task.classes[int(wanted.argmax())])
             assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
+            assert all(torch.equal(task.decode(text.encode())[name], value) for name, value in sample.items())
     assert task.decode({"input_ids": [1]}) == {"input_ids": [1]}
     with pytest.raises(ValueError, match="wanted a text"):
         task.decode(["a", "b"])
