@@ -9,6 +9,7 @@ from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,8 @@ from orchestray.trainers.core.own_gradients import wants_gradients
 
 _log = logging.getLogger("orchestray.serving")
 _MOST_NAMED = 3
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4
+"""Largest difference between answers that count as one."""
 
 
 class ServedModel:
@@ -127,6 +130,23 @@ class ServedModel:
         for size in sorted(sizes, reverse=True):  # graphs share memory: the largest first, and the others fit into it
             self._forward([sample] * min(size, max_batch_size))
         self.signature = replace(self.signature, computing=self._computing())
+        if max_batch_size > 1 and self._mixes(sample):
+            _log.warning(
+                "%s answers a sample otherwise beside other samples. Layers without batch_first=True do so, and batch "
+                "normalisation without running statistics. With batching.max_batch_size=1 each is answered alone",
+                self._name,
+            )
+
+    def _mixes(self, sample: Sample) -> bool:
+        """Return True if an answer depends on the other samples of its batch."""
+        other = {name: 2 * each + 1 if each.dtype.kind == "f" else np.flip(each) for name, each in sample.items()}
+        try:
+            alike = self._forward([sample, sample])
+            if _agree(alike, [self._forward([sample, other])[0], self._forward([other, sample])[1]]):
+                return False
+            return _agree(alike, self._forward([sample, sample]))  # else its answers are drawn at random
+        except Exception:  # noqa: BLE001 - a model may refuse values that its data never had
+            return False
 
     def _computing(self) -> dict[str, Any]:
         """Return how batches are computed, as JSON values."""
@@ -198,6 +218,14 @@ class ServedModel:
             cached = self._graphs is None
             return torch.autocast(self._device.type, dtype=torch.bfloat16, cache_enabled=cached)
         return contextlib.nullcontext()
+
+
+def _agree(answers: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(
+        each.dtype == object or np.allclose(each, other[name], _RELATIVE, _ABSOLUTE, equal_nan=True)
+        for answer, other in zip(answers, others, strict=True)
+        for name, each in answer.items()
+    )
 
 
 def _as_served(example: Tensor, model: nn.Module) -> Tensor:

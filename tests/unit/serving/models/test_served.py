@@ -220,6 +220,39 @@ def test_tensors_that_numpy_cannot_hold_are_answered_by_their_values(form: Calla
     assert answer["outputs"].tolist() == [1.0, 2.0]
 
 
+class Called(nn.Module):
+    """A model that is a function, and has layers of its own."""
+
+    def __init__(self, function: Callable[..., Tensor], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.function(inputs, *self.layers)
+
+
+@pytest.mark.parametrize(
+    ("model", "mixes"),
+    [
+        (Called(lambda x, lstm: lstm(x)[0], nn.LSTM(3, 2)), True),
+        (nn.TransformerEncoderLayer(3, 1, 4, dropout=0.0), True),
+        (nn.BatchNorm1d(2, track_running_stats=False), True),
+        (Called(lambda x: x / x.abs().max()), True),
+        (Called(lambda x, lstm: lstm(x)[0], nn.LSTM(3, 2, batch_first=True)), False),
+        (nn.BatchNorm1d(2), False),
+        (Called(lambda x: x + torch.rand_like(x)), False),
+        (Called(lambda x: x.log()), False),
+    ],
+)
+def test_a_model_that_mixes_the_samples_of_a_batch_is_told_when_it_is_loaded(
+    model: nn.Module, mixes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ServedModel(model, torch.zeros(2, 3)).warm_up(1)
+    assert caplog.text == ""
+    ServedModel(model, torch.zeros(2, 3)).warm_up(8)
+    assert ("answers a sample otherwise beside other samples" in caplog.text) == mixes
+
+
 def test_no_gradients_are_kept() -> None:
     recorded: list[bool] = []
 
