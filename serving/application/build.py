@@ -35,8 +35,8 @@ _SOURCES = ("run", "config")
 def app(config: ServeSource) -> Application:
     """Return an endpoint as an application of Ray Serve, for `serve run`, `serve deploy` and `serve.run`.
 
-    Its ingress answers at `http.host:http.port` of its own node, and by the same routes behind Serve's proxy. The
-    method `predict` of the application's handle answers through the same batches.
+    Its ingress answers at `http.host:http.port` of its own node (default: any port that is free), and by the same
+    routes behind Serve's proxy. The method `predict` of the application's handle answers through the same batches.
 
     Args:
         config: a run directory, a YAML file, a config; or the arguments of `serve run` and `serve deploy`: `run` (a run
@@ -45,9 +45,11 @@ def app(config: ServeSource) -> Application:
     Raises:
         ConfigError: the config is wrong; every problem is listed.
     """
-    if isinstance(config, Mapping) and "models" not in config:
-        return application(_from_arguments(config))
-    return application(load_serve_config(config))
+    is_arguments = isinstance(config, Mapping) and "models" not in config
+    loaded = _from_arguments(config) if is_arguments else load_serve_config(config)  # type: ignore[arg-type]
+    if "port" not in loaded.http.model_fields_set:  # the usual one is that of Serve's proxy
+        loaded = loaded.model_copy(update={"http": loaded.http.model_copy(update={"port": 0})})
+    return application(loaded)
 
 
 def application(

@@ -33,6 +33,16 @@ def test_arguments_of_serve_commands_name_a_run_or_a_config_and_change_keys_nest
         assert (config["http"]["port"], config["batching"]["max_batch_size"]) == (8123, 7)
 
 
+def test_an_application_leaves_the_usual_port_to_the_proxy_of_serve_unless_it_is_asked_for(tmp_path: Path) -> None:
+    run = str(written_run(tmp_path, "digits"))
+    for source, port in (
+        (run, 0),
+        ({"run": run, "http.read_timeout_s": 5}, 0),
+        ({"run": run, "http.port": 8000}, 8000),
+    ):
+        assert wanted_by(app(source))["http"]["port"] == port
+
+
 def test_ray_sets_a_gpu_aside_for_the_process_that_listens_where_it_generates_text_beside_replicas(
     tmp_path: Path,
 ) -> None:
