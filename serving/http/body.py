@@ -22,6 +22,8 @@ INFLATED = (b"gzip", b"x-gzip", b"deflate")
 """Codings of bodies that are decompressed."""
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 """The header of the data says which of the two it is."""
+_GZIP = 0x1F
+"""First byte of gzip; the lower half of zlib's is `DEFLATED`."""
 _PIECE_BYTES = 4096
 _MOST_DEPTH = 64
 """Deepest nesting of lists and objects."""
@@ -81,10 +83,11 @@ class _Inflater:
 
     Args:
         max_bytes: largest body, as it comes and decompressed.
+        coding: its Content-Encoding; `deflate` may lack the header of zlib (RFC 9110, section 8.4.1.2).
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, coding: bytes = b"gzip") -> None:
+        self._max_bytes, self._may_be_bare = max_bytes, coding == b"deflate"
         self._num_left = self._num_unread = max_bytes
         self._member = zlib.decompressobj(_GZIP_OR_ZLIB)
 
@@ -99,6 +102,10 @@ class _Inflater:
         Raises:
             HttpProblem: 413 or 422, the body exceeds the limit, or is damaged.
         """
+        if self._may_be_bare and data:
+            self._may_be_bare = False
+            if data[0] & 15 != zlib.DEFLATED and data[0] != _GZIP:
+                self._member = zlib.decompressobj(-zlib.MAX_WBITS)
         self._num_unread -= len(data)
         if self._num_unread < 0:  # members that hold nothing would never end
             raise too_large(self._max_bytes)
@@ -123,17 +130,18 @@ class _Inflater:
             piece = self._member.unused_data
 
 
-def inflated(receive: Receive, max_bytes: int) -> Receive:
+def inflated(receive: Receive, max_bytes: int, coding: bytes) -> Receive:
     """Return a `receive` that decompresses the body of a request, by gzip or zlib.
 
     Args:
         receive: ASGI's `receive`.
         max_bytes: largest body, decompressed.
+        coding: Content-Encoding of the body.
 
     Raises:
         HttpProblem: 413 or 422, when it is called: the body exceeds the limit, or is damaged.
     """
-    inflater = _Inflater(max_bytes)
+    inflater = _Inflater(max_bytes, coding)
 
     async def receive_inflated() -> Any:
         message = await receive()

@@ -20,8 +20,11 @@ _LONGEST_FIELD = 2**31 - 1
 """Longest value of a CSV, such as an image in base64: the body itself has a limit."""
 _MOST_NAMED = 20
 """Most columns that an error lists."""
-CHARSETS = {"utf-8": "utf-8-sig", **{name: name for name in ("us-ascii", "utf-16", "iso-8859-1", "windows-1252")}}
-"""Maps names of encodings of CSV to Python's; that of UTF-8 passes over a byte order mark."""
+CHARSETS = {
+    **dict.fromkeys(("utf-8", "utf8"), "utf-8-sig"),  # which passes over a byte order mark
+    **{name: name for name in ("us-ascii", "ascii", "utf-16", "iso-8859-1", "latin1", "windows-1252", "cp1252")},
+}
+"""Maps names of encodings of CSV to Python's."""
 _FLAGS = {"true": True, "True": True, "false": False, "False": False}
 
 

@@ -97,7 +97,7 @@ class RequestMiddleware:
             raise HttpProblem(
                 415, "The body is compressed in another way than gzip or deflate: send it in one of them."
             )
-        return inflated(receive, self._settings.max_body_bytes)
+        return inflated(receive, self._settings.max_body_bytes, coding)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, answer: _Answer, call: Call) -> None:
         """Answer a problem; in the form of OpenAI's API, if it was asked by that, in which wrong input is a 400."""

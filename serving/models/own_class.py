@@ -127,7 +127,8 @@ class OwnModel:
             (first,) = self._answers([self.signature.parse(example)])
         except (Exception, SystemExit) as error:
             cause = error.__cause__ if isinstance(error, RequestError) else error
-            raise TaskError(f"it does not answer its example: {cause_of(cause or error)}") from error
+            why = str(error) if isinstance(error, ModelError) else cause_of(cause or error)
+            raise TaskError(f"it does not answer its example: {why}") from error
         if inputs[0].dtype != ANY:
             outputs = tuple(TensorSpec(key, str(value.dtype), value.shape) for key, value in first.items())
             self.signature = Signature(name, version, inputs, outputs, example, class_names=names)

@@ -32,7 +32,7 @@ def read(num_bytes: int, way: str) -> bytes:
         check_length(str(num_bytes).encode(), LIMIT)
         return body
     if way == "compressed":
-        return asyncio.run(read_body(inflated(coming([gzip.compress(body)]), LIMIT), LIMIT))
+        return asyncio.run(read_body(inflated(coming([gzip.compress(body)]), LIMIT, b"gzip"), LIMIT))
     return asyncio.run(read_body(coming([body[:600], body[600:]] if way == "in pieces" else [body]), LIMIT))
 
 

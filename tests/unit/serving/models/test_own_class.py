@@ -280,7 +280,11 @@ def test_a_value_error_is_the_fault_of_its_sample_alone_and_told_in_the_models_w
         ("Steps", {}, "predict is async"),
         ("WithContext", {}, r"predict\(context, batch\) must be callable as 'predict\(batch\)'"),
         ("Numbered", {}, "class_names must be a list of names in their order, got a set"),
-        ("Short", {}, "does not answer its example: .* an answer for each of the 1 samples, and returned 0"),
+        (
+            "Short",
+            {},
+            "does not answer its example: predict must return an answer for each of the 1 samples, and returned 0$",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_reason(
