@@ -133,7 +133,7 @@ class GuardedConnection(HttpToolsProtocol):
 
         A client that has left looks the same until something is sent to it, which it answers by a reset.
         """
-        cycle = self._cycle
+        cycle = self.cycle
         if cycle is None or cycle.response_complete or self._is_within or self.scheme == "https":
             return False
         if cycle.scope["http_version"] != "1.1":
