@@ -9,7 +9,7 @@ TEST_LIMIT_S ?= 20
 # The tests start hundreds of processes that import the same modules: none compiles what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow test-systems test-mutations test-all check docs clean
+.PHONY: demo test test-slow test-systems test-oldest-ray test-mutations test-all check docs clean
 
 demo: .venv/.installed
 	.venv/bin/orchestray train configs/train/digits.yaml
@@ -27,6 +27,14 @@ test-all: test test-slow
 # Each command of the table of systems leaves what only its systems leave.
 test-systems: .venv/.installed-dev
 	.venv/bin/python -m pytest --durations 12 tests/e2e/systems_gate.py
+
+# What meets Ray from the outside and from within, with the oldest that pyproject.toml allows, laid over the newest.
+OLDEST_RAY := 2.58.1
+test-oldest-ray: .venv/.installed-dev
+	.venv/bin/pip install --quiet --no-deps --upgrade --target build/ray-$(OLDEST_RAY) ray==$(OLDEST_RAY)
+	PYTHONPATH=$(CURDIR)/build/ray-$(OLDEST_RAY) .venv/bin/python -m pytest --durations 12 -m "not slow" \
+		tests/unit/platform/cluster/test_ray_internals.py $(addprefix tests/cluster/test_,$(addsuffix .py,tokens \
+		ray_train recovery search_trainable search_tuner application deployed))
 
 # Each row's tests fail once its system is switched off: hours.
 test-mutations: .venv/.installed-dev

@@ -36,7 +36,7 @@ _PATIENCE = {
 """Timeouts for busy machines, where imports take long; Ray's own: 30 s for a node, 60 for a worker, 30 for an agent."""
 _POPEN = "ray._private.services:ConsolePopen"
 _DASHBOARD_ERROR = "ray._private.utils:get_dashboard_dependency_error"
-_TOKENS = "ray._private.authentication.authentication_token_setup"
+_AUTHENTICATION = "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled"
 
 
 class ServerEndedError(RuntimeError):
@@ -215,8 +215,9 @@ def _slim_node(num_cpus: int) -> Any:
     for name, value in _PATIENCE.items():
         os.environ.setdefault(name, value)  # the raylet reads them
     logging.getLogger("ray").setLevel(logging.CRITICAL)
-    ray_internals.find(f"{_TOKENS}:enable_token_auth_by_default")()
-    ray_internals.find(f"{_TOKENS}:ensure_token_if_auth_enabled")({}, create_token_if_missing=True)
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # as `ray.init` does: the head is started without it
+    read_environment()
+    ray_internals.find(_AUTHENTICATION)({}, create_token_if_missing=True)
     parameters = ray_internals.find("ray._private.parameter:RayParams")(
         metrics_agent_port=agent_grpc,
         dashboard_agent_listen_port=agent_http,

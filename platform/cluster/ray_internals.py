@@ -11,15 +11,14 @@ from functools import reduce
 from importlib import import_module
 from typing import Any
 
-_AUTHENTICATION = "ray._private.authentication.authentication_token_setup"
 NAMES: Mapping[str, str] = {
     "ray._private.worker:_worker_logs_enabled": "workers' notices would be printed between our own lines",
     "ray._private.services:ConsolePopen": "Ray's servers need process groups of their own, to outlive a signal to ours",
     "ray._private.services:ProcessInfo": "the template of workers is one more process that the node ends",
     "ray._private.services:RAY_PATH": "the template runs Ray's own script of a worker",
     "ray._private.utils:get_dashboard_dependency_error": "a node without a dashboard starts a second earlier",
-    f"{_AUTHENTICATION}:enable_token_auth_by_default": "`ray.init` does it, and the head is started without it",
-    f"{_AUTHENTICATION}:ensure_token_if_auth_enabled": "see above",
+    "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled": "`ray.init` makes the token "
+    "of a new cluster, and the head is started without it",
     "ray._raylet:Config": "it keeps the mode of authentication that it read first, whatever has set another since",
     "ray._private.node:Node": "a head node without the parts that a single run never uses",
     "ray._private.parameter:RayParams": "see above",

@@ -62,6 +62,7 @@ def _caller() -> tuple[str, str]:
         parts = frame.f_code.co_filename.split("/")
         rooms = [place for place, part in enumerate(parts) if part in ROOMS and "orchestray" in parts[:place]]
         if rooms:
-            return "/".join(parts[rooms[-1] :]), frame.f_code.co_qualname
+            # Python 3.12 and later have no frame of a comprehension.
+            return "/".join(parts[rooms[-1] :]), frame.f_code.co_qualname.removesuffix(".<locals>.<listcomp>")
         frame = frame.f_back  # type: ignore[assignment]
     return "", ""

@@ -32,4 +32,6 @@ def test_a_step_calls_what_the_page_says() -> None:
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     functions, files = re.findall(r"(\d+) functions, (\d+) files", done.stdout)[0]
     text = " ".join((ROOT / "docs" / "explanation" / "path-of-a-batch.md").read_text(encoding="utf-8").split())
-    assert f"{functions} functions of ours in {files} files" in text
+    assert f" of ours in {files} files" in text
+    if sys.version_info < (3, 12):  # later ones make no call of a comprehension
+        assert f"{functions} functions of ours" in text

@@ -39,12 +39,12 @@ AGREED = ("trainers/core/unread.py", "Arriving.read", "read in the step that mad
 """Workers that agree beside the gradients send their losses along, at the end of the step."""
 FLAT = ("platform/comm/channel/wire.py", "flat_bytes", "copy to the host")
 """A channel sends what is in the memory of the host."""
-ANSWERED = ("trainers/sync/local/answering.py", "Links.answered.<locals>.<listcomp>", "copy from pageable memory")
+ANSWERED = ("trainers/sync/local/answering.py", "Links.answered", "copy from pageable memory")
 """An answer goes from the channel's memory to the device of what was asked."""
 PIPELINE = {
     FLAT,
     *read("core/forward", "Forward.loss"),
-    ("trainers/parallel/pipeline/links.py", "Links._unpacked.<locals>.<listcomp>", "copy from pageable memory"),
+    ("trainers/parallel/pipeline/links.py", "Links._unpacked", "copy from pageable memory"),
 }
 """Activations cross through the memory of the host, micro-batch by micro-batch, so a loss read there adds no wait."""
 SERVERS = {FLAT, *read("ps/worker/order_loop", "OrderLoop._backward")}
@@ -66,7 +66,7 @@ GOSSIP = {AGREED, *read("sync/local/gossip", "Gossip._estimate")}
 ELASTIC = {AGREED, *read("sync/local/elastic", "ElasticAveraging.after_step.<locals>.<genexpr>")}
 GATHERED = {
     *SUMS_AT_ONCE,
-    ("trainers/sync/robust/gathered.py", "Gathered.combine.<locals>.<listcomp>", "a mask selects"),
+    ("trainers/sync/robust/gathered.py", "Gathered.combine", "a mask selects"),
 }
 PENALTY = read("solvers/penalised", "Penalised.penalty")
 GRADIENT = PENALTY | read("loop/solver_oracle", "SharedOracle.gradient")
