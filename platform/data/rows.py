@@ -24,6 +24,7 @@ class Rows:
     """
 
     def __init__(self, table: pa.Table) -> None:
+        table = without_views(table)
         self.num_rows: int = table.num_rows
         self._schema: pa.Schema = table.schema
         self._names: list[str] = table.column_names
@@ -60,6 +61,33 @@ class Rows:
     def column(self, name: str) -> pa.Array | pa.ChunkedArray:
         """Return the values of a column that is not one of very many, in the order of the rows."""
         return self._gathers[self._names.index(name)](np.arange(self.num_rows))
+
+
+def without_views(table: pa.Table) -> pa.Table:
+    """Return a table without the types of which Arrow cannot take rows; text of `string_view` becomes `large_string`.
+
+    Polars writes such text, also inside lists and structs.
+    """
+    kinds = [_without_views(kind) for kind in table.schema.types]
+    for index, (field, kind) in enumerate(zip(table.schema, kinds, strict=True)):
+        if kind != field.type:
+            table = table.set_column(index, field.with_type(kind), table.column(index).cast(kind))
+    return table
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        field = kind.value_field.with_type(_without_views(kind.value_type))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(field, kind.list_size)
+        return pa.list_(field) if pa.types.is_list(kind) else pa.large_list(field)
+    return kind
 
 
 def _wide_kinds(schema: pa.Schema, names: list[str]) -> set[pa.DataType]:

@@ -16,7 +16,7 @@ from orchestray.platform.data.endless import Endless, endless_source
 from orchestray.platform.data.in_order import InOrder, InOrderSource
 from orchestray.platform.data.mix import Mix, MixedSource
 from orchestray.platform.data.retries import READS, read_patiently
-from orchestray.platform.data.rows import Rows
+from orchestray.platform.data.rows import Rows, without_views
 from orchestray.platform.errors import DataError, TaskError
 from orchestray.platform.process.alike import drawing_alike
 
@@ -140,7 +140,7 @@ class DatasetSource:
     def first_row(self) -> pa.Table:
         piece = _piece(self._chunks[0])
         scanner = partial(piece.scanner, schema=self._schema, filter=self._filter)
-        return read_patiently(lambda: scanner().head(1), _place(piece), was_there=True)
+        return without_views(read_patiently(lambda: scanner().head(1), _place(piece), was_there=True))
 
     def _read(self, chunk: Chunk) -> pa.Table:
         piece = _piece(chunk)

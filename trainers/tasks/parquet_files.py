@@ -17,6 +17,7 @@ import torch
 
 from orchestray.platform.data.order import split_rows, window_order
 from orchestray.platform.data.retries import read_patiently
+from orchestray.platform.data.rows import without_views
 from orchestray.platform.data.source import WINDOW_ROWS
 from orchestray.platform.data.tensors import refuse_nulls, to_tensor
 from orchestray.platform.errors import DataError, TaskError
@@ -145,7 +146,7 @@ def part(
         kept = [piece for index, piece in enumerate(pieces) if (index in chosen) == validation]
         schema = pa.schema([data.schema.field(name) for name in columns])
         return ds.FileSystemDataset(kept, schema, data.format, data.filesystem)
-    table = read_patiently(partial(data.to_table, columns=list(columns)), place)
+    table = without_views(read_patiently(partial(data.to_table, columns=list(columns)), place))
     held_out, rest = split_rows(table.num_rows, validation_fraction)
     return table.take(pa.array(sorted((held_out if validation else rest).tolist()), pa.int64()))
 

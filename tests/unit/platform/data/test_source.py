@@ -54,6 +54,25 @@ def test_gathered_rows_are_those_asked_for(indices: list[int], start: int) -> No
     assert taken.to_pylist() == [rows[index] for index in indices]
 
 
+def test_texts_and_bytes_in_views_are_gathered_as_plain_ones(tmp_path: Path) -> None:
+    values = {
+        "text": pa.chunked_array([["a", None], ["c" * 20]], pa.string_view()),
+        "bytes": pa.array([b"a", b"", b"c" * 20], pa.binary_view()),
+        "words": pa.array([["a"], None, ["b", "c"]], pa.list_(pa.string_view())),
+        "pair": pa.array([["a", "b"]] * 3, pa.list_(pa.string_view(), 2)),
+        "person": pa.array([{"name": "a", "age": 3}, {"name": None, "age": 4}, None]).cast(
+            pa.struct([("name", pa.string_view()), ("age", pa.int64())])
+        ),
+    }
+    table = pa.table(values, metadata={"made": "by Polars"})
+    taken = Rows(table).take(np.array([2, 0]))
+    assert taken.to_pylist() == [table.to_pylist()[2], table.to_pylist()[0]]
+    assert taken.schema.metadata == table.schema.metadata
+    pq.write_table(table.select(["text"]), tmp_path / "views.parquet")
+    streamed = open_source(Streamed(ds.dataset(tmp_path), 2))
+    assert streamed.first_row().schema == streamed.read([0]).take(np.array([0])).schema
+
+
 def test_gathered_rows_have_memory_of_their_own() -> None:
     table = pa.table({"x": np.arange(4.0)})
     taken = Rows(table).take(np.arange(4))
