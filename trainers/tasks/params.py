@@ -147,7 +147,7 @@ class ParquetTask(TaskConfig):
     label: Text
     """Column to predict."""
     features: Annotated[tuple[Text, ...], BeforeValidator(_as_list)] | None = None
-    """Columns to predict from; null: all numeric columns but the label."""
+    """Columns to predict from; null: all numeric columns but the label and the index of a pandas frame."""
     hidden: tuple[Positive, ...] = (64, 64)
     """Widths of the hidden layers."""
     kind: Literal["classification", "regression"] = "classification"

@@ -31,8 +31,8 @@ class ParquetTable:
     Args:
         path: file, directory or `pyarrow.fs` URI of the training table.
         label: column to predict: whole numbers or text for classes, a number for regression.
-        features: columns to predict from, numbers or equally long lists of numbers; None: all of them but the label.
-        They are converted to float32 without scaling.
+        features: columns to predict from, numbers or equally long lists of numbers; None: all of them but the label
+        and the index of a pandas frame. They are converted to float32 without scaling.
         hidden: widths of the hidden layers.
         kind: "classification" or "regression".
         validation_path: table to validate on; None: a part of the training table, drawn by `parquet_files.part`.
@@ -144,7 +144,8 @@ class ParquetTable:
         check_columns([self._label, *(self._wanted or [])], schema, self._path)
         _check_label(schema.field(self._label), self._classifies)
         if self._wanted is None:
-            found = [field.name for field in schema if field.name != self._label and _is_number(field.type)]
+            left_out = {self._label, *_index_columns(schema)}
+            found = [field.name for field in schema if field.name not in left_out and _is_number(field.type)]
             if not found:
                 raise TaskError(
                     f"{self._path} has no column of numbers beside the label '{self._label}' to predict from"
@@ -228,6 +229,12 @@ def _check_label(field: pa.Field, classifies: bool) -> None:
             f"task.label: column '{field.name}' is of type {field.type}; regression predicts a number. "
             "For classes set task.kind=classification."
         )
+
+
+def _index_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns in which pandas has kept the index of a frame: the numbers of its rows, or their names."""
+    columns = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in columns if isinstance(name, str)]
 
 
 def _is_text(kind: pa.DataType) -> bool:

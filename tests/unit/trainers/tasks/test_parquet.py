@@ -56,6 +56,27 @@ def test_by_default_every_column_of_numbers_but_the_label_is_a_feature(table: st
     np.testing.assert_allclose(batch["inputs"].numpy(), np.array(wanted, dtype=np.float32))
 
 
+def test_the_index_of_a_pandas_frame_is_a_feature_only_if_it_is_named(tmp_path: Path) -> None:
+    frame = people().to_pandas().drop(columns="pixels")
+    file = tmp_path / "filtered.parquet"
+    frame[frame["number"] % 5 != 3].to_parquet(file)
+    index = "__index_level_0__"
+    assert index in pq.read_schema(file).names
+    assert ParquetTable(str(file), label="grade").features == ["number", "height", "tall"]
+    assert ParquetTable(str(file), label="grade", features=[index]).features == [index]
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_classes_are_texts_of_any_type(tmp_path: Path, kind: pa.DataType) -> None:
+    table = people()
+    labels = table["kind"].combine_chunks().cast(kind)
+    pq.write_table(table.set_column(5, "kind", labels), tmp_path / "people.parquet")
+    task = ParquetTable(str(tmp_path / "people.parquet"), label="kind")
+    train = rows_of(task.dataset("train"))
+    targets = task.to_batch(train)["targets"].tolist()
+    assert [task.classes[target] for target in targets] == train["kind"].to_pylist()
+
+
 @pytest.mark.parametrize("features", ["pixels", ["pixels"]])
 def test_a_single_feature_of_floats_is_not_copied(table: str, features: Any) -> None:
     task = ParquetTable(table, label="kind", features=features)
