@@ -308,7 +308,9 @@ def cut_micro_batches(
 def bounds_of(piece: tuple[int, int], others: tuple[int, int]) -> Sequence[int]:
     """Return the positions in an epoch at which to cut samples for `Share.cut`; empty if there are too few.
 
-    The first piece of a share is cut into halves. If it has only one sample, some others are cut one by one.
+    The first piece of a share is cut into two parts, the first of an odd number of samples: the mean of the largest
+    half of the losses may be the mean of those of two even parts. If it has only one sample, some others are cut one by
+    one.
 
     Args:
         piece: position (start, stop) of the piece.
@@ -316,7 +318,7 @@ def bounds_of(piece: tuple[int, int], others: tuple[int, int]) -> Sequence[int]:
     """
     start, stop = piece
     if stop - start > 1:
-        return start, (start + stop) // 2, stop
+        return start, start + ((stop - start) // 2 | 1), stop
     start, stop = others
     return range(start, min(stop, start + _MOST_ALONE) + 1) if stop - start > 1 else ()
 

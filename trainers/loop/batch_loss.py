@@ -15,7 +15,6 @@ from orchestray.platform.comm import objects
 from orchestray.platform.data.nested import copied
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.platform.task import asked_by
-from orchestray.trainers.core.batch_norm import has_synchronized
 from orchestray.trainers.core.buffers import BufferCopies, untouched
 from orchestray.trainers.core.rng import generator_states, without_draws
 
@@ -135,17 +134,17 @@ def why_no_mean(network: Network, share: Share, settings: ReplicaSettings) -> tu
 def why_dependent(replica: Replica, share: Share) -> str | None:
     """Return the reason why samples of a batch depend on each other while the model trains; None if none is found.
 
-    Batch normalisation in modules of torch spans the replicas, or is said not to. Models that draw random numbers in
-    their own code, and those that are cut over workers, are not looked at.
+    Batch normalisation in modules of torch spans the replicas, is said not to, or is that of a micro-batch. Models that
+    draw random numbers in their own code, and those that are cut over workers, are not looked at.
 
     Args:
         replica: the replica, in the modes of training.
         share: share of a batch; without a `cut` this worker says nothing.
     """
     settings, model = replica.settings, replica.model
-    is_whole = settings.layout.model_size == 1 and settings.exchange.get("shard") != "parameters"
-    is_one = settings.num_replicas > 1 and not replica.exchange.diverges
-    if share.cut is None or not (is_whole and is_one) or settings.batch_norm == "local" or has_synchronized(model):
+    is_one = settings.layout.model_size == 1 and not replica.exchange.diverges
+    normalises = any(isinstance(layer, _BatchNorm) for layer in model.modules())
+    if share.cut is None or not is_one or settings.batch_norm == "local" or normalises:
         return None
     states = generator_states()
     with without_draws(model), torch.no_grad():
@@ -156,10 +155,10 @@ def why_dependent(replica: Replica, share: Share) -> str | None:
     if apart is None or not all(map(torch.equal, states, generator_states())):
         return None
     return (
-        f"While the model trains, the loss of a sample depends on those beside it: {apart}. With several workers the "
-        "result would depend on how batches are cut. If the model's code normalises by the batch, use the modules of "
-        "torch, such as nn.BatchNorm2d, which do so over all workers, or set train.batch_norm: local to have each "
-        "normalise its share. Otherwise set train.loss_is: between_samples to train on it as it is."
+        f"While the model trains, the loss of a sample depends on those beside it: {apart}. With several workers or "
+        "micro-batches the result would depend on how batches are cut. If the model's code normalises by the batch, "
+        "use modules of torch, such as nn.BatchNorm2d, which do so over all workers, or set train.batch_norm: local "
+        "to have each normalise its share. Otherwise set train.loss_is: between_samples to train on it as it is."
     )
 
 

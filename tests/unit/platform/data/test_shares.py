@@ -258,8 +258,8 @@ def test_the_first_share_of_a_reader_is_cut_if_that_is_asked_for(step: int) -> N
     assert first.cut is not None
     assert first.cut.whole is None
     assert [part.sample_ids.tolist() for part in first.cut.parts] == [
-        first.micro_batches[0].sample_ids[:4].tolist(),
-        first.micro_batches[0].sample_ids[4:].tolist(),
+        first.micro_batches[0].sample_ids[:5].tolist(),
+        first.micro_batches[0].sample_ids[5:].tolist(),
     ]
     assert second.cut is None
 

@@ -367,10 +367,10 @@ def first_cut(source: Source, epoch: int = 0, start_step: int = 0, **options: An
     return whole.batch["number"].tolist(), [part.batch["number"].tolist() for part in first.cut.parts]
 
 
-def test_the_first_share_is_cut_into_halves_from_any_step_on() -> None:
+def test_the_first_share_is_cut_after_an_odd_number_of_samples_from_any_step_on() -> None:
     source = open_source(numbered(0, 40))
-    assert first_cut(source) == ([*range(8)], [[0, 1, 2, 3], [4, 5, 6, 7]])
-    assert first_cut(source, epoch=1, start_step=2) == ([*range(16, 24)], [[16, 17, 18, 19], [20, 21, 22, 23]])
+    assert first_cut(source) == ([*range(8)], [[*range(5)], [*range(5, 8)]])
+    assert first_cut(source, epoch=1, start_step=2) == ([*range(16, 24)], [[*range(16, 21)], [*range(21, 24)]])
     assert first_cut(source, rank=1, num_replicas=2, accumulate=2) == ([2, 3], [[2], [3]])
     assert not any(share.cut for share in shares_of(stream(source)))
 

@@ -265,6 +265,23 @@ def test_a_loss_that_is_no_mean_over_samples_is_refused_at_the_first_step(config
         trained(Unweighted(), **config)
 
 
+class HardestHalf(Rows):
+    """A task whose loss is the mean over the samples of the largest losses."""
+
+    def loss(self, outputs: Tensor, batch: dict[str, Any]) -> Tensor:
+        losses = (outputs.flatten() - batch["targets"]).abs()
+        return losses.topk(max(1, len(losses) // 2)).values.mean()
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_mean_over_the_hardest_samples_is_refused_also_where_two_halves_have_as_many_of_them(seed: int) -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(8, 2)), rng.normal(size=8)
+    settings = layout_settings({"microbatches": None}, accumulate=2, batch_size=8, seed=seed)
+    with pytest.raises(TrainingError, match="not a mean over samples"):
+        train_laid_out(lambda: HardestHalf(*rows, lambda: nn.Linear(2, 1)), settings)
+
+
 class NormalisedByTheBatch(Unweighted):
     """A task whose loss is a mean, and whose model normalises by the batch at all times."""
 
@@ -296,18 +313,25 @@ class ByHand(nn.Module):
         return self.last(hidden.tanh())
 
 
-def by_hand(network: dict[str, Any], *, drops: bool = False, **train: Any) -> LaidOut:
+def by_hand(network: dict[str, Any], *, drops: bool = False, **keys: Any) -> LaidOut:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(48, 6)), rng.integers(0, 5, size=48)
-    return train_laid_out(lambda: Rows(*rows, lambda: ByHand(drops=drops)), layout_settings(network, **train))
+    settings = layout_settings({"microbatches": None, **network}, **keys)
+    return train_laid_out(lambda: Rows(*rows, lambda: ByHand(drops=drops)), settings)
 
 
-@pytest.mark.parametrize("drops", [False, True])
-def test_samples_that_depend_on_each_other_in_training_alone_are_refused_where_several_replicas_train(
-    drops: bool,
-) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"network": {"data": 2}},
+        {"network": {"data": 2}, "drops": True},
+        {"network": {"data": 2}, "exchange": {"shard": "parameters"}, "drops": True},
+        {"network": {}, "accumulate": 2},
+    ],
+)
+def test_samples_that_depend_on_each_other_in_training_alone_are_refused_where_batches_are_cut(keys: Any) -> None:
     with pytest.raises(TrainingError, match=r"the loss of a sample depends on those beside it.*set train\.batch_norm"):
-        by_hand({"data": 2}, drops=drops)
+        by_hand(**keys)
 
 
 def test_a_model_that_normalises_by_its_share_trains_where_the_user_says_so_or_nothing_is_cut() -> None:
