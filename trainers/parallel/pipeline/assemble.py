@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from orchestray.platform.comm import objects
 from orchestray.platform.data.nested import copied
 from orchestray.trainers.core.batch_norm import needs_every_pass
-from orchestray.trainers.core.forward import Forward, scalar, without_gradient
+from orchestray.trainers.core.forward import Forward, scalar, user_code, without_gradient
 from orchestray.trainers.core.task_calls import loss_of
 from orchestray.trainers.parallel.pipeline.balance import Bounds, balanced, by_names
 from orchestray.trainers.parallel.pipeline.cutting import layers_of
@@ -175,7 +175,7 @@ class PipelineAssembler:
                 raise without_gradient()
             return found
 
-        with forward.precision():
+        with user_code(1, 0), forward.precision():
             costs = profile_layers(layers, batch["inputs"], loss)
         return [cost.compute_s for cost in costs]
 

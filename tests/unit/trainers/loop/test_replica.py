@@ -28,7 +28,7 @@ from orchestray.trainers.layout.degrees import Layout
 from orchestray.trainers.loop.checkpoint_source import Loaded
 from orchestray.trainers.loop.position import Position
 from orchestray.trainers.loop.replica import Replica
-from support.layouts import layout_settings
+from support.layouts import layout_settings, train_laid_out
 from support.patience import PATIENCE_S
 from support.threads import run_replicas
 from support.tiny_task import TinyTask
@@ -271,13 +271,15 @@ def test_a_loss_that_is_no_scalar_is_refused_with_its_shape() -> None:
         train(SETTINGS, Unreduced())
 
 
-def test_an_error_in_the_users_model_says_where() -> None:
+def test_an_error_in_the_users_model_says_where_also_in_a_pipeline_that_measures_its_layers() -> None:
     class Wrong(TinyTask):
         def loss(self, outputs: Tensor, batch: dict[str, Tensor]) -> Tensor:
             raise ValueError("no loss today")
 
     with pytest.raises(TrainingError, match=r"failed at step 1 on worker 0: .*test_replica.py, line \d+"):
         train(SETTINGS, Wrong())
+    with pytest.raises(TrainingError, match=r"failed at step 1 on worker 0: .*test_replica.py, line \d+"):
+        train_laid_out(Wrong, layout_settings({"pipeline": 2, "split": "balanced"}))
 
 
 def test_bfloat16_trains_with_float32_weights() -> None:
