@@ -91,7 +91,7 @@ class ParquetTable:
             return part(self._data, self._path, columns, self._validation_fraction, validation=validation)
         data = open_files(self._validation_path, "task.validation_path") if validation else self._data
         check_columns(columns, data.schema, self._validation_path if validation else self._path)
-        return data.replace_schema(pa.schema([self._data.schema.field(name) for name in columns]))
+        return data.replace_schema(pa.schema([data.schema.field(name) for name in columns]))
 
     def to_batch(self, columns: pa.Table) -> Batch:
         """Return `inputs` [samples, num_inputs] float32 and `targets` [samples], classes (int64) or float32 numbers."""

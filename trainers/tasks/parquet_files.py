@@ -80,16 +80,19 @@ def class_indices(column: pa.ChunkedArray, classes: Sequence[Any], name: str) ->
         name: name of the column, for errors.
 
     Raises:
-        DataError: a label is null, or no class.
+        DataError: a label is null, no class, or of another type than the classes.
     """
     if column.null_count:
         raise DataError(f"column '{name}' has {column.null_count} null(s): fill or drop them")
+    some = ", ".join(map(repr, classes))
+    shown = some if len(classes) <= _MOST_SHOWN else f"{classes[0]!r} to {classes[-1]!r}"
     values = pa.array(classes)
-    indices = pc.index_in(column.cast(values.type), value_set=values)
+    try:
+        indices = pc.index_in(column.cast(values.type), value_set=values)
+    except pa.ArrowException as error:
+        raise DataError(f"the label '{name}' is of type {column.type}, and the classes are {shown}: {error}") from error
     if indices.null_count:
         unknown = column.filter(indices.is_null())[0].as_py()
-        some = ", ".join(map(repr, classes))
-        shown = some if len(classes) <= _MOST_SHOWN else f"{classes[0]!r} to {classes[-1]!r}"
         raise DataError(f"the label '{name}' has the value {unknown!r}, which is no class: classes are {shown}")
     return to_tensor(indices, name).to(torch.int64)
 

@@ -181,6 +181,24 @@ def test_a_table_of_its_own_to_validate_on(tmp_path: Path, table: str) -> None:
     assert rows_of(task.dataset("validation"))["number"].to_pylist() == list(range(100, 105))
 
 
+def test_a_table_to_validate_on_may_keep_the_same_values_in_other_types(tmp_path: Path, table: str) -> None:
+    other = people()
+    kinds = {"kind": pa.string_view(), "height": pa.float32(), "number": pa.int16()}
+    for name, kind in kinds.items():
+        other = other.set_column(other.schema.get_field_index(name), name, other[name].cast(kind))
+    pq.write_table(other, tmp_path / "other.parquet")
+    task = ParquetTable(table, label="kind", validation_path=str(tmp_path / "other.parquet"))
+    train, validation = (task.to_batch(rows_of(task.dataset(split))) for split in ("train", "validation"))
+    assert torch.equal(train["inputs"], validation["inputs"])
+    assert torch.equal(train["targets"], validation["targets"])
+
+
+def test_a_label_of_another_type_than_the_classes_is_refused_by_its_name(table: str) -> None:
+    texts = people(3).drop_columns("grade").append_column("grade", pa.array(["five", "six", "seven"]))
+    with pytest.raises(DataError, match="the label 'grade' is of type string, and the classes are 5, 6, 7, 8"):
+        ParquetTable(table, label="grade").to_batch(texts)
+
+
 @pytest.mark.parametrize("kind", ["file", "folder", "uri", "hive"])
 def test_path_is_a_file_a_folder_or_a_uri(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "data"
