@@ -51,6 +51,8 @@ class Member:
     """Number of reports since it began; its draws depend on it."""
     must_copy: int | None = None
     """Trial to copy before the first step, if the member replaces one whose process failed."""
+    is_copy: bool = False
+    """True if it has copied another since its last report: its score is that of the other."""
 
 
 class PopulationBasedTraining(Method):
@@ -61,7 +63,9 @@ class PopulationBasedTraining(Method):
     copy has the other's state at its last report, whose score was compared.
 
     Asynchronous members do not wait. Each is compared with the last reports of the others, so the outcome depends on
-    the order of reports. If members outnumber the processes they take turns; the one furthest behind goes first.
+    the order of reports. If members outnumber the processes they take turns; the one furthest behind goes first. A copy
+    is not copied before it has reported. Otherwise two members whose scores fall would hand the better state of an
+    earlier step to each other for ever.
     Synchronous members wait at the end of an interval until all have reported, and all decide from the same scores. The
     outcome is then the same at any concurrency, as long as no process fails.
 
@@ -219,6 +223,7 @@ class PopulationBasedTraining(Method):
         member.num_reports += 1
         if member.must_copy is None:
             member.step, member.score, member.violation = report.step, _counted(report.score), report.violation
+            member.is_copy = False
             member.evaluations.extend(_counted(score) for score in report.evaluations or (report.score,))
             if report.step >= self.steps_per_trial:
                 return Continue()
@@ -268,6 +273,7 @@ class PopulationBasedTraining(Method):
             scores,
             evaluations,
             rng_of(self.seed, _EXPLOIT, trial, member.num_reports),
+            sources=[other for other, one in reported.items() if not one.is_copy],
             fraction=self._fraction,
             p_value=self._p,
         )
@@ -289,7 +295,7 @@ class PopulationBasedTraining(Method):
         )
         text = f"copied trial {source}; {describe_changes(copied.changes, changes)}"
         member.changes, member.step, member.score = changes, copied.step, copied.score
-        member.violation = copied.violation
+        member.violation, member.is_copy = copied.violation, True
         member.evaluations = copied.evaluations.copy()
         return Exploit(source, changes, text)
 

@@ -131,6 +131,24 @@ def test_a_population_of_which_every_member_fails_ends() -> None:
         assert method.is_done
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("exploit", ["truncation", "binary_tournament"])
+def test_a_population_whose_scores_fall_step_by_step_comes_to_its_end(exploit: str, workers: int) -> None:
+    reports: list[int] = []
+
+    def fall(proposal: Proposal, step: int) -> float:
+        reports.append(step)
+        if len(reports) > 2_000:
+            pytest.fail("members hand an early state to each other for ever")
+        return float(-step)
+
+    method = made(exploit=exploit, steps_per_trial=40)
+    found = simulate(method, fall, workers=workers)
+    assert method.is_done
+    assert {trial.status for trial in found.trials.values()} == {"succeeded"}
+    assert len(reports) > 4 * 40 / 5  # copies have gone back
+
+
 def test_who_is_copied_was_better_and_what_is_explored_comes_from_its_values() -> None:
     method = made(factors=(0.5, 2.0))
     for _ in range(4):
