@@ -6,7 +6,7 @@ path or a colour is taken for a comment, an anchor or a key.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from orchestray.platform.config import yaml_text
@@ -73,11 +73,10 @@ def apply(
         model: schema of the config. Mappings that it leaves to the user get no key that they lack, unless they are
             empty: that would be a misspelt one.
     """
-    own = None if model is None else _own_from(model, data, keys)
     place: Any = data
     at = 0
     while (end := at + _length(place, keys[at:])) < len(keys):
-        if (problem := _unknown(place, keys, at, end, own)) is not None:
+        if _may_be_unknown(place, keys, at, end) and (problem := _unknown(place, data, keys, at, model)) is not None:
             return problem
         key = ".".join(keys[at:end])
         if isinstance(place, list):
@@ -89,7 +88,7 @@ def apply(
         if not isinstance(place, dict | list):
             return Problem(".".join(keys), f"cannot be set: {'.'.join(keys[:end])} holds no keys")
         at = end
-    if (problem := _unknown(place, keys, at, end, own)) is not None:
+    if _may_be_unknown(place, keys, at, end) and (problem := _unknown(place, data, keys, at, model)) is not None:
         return problem
     last = ".".join(keys[at:])
     if isinstance(place, dict):
@@ -99,6 +98,16 @@ def apply(
     else:
         return Problem(".".join(keys), f"cannot be set: the list has the positions 0 to {len(place) - 1}")
     return None
+
+
+def in_empty(data: Any, paths: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Return those of some paths that lie in a mapping that is empty or missing, and that none of them sets as a whole.
+
+    Each of these may be a new key, though `apply` takes the second of one mapping for a misspelt one.
+    """
+    given = set(paths)
+    empty = {keys for keys in given if not find(data, keys[:-1])}
+    return {keys for keys in empty if not any(keys[:depth] in given for depth in range(1, len(keys)))}
 
 
 def find(data: Any, keys: tuple[str, ...]) -> Any:
@@ -147,10 +156,15 @@ def _own_from(model: type[Section], data: Any, keys: tuple[str, ...]) -> int | N
     return None
 
 
-def _unknown(place: Any, keys: tuple[str, ...], at: int, end: int, own: int | None) -> Problem | None:
-    """Return the problem of a key that a user's own mapping lacks; None if it has the key, or may get it."""
-    key = ".".join(keys[at:end])
-    if own is None or at <= own or not isinstance(place, dict) or not place or key in place:
+def _may_be_unknown(place: Any, keys: tuple[str, ...], at: int, end: int) -> bool:
+    """Return True if a mapping that has keys lacks this one."""
+    return isinstance(place, dict) and bool(place) and ".".join(keys[at:end]) not in place
+
+
+def _unknown(place: Any, data: Any, keys: tuple[str, ...], at: int, model: type[Section] | None) -> Problem | None:
+    """Return the problem of a key that a mapping lacks, if it is a user's own; None if it may get the key."""
+    own = None if model is None else _own_from(model, data, keys)
+    if own is None or at <= own:
         return None
     rest, mapping = ".".join(keys[at:]), ".".join(keys[:at])
     hint = nearest(rest, place) or f"; it has {', '.join(place)}"

@@ -57,7 +57,9 @@ def load_search_config(
     pairs, problems = override_rules.parse(overrides)
     _read_base(data, origin, [given for keys, given in pairs if keys == ("base",)])
     _resolve(data, origin.base)
-    problems += [problem for keys, given in pairs if keys != ("base",) for problem in _override(data, keys, given)]
+    new = override_rules.in_empty(data, [keys for keys, _ in pairs])
+    for keys, given in pairs:
+        problems += [] if keys == ("base",) else _override(data, keys, given, is_new=keys in new)
     set_name(data, name, origin)
     base, base_problems = _check_base(data, look_at_task)
     problems += base_problems
@@ -146,13 +148,13 @@ def _resolve(data: dict[str, Any], base: str) -> None:
         search["learn_from"] = [absolute(os.fspath(place), base) if known else place for place, known in pairs]
 
 
-def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any) -> list[Problem]:
+def _override(data: dict[str, Any], keys: tuple[str, ...], given: Any, *, is_new: bool) -> list[Problem]:
     fragment = override_rules.nested(keys, given)
     if isinstance(fragment.get("base"), dict):
         resolve(fragment["base"], str(Path.cwd()))
     _resolve(fragment, str(Path.cwd()))
     value = reduce(lambda place, key: place[key], keys, fragment)
-    problem = override_rules.apply(data, _joined(data, keys, given), value, SearchConfig)
+    problem = override_rules.apply(data, _joined(data, keys, given), value, None if is_new else SearchConfig)
     return [] if problem is None else [problem]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -55,10 +55,20 @@ def path_problems(base: TrainConfig, dimensions: Mapping[str, Any], samples: int
         for value in edges(dimension):
             points = [{**others, **under, key: value} for others in ({}, lows, highs) for under in settings]
             refusals = (_refusal(base, conditions.active(point), samples) for point in points)
-            found = [[problem for problem in refused if problem not in of_base] for refused in refusals]
-            if found and all(found):
-                yield Problem(f"search.space.{key}", _text(key, value, found[0]))
+            if found := _if_all_refuse(refusals, of_base):
+                yield Problem(f"search.space.{key}", _text(key, value, found))
                 break
+
+
+def _if_all_refuse(refusals: Iterable[list[Problem]], of_base: Collection[Problem]) -> list[Problem]:
+    """Return the problems of the first of some settings; empty if one of them has none that the base has not."""
+    first: list[Problem] = []
+    for refused in refusals:
+        found = [problem for problem in refused if problem not in of_base]
+        if not found:
+            return []
+        first = first or found
+    return first
 
 
 def _text(key: str, value: Any, found: list[Problem]) -> str:

@@ -117,11 +117,13 @@ def put_in(data: dict[str, Any], base: TrainConfig, changes: Mapping[str, Any]) 
         changes: dotted keys with their values.
     """
     problems = []
-    for key in sorted(changes, key=_turn):
-        keys = tuple(key.split("."))
+    paths = {key: tuple(key.split(".")) for key in sorted(changes, key=_turn)}
+    new = overrides.in_empty(data, paths.values())
+    for key, keys in paths.items():
         if keys[-1] == "type" and not _is_within(key, changes):
             _adapt(data, base, keys[:-1], changes[key])
-        if (problem := overrides.apply(data, keys, copy.deepcopy(changes[key]), TrainConfig)) is not None:
+        model = None if keys in new else TrainConfig
+        if (problem := overrides.apply(data, keys, copy.deepcopy(changes[key]), model)) is not None:
             problems.append(problem)
     return problems or _lost(data, changes)
 

@@ -145,10 +145,12 @@ def _read_file(label: str) -> Any:
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> list[Problem]:
     pairs, problems = override_rules.parse(overrides)
+    new = override_rules.in_empty(data, [keys for keys, _ in pairs])
     for keys, given in pairs:
         fragment = override_rules.nested(keys, given)
         resolve(fragment, str(Path.cwd()))
-        problem = override_rules.apply(data, keys, reduce(lambda place, key: place[key], keys, fragment), TrainConfig)
+        model = None if keys in new else TrainConfig
+        problem = override_rules.apply(data, keys, reduce(lambda place, key: place[key], keys, fragment), model)
         if problem is not None:
             problems.append(problem)
     return problems

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ METHODS = {
 }
 """Methods that a task must have, with their calls as shown in messages."""
 
+_MAX_KEPT = 16
+"""Texts of files whose trees are kept: a search checks its base with each value of its space."""
 _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 
@@ -171,10 +174,15 @@ def metric_names(task_type: str) -> list[str] | None:
     if not is_file_type(task_type):
         return None
     try:
-        tree = ast.parse(Path(place).read_bytes())
+        names = _metric_names(Path(place).read_bytes(), class_name)
     except (OSError, SyntaxError, ValueError):
         return None
-    node = _names_bound(tree.body).get(class_name)
+    return None if names is None else [*names]
+
+
+@lru_cache(maxsize=_MAX_KEPT)
+def _metric_names(text: bytes, class_name: str) -> list[str] | None:
+    node = _names_bound(_tree(text).body).get(class_name)
     if not isinstance(node, ast.ClassDef) or node.decorator_list or node.keywords:
         return None
     methods = _names_bound(node.body)
@@ -224,7 +232,7 @@ def _file_problems(file: Path, class_name: str, arguments: Mapping[str, Any]) ->
 def _parsed(file: Path) -> tuple[ast.Module | None, str | None]:
     """Return the syntax tree of a file, or why there is none."""
     try:
-        return ast.parse(file.read_bytes(), filename=str(file)), None
+        return _tree(file.read_bytes()), None
     except FileNotFoundError:
         return None, f"there is no file {file}"
     except OSError as error:
@@ -233,6 +241,11 @@ def _parsed(file: Path) -> tuple[ast.Module | None, str | None]:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         return None, f"{file}{line} is no Python: {reason}"
+
+
+@lru_cache(maxsize=_MAX_KEPT)
+def _tree(text: bytes) -> ast.Module:
+    return ast.parse(text)
 
 
 def _missing(bound: Mapping[str, ast.AST], tree: ast.Module, file: Path, class_name: str) -> str | None:

@@ -125,3 +125,11 @@ def test_arguments_of_the_user_and_keys_of_empty_mappings_may_be_new(path: str) 
     data: dict[str, object] = {"task": {"empty": {}, "none": None}, "known": {"a": 1}}
     assert overrides.apply(data, tuple(path.split(".")), 2, Whole) is None
     assert overrides.find(data, tuple(path.split("."))) == 2
+
+
+def test_paths_in_a_mapping_that_is_empty_or_missing_are_new_unless_one_of_them_is_the_mapping() -> None:
+    data = {"task": {"empty": {}, "none": None, "full": {"a": 1}}, "known": {}}
+    paths = ["task.empty.a", "task.none.a", "task.new.a", "known.b", "task.full.b", "task.more", "name"]
+    new = overrides.in_empty(data, [tuple(path.split(".")) for path in paths])
+    assert new == {tuple(path.split(".")) for path in paths[:4]}
+    assert overrides.in_empty(data, [("task", "none"), ("task", "none", "a")]) == set()

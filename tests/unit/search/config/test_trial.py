@@ -12,6 +12,7 @@ import pytest
 from orchestray.platform.errors import ConfigError
 from orchestray.search.config.load import load_search_config
 from orchestray.search.config.trial import trial_config
+from orchestray.trainers.config.load import load_train_config
 from support.search_configs import GOOD
 
 KEYS = {
@@ -64,6 +65,20 @@ def test_a_key_inside_a_section_that_is_a_choice_is_trained_with(is_first: bool)
 def test_values_of_the_base_that_are_the_defaults_of_another_type_give_way_to_those_of_the_new_one() -> None:
     made = trial_config(config_of({"train.optimizer.type": {"type": "choice", "values": ["sgd", "adamw"]}}), KEYS)
     assert made.train.optimizer.betas == (0.9, 0.999)
+
+
+@pytest.mark.parametrize("options", [None, {}])
+def test_several_keys_of_a_mapping_that_the_base_has_empty_are_all_in_the_trial(options: Any, tmp_path: Path) -> None:
+    methods = "".join(f"\n    def {name}(self, *_): ..." for name in ("build_model", "dataset", "to_batch", "loss"))
+    (tmp_path / "own.py").write_text(f"class Own:\n    def __init__(self, options): ...{methods}\n    metrics = loss\n")
+    space = {f"task.options.{name}": {"type": "uniform", "low": 0.0, "high": 1.0} for name in "abc"}
+    task = {"type": f"{tmp_path / 'own.py'}:Own", "options": options}
+    config = config_of(space, task=task)
+    made = trial_config(config, dict.fromkeys(space, 0.5))
+    assert made.task.model_dump()["options"] == {"a": 0.5, "b": 0.5, "c": 0.5}
+    assert not config.combinations.refused
+    given = load_train_config({**GOOD["base"], "task": task}, [f"{key}=0.5" for key in space])
+    assert given.task.model_dump()["options"] == made.task.model_dump()["options"]
 
 
 def test_a_value_that_another_one_would_replace_is_an_error() -> None:
