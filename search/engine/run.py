@@ -294,6 +294,7 @@ def _leave_run_here(order: TrialTask, directory: Path, limits: TrialLimits) -> T
     """Write a trial's run in this process."""
     from orchestray.search.engine.trial_worker import TrialHost
     from orchestray.trainers.config.schema import Strategy
+    from orchestray.trainers.core.arithmetic import settings_given_back
 
     config, alone = order.config, order
     assert config is not None
@@ -301,7 +302,8 @@ def _leave_run_here(order: TrialTask, directory: Path, limits: TrialLimits) -> T
         alone = replace(order, program=ORDINARY, config=config.model_copy(update={"strategy": Strategy()}))
     host = TrialHost(limits)
     try:
-        result = host.leave_run(alone, str(directory))
+        with settings_given_back():
+            result = host.leave_run(alone, str(directory))
     finally:
         host.close()
     if result.error is None and alone is not order:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from orchestray.platform.data.endless import EndlessSource
 from orchestray.platform.data.source import Source, TableSource, open_split
 from orchestray.trainers import tasks
+from orchestray.trainers.core.arithmetic import kept_settings
 from orchestray.trainers.distill.distillation import with_distillation
 from orchestray.trainers.saved.initial_weights import with_initial_weights
 
@@ -46,9 +47,10 @@ class TaskCache:
         initial = settings.initial
         double = initial.precision == "float64"
         key = _key(settings.task, settings.distill, {**vars(initial), "precision": double}, str(device))
-        if key not in self._tasks:
-            task = with_initial_weights(self._build(settings.task), initial)
-            self._tasks[key] = with_distillation(task, settings.distill, double=double, device=device)
+        with kept_settings("task", key):
+            if key not in self._tasks:
+                task = with_initial_weights(self._build(settings.task), initial)
+                self._tasks[key] = with_distillation(task, settings.distill, double=double, device=device)
         self._tasks.move_to_end(key)
         while len(self._tasks) > _MOST_TASKS:
             self._tasks.popitem(last=False)

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from orchestray.platform.errors import TaskError
-from orchestray.platform.task import build_task
+from orchestray.platform.task import build_task, load_class
 from orchestray.trainers.tasks.registry import TASKS
 
 if TYPE_CHECKING:
@@ -39,6 +39,12 @@ def build(source: TaskSource) -> Task:
     Raises:
         TaskError: the task cannot be built; the text gives the reason.
     """
+    place, is_own, _ = source.type.rpartition(":")
+    if is_own:
+        from orchestray.trainers.core.arithmetic import kept_settings  # imports torch
+
+        with kept_settings("import", place, source.file, source.source):
+            load_class(source)
     task = build_task(source, resolve)
     if source.quantize is not None:
         from orchestray.trainers.few_bits.quantized_task import QuantizedTask

@@ -15,6 +15,7 @@ from orchestray.search.engine.objective import Objective, Objectives
 from orchestray.search.trials.task_cache import TaskCache
 from orchestray.search.trials.training import TrainingTrial
 from orchestray.trainers.config.load import load_train_config
+from orchestray.trainers.core.arithmetic import Arithmetic
 from orchestray.trainers.saved.run import load_run
 from orchestray.trainers.tasks.params import TaskConfig
 from support.pairs_task import PAIRS
@@ -155,6 +156,28 @@ def test_a_task_is_built_and_its_data_read_once_for_many_trials() -> None:
     for trial in trials:
         trial.advance(1)
     assert len(task_cache._sources) == 2
+
+
+def test_what_a_task_sets_of_torch_holds_for_each_of_its_trials_and_for_no_others(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "import torch\nfrom support.tiny_task import TinyTask\ntorch.use_deterministic_algorithms(True)\n"
+        "class Whole(TinyTask): ...\n"
+        "class Double(TinyTask):\n"
+        "    def __init__(self, dropout):\n"
+        "        super().__init__(dropout=dropout)\n"
+        "        torch.set_default_dtype(torch.float64)\n"
+    )
+    own, plain, cache = f"{tmp_path / 'own.py'}:", "support.tiny_task:TinyTask", TaskCache()
+    types = [f"{own}Whole", f"{own}Double", f"{own}Double", plain, f"{own}Whole", f"{own}Double"]
+    held = []
+    try:
+        for number, kind in enumerate(types):
+            task = {"type": kind, "dropout": 0.1 * (number // 3)}
+            TrainingTrial(load_train_config({**config().model_dump(mode="json"), "task": task}), task_cache=cache)
+            held.append((torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype() == torch.float64))
+    finally:
+        Arithmetic().apply()
+    assert held == [(kind != plain, kind.endswith("Double")) for kind in types]
 
 
 def test_a_searched_network_is_measured_and_its_data_read_once_for_all_genomes() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from orchestray.platform.errors import ConfigError, TrainingError
 from orchestray.trainers.config.load import load_train_config
 from orchestray.trainers.config.settings import ReplicaSettings
-from orchestray.trainers.core.arithmetic import WORKSPACE, Arithmetic, arithmetic_here
+from orchestray.trainers.core.arithmetic import WORKSPACE, Arithmetic, arithmetic_here, settings_given_back
 from support.search_loop import base
 from support.tiny_task import TinyTask
 from support.training import train
@@ -48,6 +48,18 @@ def test_what_the_config_says_holds_in_the_process_and_the_next_run_sets_it_back
         "cudnn_benchmark": True,
         "cudnn_tf32": False,
     }
+
+
+def test_a_users_own_process_gets_its_settings_back() -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(torch.float64)
+    before = arithmetic_here()
+    with settings_given_back():
+        settings(float32_matmul_precision="high", cudnn_benchmark=True).arithmetic.apply()
+        assert torch.get_default_dtype() == torch.float32
+        assert arithmetic_here() != before
+    assert arithmetic_here() == before
+    assert torch.get_default_dtype() == torch.float64
 
 
 def test_precisions_that_a_task_sets_backend_by_backend_are_reported_and_set_back() -> None:
