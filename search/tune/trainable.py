@@ -66,11 +66,9 @@ class TrialTrainable(Trainable):
 
         Tune calls this in the driver, whose earlier trainings may keep processes that hold every CPU: they are ended.
         """
-        if (cluster := current()) is not None:
-            make_room(cluster)
+        _make_room()
         made = cls.trial_config(config)
-        gpus = made.resources.gpus_per_worker
-        bundle = {"CPU": float(made.resources.cpus_per_worker), **({"GPU": float(gpus)} if gpus else {})}
+        bundle = _bundle_of(made)
         return PlacementGroupFactory([bundle] if is_alone(made) else [{}, *[bundle] * num_workers(made)])
 
     @classmethod
@@ -99,8 +97,17 @@ class TrialTrainable(Trainable):
         shown = ", ".join(f"{key}={value!r}" for key, value in changes.items())
         raise ConfigError([problem.line(f"a trial with {shown}") for problem in found])
 
-    def setup(self, config: dict[str, Any]) -> None:
-        """Build the trial's model and data."""
+    def setup(self, config: dict[str, Any], **parameters: Any) -> None:
+        """Build the trial's model and data.
+
+        Raises:
+            ConfigError: there are parameters, as `tune.with_parameters` gives them.
+        """
+        if parameters:
+            raise ConfigError(
+                f"tune.with_parameters: a trainable of orchestray takes no parameters, got {', '.join(parameters)}; "
+                "give trainable() a config with what is the same for all trials, such as arguments of its task"
+            )
         prepare_process(self.base.resources.num_threads)
         self._build(config)
 
@@ -166,6 +173,7 @@ class TrialTrainable(Trainable):
     def _gang(self) -> GangTrial:
         from orchestray.search.trials.gang import GangTrial, WorkerPool
 
+        _check_places(self._config)
         self._workers = self._workers or WorkerPool(ray.util.get_node_ip_address())
         return GangTrial(self._config, room=self._workers, directory=self.logdir)
 
@@ -197,13 +205,46 @@ class TrialTrainable(Trainable):
         """
         from orchestray.search.trials.training import TrainingTrial
         from orchestray.trainers.config.schema import Strategy
+        from orchestray.trainers.core.arithmetic import settings_given_back
         from orchestray.trainers.saved.run import load_run
 
-        with checkpoint.as_directory() as folder, use_texts(cls.texts):
+        with checkpoint.as_directory() as folder, use_texts(cls.texts), settings_given_back():
             trial = TrainingTrial(read_config(Path(folder)).model_copy(update={"strategy": Strategy()}))
             trial.load(read_state(Path(folder)))
             trial.leave_run(Path(directory).absolute())
         return load_run(directory)
+
+
+def _make_room() -> None:
+    """End the processes that earlier trainings of this one keep warm, if there are any."""
+    if (cluster := current()) is not None:
+        make_room(cluster)
+
+
+def _bundle_of(config: TrainConfig) -> dict[str, float]:
+    """Return the resources of each worker of a trial."""
+    gpus = config.resources.gpus_per_worker
+    return {"CPU": float(config.resources.cpus_per_worker), **({"GPU": float(gpus)} if gpus else {})}
+
+
+def _check_places(config: TrainConfig) -> None:
+    """Refuse a placement group in which the workers of a trial would wait for ever.
+
+    Raises:
+        ConfigError: it has too few bundles beside that of this process.
+    """
+    group = ray.util.get_current_placement_group()
+    bundles = [] if group is None else group.bundle_specs
+    wanted, number = _bundle_of(config), num_workers(config)
+    enough = [each for each in bundles if all(each.get(name, 0.0) + 1e-6 >= one for name, one in wanted.items())]
+    taken = 1 if ray.get_runtime_context().get_assigned_resources() else 0  # Tune's process has the first, if not empty
+    if bundles and len(enough) - taken < number:
+        asked = ", ".join(f"{name}: {one:g}" for name, one in wanted.items())
+        raise ConfigError(
+            f"tune.with_resources: this trial has {number} workers, each in a bundle with {asked} of its own, and its "
+            f"placement group has {bundles}: take with_resources away, as trainable() asks for what each trial needs "
+            "(resources.cpus_per_worker of its config says how much a worker gets)"
+        )
 
 
 def _is_whole(value: Any) -> bool:
@@ -260,6 +301,7 @@ def trainable(
         raise ConfigError(f"report_every_steps must be at least 1, got {report_every_steps}")
     base = load_train_config(config, overrides)
     tune_faults.mend()
+    _make_room()  # under `tune.with_resources` Tune does not ask the class for its resources
     attributes = {"base": base, "texts": texts_of(base), "report_every_steps": report_every_steps}
     name = re.sub(r"\W+", "_", base.name)
     return type(name, (TrialTrainable,), {**attributes, "__module__": __name__, "__doc__": TrialTrainable.__doc__})

@@ -103,6 +103,17 @@ def test_a_value_that_the_config_refuses_is_a_failed_trial_with_the_reason(clust
         trainable(config()).trial_config({LR: -1})
 
 
+def test_a_gang_in_resources_without_a_place_for_each_worker_is_a_failed_trial(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    from ray import tune
+
+    made = tune.with_resources(trainable(config(strategy={"network": {"data": 2}})), {"cpu": 2})
+    run = tune.RunConfig(storage_path=str(tmp_path), name="own", verbose=0)
+    (result,) = tune.Tuner(made, run_config=run).fit()
+    assert "this trial has 2 workers, each in a bundle with CPU: 1 of its own" in str(result.error)
+
+
 TUNER = """
 import sys
 

@@ -65,3 +65,10 @@ def test_trials_that_a_repeater_repeats_differ_by_their_seeds_alone() -> None:
     assert [each.train.seed for each in made] == [5, 6, 7]
     assert made[0].train.optimizer == made[1].train.optimizer == made[2].train.optimizer
     assert Trained.trial_config({"train.seed": 8, "__trial_index__": 2}).train.seed == 10
+
+
+def test_parameters_that_tune_would_give_each_trial_are_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"tune.with_parameters: .* takes no parameters, got data; give trainable\(\)"
+    ):
+        Trained({}).setup({}, data=[1.0])
