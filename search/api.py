@@ -89,6 +89,8 @@ def search(
             )
         result = records.directory.read_result()
         if result is not None and result.get("status") == "succeeded" and _same_budget(previous, config):
+            if not records.paths.report.is_file():  # the disk was full when all else was written
+                _write_report(config, records, result)
             with _progress(config, records, quiet) as progress:
                 progress.finish(result)
             return load_search(records.paths.path)
@@ -282,6 +284,10 @@ def _close(config: SearchConfig, records: SearchRecords, progress: SearchProgres
         if len(goals) > 1:
             records.write_pareto(front_of(lines, goals))
         records.write_result(result)
-        nodes = read_lines(records.paths.lineage_log)
-        records.write_report(report_html(config, result, lines, read_lines(records.paths.reports), nodes))
+        _write_report(config, records, result)
     progress.finish({**result, "error": None})  # the error has been shown separately
+
+
+def _write_report(config: SearchConfig, records: SearchRecords, result: Mapping[str, Any]) -> None:
+    nodes, reports = read_lines(records.paths.lineage_log), read_lines(records.paths.reports)
+    records.write_report(report_html(config, result, list(records.lines.values()), reports, nodes))

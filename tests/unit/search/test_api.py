@@ -175,7 +175,11 @@ def test_an_interrupted_search_goes_on_and_a_finished_one_has_nothing_left_to_do
         raise AssertionError("nothing is left to do")
 
     engine(never)
+    report = tmp_path / "a" / "report.html"
+    whole = report.read_text()
+    report.unlink()  # as on a disk that was full by then
     assert search(GOOD, runs_dir=tmp_path, resume=True).result == found.result
+    assert report.read_text() == whole
 
 
 def test_a_resumed_search_may_be_spread_otherwise_but_not_be_another_search(engine: Any, tmp_path: Path) -> None:
