@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestray.search.methods.conditions import ABSENT
 from orchestray.search.results.figures import Goal, Line, cell, values_of
 from orchestray.search.results.schema import is_untrained
 
@@ -40,7 +41,7 @@ def importance(lines: Sequence[Line], goal: Goal, log_keys: Iterable[str] = ()) 
     chosen = [values_of(line) for line in judged]
     logs = set(log_keys)
     columns = {
-        key: _column([values.get(key) for values in chosen], key in logs)
+        key: _column([values.get(key, ABSENT) for values in chosen], key in logs)
         for key in dict.fromkeys(key for values in chosen for key in values)
     }
     columns = {key: column for key, column in columns.items() if np.ptp(column) > 0}
@@ -71,13 +72,14 @@ def _permuted(inputs: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.nd
 def _column(values: Sequence[Any], is_log: bool) -> np.ndarray:
     """Return values as numbers: themselves, or their ranks among the distinct values.
 
-    Trials that do not have a number (None) get the median of the others: among them it makes no difference.
+    Trials that do not have the key (`ABSENT`) get the median of the others: among them it makes no difference.
     """
-    there = [value for value in values if value is not None]
-    if there and all(isinstance(value, int | float) for value in there):
+    there = [value for value in values if value is not ABSENT]
+    are_flags = {isinstance(value, bool) for value in there}
+    if len(are_flags) == 1 and all(isinstance(value, int | float) for value in there):
         numbers = [math.log(value) if is_log and value > 0 else float(value) for value in there]
         usual, rest = float(np.median(numbers)), iter(numbers)
-        return np.array([usual if value is None else next(rest) for value in values])
-    texts = [str(cell(value)) for value in values]
+        return np.array([usual if value is ABSENT else next(rest) for value in values])
+    texts = ["-" if value is ABSENT else str(cell(value)) for value in values]
     order: Mapping[str, int] = {text: place for place, text in enumerate(sorted(set(texts)))}
     return np.array([float(order[text]) for text in texts])

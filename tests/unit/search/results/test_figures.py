@@ -118,6 +118,14 @@ def test_a_key_that_some_trials_lack_is_important_as_far_as_it_matters_to_the_ot
     assert importance(lines, UP)[0]["key"] == "x"
 
 
+@pytest.mark.parametrize("pair", [(None, 0.1), (1, True), (None, "a"), (None, False)])
+def test_a_choice_with_null_or_with_1_and_true_is_as_important_as_any_other(pair: tuple[Any, Any]) -> None:
+    lines = [line(trial, float(trial % 2), config={"clip": pair[trial % 2], "x": trial // 2}) for trial in range(20)]
+    found = importance(lines, UP)
+    assert found[0]["key"] == "clip"
+    assert found[0]["importance"] > 0.8
+
+
 def test_the_lineage_of_an_evolution_lies_by_generations() -> None:
     nodes = [
         {"trial": 2, "parent": 1, "step": 0, "change": "grows"},
