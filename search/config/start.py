@@ -63,10 +63,14 @@ def start_problems(
             elif key in dimensions:
                 continue
             is_inside = False
-        if (before := start.index(values)) < place:
+        if (before := next(number for number, other in enumerate(start) if _are_same(values, other))) < place:
             yield Problem(path, f"is search.start.{before} as well: name each trial once")
         elif base is not None and is_inside and len(dimensions) == len(keys):
             yield from _problems_together(path, values, dimensions, base, samples)
+
+
+def _are_same(values: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return values.keys() == other.keys() and all(is_among(value, (other[key],)) for key, value in values.items())
 
 
 def _problems_together(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -154,7 +156,15 @@ class Choice(Dimension):
         return self.values[min(int(unit * len(self.values)), len(self.values) - 1)]
 
     def to_unit(self, value: Any) -> float:
-        return (self.values.index(value) + 0.5) / len(self.values)
+        return (self._places[json.dumps(value)] + 0.5) / len(self.values)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """First place of each value by its text: to Python 1, 1.0 and true are equal."""
+        places: dict[str, int] = {}
+        for place, value in enumerate(self.values):
+            places.setdefault(json.dumps(value), place)
+        return places
 
     @property
     def num_values(self) -> int | None:
@@ -167,7 +177,7 @@ class Choice(Dimension):
         if not self.is_ordered:
             return self.sample(rng)
         step = 1 if float(rng.choice(list(factors))) > 1 else -1
-        return self.values[min(max(self.values.index(value) + step, 0), len(self.values) - 1)]
+        return self.values[min(max(self._places[json.dumps(value)] + step, 0), len(self.values) - 1)]
 
     @property
     def is_ordered(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from orchestray.platform.errors import ConfigError
 from orchestray.search.methods.base import Finished, Observation, Proposal, rng_of
+from orchestray.search.methods.conditions import is_among
 from orchestray.search.methods.hyper.boolean_polynomials import Term, best_assignments, num_parities, sparse_terms
 from orchestray.search.methods.hyper.proposer import MAX_DRAWS, Proposer
 from orchestray.search.spaces.dimensions import Binary, Choice
@@ -104,7 +105,7 @@ class Spectral(Proposer):
     def _signs_of(self, values: Mapping[str, Any], drawn: np.ndarray) -> np.ndarray:
         """Return the signs of a point; those of keys that it does not have are the drawn ones."""
         pairs = zip(self._two.items(), drawn.tolist(), strict=True)
-        return np.array([1 - 2 * two.index(values[key]) if key in values else sign for (key, two), sign in pairs])
+        return np.array([_sign(two[0], values[key]) if key in values else sign for (key, two), sign in pairs])
 
     def learn(self, observations: Sequence[Observation]) -> bool:
         """Take in trials of earlier searches as samples of the first stage."""
@@ -146,3 +147,8 @@ class Spectral(Proposer):
         self.terms.append(found)
         self._fixed.append(best_assignments(found, self.keep))
         self._signs, self._scores = {}, {}
+
+
+def _sign(first: Any, value: Any) -> int:
+    """Return 1 for the first of two values, and -1 for the other; 1 and true are two."""
+    return 1 if is_among(value, (first,)) else -1

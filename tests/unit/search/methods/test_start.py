@@ -99,6 +99,18 @@ def test_switches_that_spectral_begins_with_are_samples_of_its_stage() -> None:
 
 
 @pytest.mark.parametrize(
+    "method", [{"type": "random"}, {"type": "particle_swarm", "population": 2}, {"type": "spectral", "samples": 4}]
+)
+def test_first_trials_of_1_and_of_true_are_two_with_these_values(method: dict[str, Any]) -> None:
+    space = {"task.start": {"type": "choice", "values": [1, True]}}
+    made: Any = method_of(config(method, space, start=[{"task.start": True}, {"task.start": 1}]))
+    first = made.ask(), made.ask()
+    assert [repr(one.changes["task.start"]) for one in first] == ["True", "1"]
+    if method["type"] == "spectral":
+        assert [made._signs[number].tolist() for number in (0, 1)] == [[-1], [1]]
+
+
+@pytest.mark.parametrize(
     ("start", "expected"),
     [
         ([{LR: 2.0}], "search.start.0.train.optimizer.lr: must be a number from 0.001 to 1, got 2"),

@@ -27,6 +27,7 @@ DIMENSIONS: list[Dimension] = [
     Choice(("a", "b", "c")),
     Choice((16, 32, 64)),
     Choice(([1, 2], None, {"type": "sgd"})),
+    Choice((1, True, 0.0, False, 1.0, "1")),  # some are equal to Python
     Binary(),
 ]
 
