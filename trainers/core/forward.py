@@ -6,6 +6,7 @@ import contextlib
 import functools
 import operator
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from orchestray.platform.task import Batch, Task
 
 _SHOWN_IDS = 10
+_SPLIT = str(Path(__file__).parents[1] / "parallel" / "tensor")
+"""Folder of the split layers."""
 
 
 class Forward:
@@ -327,11 +330,18 @@ class user_code:  # noqa: N801 - used as a function; a generator-based context m
         if isinstance(error, OrchestrayError | PeerLostError | MemoryError):
             return
         frames = traceback.extract_tb(error.__traceback__)
-        user = [frame for frame in frames if "site-packages" not in frame.filename]
+        known = [each for each in frames if "site-packages" not in each.filename or each.filename.startswith(_SPLIT)]
+        user = [each for each in known if not each.filename.startswith(_SPLIT)]
+        advice = _advice(error, trains=self._trains)
+        if not advice and known and known[-1].filename.startswith(_SPLIT):
+            advice = (
+                ". Layers are split over workers by what the model does with the first batch. If it goes another way "
+                "with this one, set strategy.network.tensor to 1."
+            )
         frame = user[-1] if user else frames[-1]
         raise TrainingError(
             f"{self._of} failed at step {self._step} on worker {self._rank}: {type(error).__name__}: "
-            f"{error} ({frame.filename}, line {frame.lineno}){_advice(error, trains=self._trains)}"
+            f"{error} ({frame.filename}, line {frame.lineno}){advice}"
         ) from error
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestray.platform.errors import TrainingError
 from support.layouts import held_elements, layout_settings, train_laid_out
 from support.training import Rows, furthest
 
@@ -23,9 +25,23 @@ class Casting(nn.Module):
         return self.last(self.first(inputs.bfloat16()).tanh())
 
 
-def rows() -> Rows:
+class TakingTurns(Casting):
+    """A model that leaves another one of two layers out in each pass that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(6, 32)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.long))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += self.training
+        layer = self.other if self.passes % 2 else self.first
+        return self.last(layer(inputs).tanh())
+
+
+def rows(model: type[nn.Module] = Casting) -> Rows:
     rng = np.random.default_rng(0)
-    return Rows(rng.normal(size=(48, 6)), rng.integers(0, 5, size=48), Casting)
+    return Rows(rng.normal(size=(48, 6)), rng.integers(0, 5, size=48), model)
 
 
 def test_a_model_that_works_in_the_precision_of_the_run_alone_is_split() -> None:
@@ -35,3 +51,8 @@ def test_a_model_that_works_in_the_precision_of_the_run_alone_is_split() -> None
     whole, held = held_elements(rows, settings)
     assert all(number < whole for number in held)
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_model_that_goes_another_way_than_it_was_split_by_is_told_so_at_its_own_line() -> None:
+    with pytest.raises(TrainingError, match=r"\(.*test_assemble\.py, line \d+\)\. Layers are split .*\.tensor to 1"):
+        train_laid_out(lambda: rows(TakingTurns), layout_settings({"microbatches": None, "tensor": 2}))
