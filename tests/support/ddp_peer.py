@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-import torch._dynamo  # DistributedDataParallel does it late: twice, after the fork
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
@@ -58,4 +57,6 @@ def main(directory: Path, name: str, other: int) -> NoReturn:
 
 
 if __name__ == "__main__":
+    import torch._dynamo  # DistributedDataParallel does it late: twice, after the fork
+
     main(Path(sys.argv[1]), sys.argv[2], os.fork())

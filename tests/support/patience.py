@@ -15,4 +15,4 @@ async def until(what: str, condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline_s, f"{what}: never"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn import datasets
 from torch import nn
 from torch.ao.quantization import DeQuantStub, QuantStub, default_qat_qconfig, prepare_qat
 
@@ -63,6 +62,8 @@ TRAINED = [key for key in product(MODELS, LAYOUTS) if key not in REFUSED.keys() 
 def _digits_are_read_once() -> Iterator[None]:
     """Read the text of the digits once, and not in each worker of each run."""
     with pytest.MonkeyPatch.context() as patch:
+        from sklearn import datasets
+
         patch.setattr(datasets, "load_digits", cache(datasets.load_digits))
         yield
 

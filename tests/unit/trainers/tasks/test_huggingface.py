@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
 
 from orchestray.platform.data.source import open_source
 from orchestray.platform.errors import DataError, TaskError
@@ -89,6 +84,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 STEPS = 2
 
 
+def transformers() -> Any:
+    """Return the package, imported late: of the processes that collect this file, most do not run it."""
+    return importlib.import_module("transformers")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with a tokenizer and a table of texts."""
@@ -99,7 +99,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
     kinds = {"pad": "PAD", "unk": "UNK", "cls": "CLS", "sep": "SEP", "mask": "MASK", "eos": "SEP"}
     names = {f"{kind}_token": f"[{name}]" for kind, name in kinds.items()}
-    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder / "tokenizer")
+    transformers().PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder / "tokenizer")
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, size=rng.integers(2, 12))) for _ in range(40)]
     labels = ["yes" if "cat" in text else "no" for text in texts]
@@ -167,9 +167,9 @@ def saved(task: HuggingFace, folder: Path) -> torch.nn.Module:
 
 def test_a_trained_folder_is_read_by_from_pretrained_and_starts_another_run(place: Path, tmp_path: Path) -> None:
     model = saved(task_of(place, "sequence_classification"), tmp_path / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer = transformers().AutoTokenizer.from_pretrained(tmp_path / "model")
     inputs = tokenizer(["the cat runs", "a dog"], padding=True, return_tensors="pt")
-    read = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    read = transformers().AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
     assert read.config.id2label == {0: "no", 1: "yes"}
     assert torch.equal(read(**inputs).logits, model(**inputs).logits)
     again = task_of(place, "sequence_classification", model=str(tmp_path / "model"), tokenizer=None)
@@ -191,11 +191,11 @@ def test_a_model_is_float32_when_built_and_rebuilt_whatever_its_config_says(plac
 
 def test_a_tokenizer_with_several_chat_templates_is_saved_with_all_of_them(place: Path, tmp_path: Path) -> None:
     templates = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
-    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer", chat_template=templates)
+    tokenizer = transformers().AutoTokenizer.from_pretrained(place / "tokenizer", chat_template=templates)
     tokenizer.save_pretrained(tmp_path / "chat")
     assert (tmp_path / "chat" / "additional_chat_templates").is_dir()
     saved(task_of(place, "causal_lm", tokenizer=str(tmp_path / "chat")), tmp_path / "model")
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == templates
+    assert transformers().AutoTokenizer.from_pretrained(tmp_path / "model").chat_template == templates
 
 
 def test_gpt2_classifies_batches_of_texts_of_different_lengths(place: Path) -> None:
@@ -233,7 +233,8 @@ def test_nulls_are_refused_by_name(place: Path, tmp_path: Path, column: str, val
 def test_tied_weights_are_saved_and_read(place: Path, tmp_path: Path) -> None:
     model = saved(task_of(place, "causal_lm"), tmp_path / "model")
     ids = torch.tensor([[5, 6, 7]])
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()(ids).logits, model(ids).logits)
+    read = transformers().AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    assert torch.equal(read(ids).logits, model(ids).logits)
     started = InitialisedTask(
         task_of(place, "causal_lm"), InitialModel(init_from=str(tmp_path / "model"))
     ).build_model()
@@ -273,8 +274,9 @@ def test_an_adapter_that_peft_refuses_is_said(place: Path, lora: dict[str, Any])
 def test_texts_are_padded_on_the_right_whatever_the_tokenizer_does_by_itself(
     place: Path, tmp_path: Path, kind: str
 ) -> None:
-    AutoTokenizer.from_pretrained(place / "tokenizer", padding_side="left").save_pretrained(tmp_path / "left")
-    assert AutoTokenizer.from_pretrained(tmp_path / "left").padding_side == "left"
+    left = transformers().AutoTokenizer.from_pretrained(place / "tokenizer", padding_side="left")
+    left.save_pretrained(tmp_path / "left")
+    assert transformers().AutoTokenizer.from_pretrained(tmp_path / "left").padding_side == "left"
     batches = [
         task.to_batch(task.dataset("train").slice(0, 6))
         for task in (task_of(place, kind), task_of(place, kind, tokenizer=str(tmp_path / "left")))
@@ -333,7 +335,7 @@ def test_packing_joins_all_texts_and_loses_only_the_end(place: Path) -> None:
     task = task_of(place, "causal_lm", packing=True, max_length=8)
     rows = open_source(task.dataset("train"), split="train").num_rows
     texts = task_of(place, "causal_lm").dataset("train")["text"].to_pylist()
-    tokenizer = AutoTokenizer.from_pretrained(place / "tokenizer")
+    tokenizer = transformers().AutoTokenizer.from_pretrained(place / "tokenizer")
     assert rows == sum(len(ids) + 1 for ids in tokenizer(texts)["input_ids"]) // 8
     batch = task.to_batch(task.dataset("train").slice(0, 3))
     assert batch["inputs"]["input_ids"].shape == (3, 8)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from orchestray.platform.errors import ConfigError
@@ -26,23 +25,25 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "use_cache": False,
 }
-MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
-        transformers.AutoModelForCausalLM,
+        "AutoModelForCausalLM",
         {"n_inner": 32, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     ),
-    "llama": (transformers.AutoModelForCausalLM, {}),
+    "llama": ("AutoModelForCausalLM", {}),
     "bert": (
-        transformers.AutoModelForSequenceClassification,
+        "AutoModelForSequenceClassification",
         {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     ),
 }
 
 
 def built(kind: str, **more: Any) -> nn.Module:
+    import transformers  # late: of the processes that collect this file, most do not run it
+
     auto, given = MODELS[kind]
     config = transformers.AutoConfig.for_model(kind, **{**SIZES, **given, **more})
-    model: nn.Module = auto.from_config(config).double().train()
+    model: nn.Module = getattr(transformers, auto).from_config(config).double().train()
     return model
 
 
